@@ -1,0 +1,327 @@
+"""What a worker runs: the abstract Environment, and K of them side by side as one.
+
+::
+
+    user's object ── as_environment ──▶ Environment ──┐
+    user's object ── as_environment ──▶ Environment ──┼── build_group ──▶ EnvGroup (all environments of one worker)
+    user's object ── as_environment ──▶ Environment ──┘
+
+The rule: nothing here imports an environment library. An adapter is chosen by the names of the object's classes and
+imported only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.errors import UsageError
+from envmanager.specs import (
+    BehaviorSpec,
+    BehaviorSpecs,
+    SpecMismatch,
+    check_structure,
+    check_values,
+    describe_value,
+    merge_specs,
+)
+from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps, concat_steps
+from envmanager.trees import Tree, leaves, leaves_like, paths
+
+
+@attrs.frozen
+class EnvContext:
+    """What a factory may know about the environment it makes.
+
+    ``slot`` is a number no other environment started by this manager has or had: use it for ports and file names.
+    ``seed`` derives from the manager's seed, ``env_id`` and ``generation``; None when the manager has none.
+    """
+
+    env_id: int
+    worker_id: int
+    generation: int = 0
+    slot: int = 0
+    seed: int | None = None
+    log_dir: str | None = None
+
+
+class Environment(ABC):
+    """One environment with any number of agents. Wrap what you have with ``as_environment``, or write these four.
+
+    Agents are numbered 0, 1, … in order of their first appearance; the worker adds the environment's own bits to
+    ``agent_id``. Episodes restart inside ``step``: ``obs`` is the new episode's first observation, ``final_obs`` the old
+    one's last.
+    """
+
+    partial_actions = False
+    """Whether ``step`` accepts actions for only some of the behaviors."""
+
+    @property
+    @abstractmethod
+    def behavior_specs(self) -> BehaviorSpecs:
+        """The specs of all behaviors known so far; may grow."""
+
+    @abstractmethod
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        """Begin an episode: the first observations, with reward 0.
+
+        ``seeds`` has one entry per environment hosted (so one, here); None means: go on with the present randomness.
+        """
+
+    @abstractmethod
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        """Take one step: ``{behavior: tree of [n, …]}``, one row per agent that was ``acting``, in its order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the environment holds."""
+
+    @property
+    def subject(self) -> Any:
+        """What ``call``, ``get_attr``, ``set_attr`` and ``render`` act on."""
+        return self
+
+
+class EnvGroup(Environment):
+    """The K environments of one worker as one Environment, whose steps can also be taken for some rows only."""
+
+    env_ids: tuple[int, ...]
+    current_env_id: int | None = None
+    """Whose code is running, for error messages."""
+
+    @abstractmethod
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        """Take one step of all environments, or of those at ``rows`` (one single-agent environment per row)."""
+
+    @property
+    @abstractmethod
+    def subjects(self) -> Sequence[Any]:
+        """The K user's objects, in env_id order."""
+
+    def offer_rows(self, buffer: RowBuffer) -> None:
+        """Where the next steps may be written; ignored by environments whose agents come and go."""
+
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        for row in rows:
+            self.current_env_id = self.env_ids[row]
+            yield self.subjects[row]
+        self.current_env_id = None
+
+    def call(self, name: str, args: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+        """``getattr(env, name)(*args)`` of some environments."""
+        return [_attribute(subject, name)(*args) for subject in self._at(rows)]
+
+    def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
+        """``env.name`` of some environments."""
+        return [_attribute(subject, name) for subject in self._at(rows)]
+
+    def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
+        """``env.name = value`` for some environments."""
+        for subject, value in zip(self._at(rows), values, strict=True):
+            _set_attribute(subject, name, value)
+
+    def render(self, rows: Sequence[int]) -> list[Any]:
+        """``env.render()`` of some environments."""
+        return [subject.render() for subject in self._at(rows)]
+
+
+def _attribute(subject: Any, name: str) -> Any:
+    # Gymnasium's wrappers do not forward attributes by themselves.
+    through_wrappers = getattr(subject, "get_wrapper_attr", None)
+    return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
+
+
+def _set_attribute(subject: Any, name: str, value: Any) -> None:
+    through_wrappers = getattr(subject, "set_wrapper_attr", None)
+    if through_wrappers is None:
+        setattr(subject, name, value)
+    else:
+        through_wrappers(name, value)
+
+
+class SideBySide(EnvGroup):
+    """Any Environments, rows concatenated per behavior in env_id order."""
+
+    def __init__(
+        self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
+    ) -> None:
+        self._environments = tuple(environments)
+        self.env_ids = tuple(env_ids)
+        self._infos = infos
+        self._check_values = check_values
+        self._last: list[Steps] = []
+        self.partial_actions = all(environment.partial_actions for environment in self._environments)
+        self._specs = self._merged_specs()
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return self._specs
+
+    @property
+    def subjects(self) -> Sequence[Any]:
+        return [environment.subject for environment in self._environments]
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        results = []
+        for row, environment in enumerate(self._environments):
+            self.current_env_id = self.env_ids[row]
+            results.append(self._checked(row, environment.reset(seeds=[seeds[row]], options=options)))
+        self.current_env_id = None
+        self._last = results
+        return self._joined(results, range(len(results)))
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        chosen = range(len(self._environments)) if rows is None else rows.tolist()
+        results = []
+        for row, own in zip(chosen, self._deal(actions, chosen), strict=True):
+            self.current_env_id = self.env_ids[row]
+            self._last[row] = self._checked(row, self._environments[row].step(own))
+            results.append(self._last[row])
+        self.current_env_id = None
+        return self._joined(results, chosen)
+
+    def close(self) -> None:
+        for environment in self._environments:
+            environment.close()
+
+    def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
+        """Each environment's share of the action rows."""
+        taken = dict.fromkeys(actions, 0)
+        shares = []
+        for row in rows:
+            own = {}
+            for behavior, steps in self._last[row].items():
+                if behavior in actions:
+                    start = taken[behavior]
+                    taken[behavior] = stop = start + len(steps.acting_rows)
+                    own[behavior] = take_slice(actions[behavior], start, stop)
+            shares.append(own)
+        return shares
+
+    def _checked(self, row: int, results: Steps) -> Steps:
+        specs = self._environments[row].behavior_specs
+        if not isinstance(results, Mapping):
+            raise SpecMismatch("the result", "a mapping {behavior: AgentSteps}", describe_value(results))
+        if not specs.keys() <= self._specs.keys():
+            self._specs = self._merged_specs()
+        checked = {}
+        for behavior, steps in results.items():
+            if behavior not in specs:
+                raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
+            check_steps(specs[behavior], steps, check_numbers=self._check_values)
+            checked[behavior] = steps if self._infos else attrs.evolve(steps, info=None, reset_info=None)
+        return checked
+
+    def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
+        parts: dict[str, list[AgentSteps]] = {}
+        for row, steps_by_behavior in zip(rows, results, strict=True):
+            for behavior, steps in steps_by_behavior.items():
+                own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
+                parts.setdefault(behavior, []).append(own)
+        return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
+
+    def _merged_specs(self) -> dict[str, BehaviorSpec]:
+        merged: dict[str, BehaviorSpec] = {}
+        for env_id, environment in zip(self.env_ids, self._environments, strict=True):
+            merge_specs(merged, environment.behavior_specs, seen_in="an env before it", now_in=f"env {env_id}")
+        return merged
+
+
+def take_slice(tree: Tree, start: int, stop: int) -> Tree:
+    """Rows ``start:stop`` of every leaf, as copies: an environment may keep or change its action."""
+    if isinstance(tree, dict):
+        return {key: take_slice(child, start, stop) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(take_slice(child, start, stop) for child in tree)
+    return tree[start:stop].copy()
+
+
+def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
+    """Raise SpecMismatch unless ``steps`` fits ``spec``: structure, shapes, dtypes; values too with ``check_numbers``."""
+    if not isinstance(steps, AgentSteps):
+        raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
+    n = len(steps)
+    _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
+    for name, dtype in (("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)):
+        value = getattr(steps, name)
+        if not isinstance(value, np.ndarray) or value.shape != (n,) or value.dtype != dtype:
+            raise SpecMismatch(name, f"{np.dtype(dtype)}[{n}]", describe_value(value))
+    if check_numbers and not np.isfinite(steps.reward).all():
+        raise SpecMismatch("reward", "finite", "NaN or infinite in part")
+    n_ended = int(np.count_nonzero(steps.ended))
+    if steps.final_obs is None and n_ended:
+        raise SpecMismatch("final_obs", f"{n_ended} rows, one per agent that ended", "None")
+    if steps.final_obs is not None:
+        _check_rows(spec.observation, steps.final_obs, n_ended, "final_obs", check_numbers)
+
+
+def _check_rows(spec: Tree, value: Tree, n: int, root: str, check_numbers: bool) -> None:
+    check_structure(spec, value, root)
+    for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, value), paths(spec, root), strict=True):
+        expected = f"{leaf_spec.dtype}{[n, *leaf_spec.shape]}"
+        if not isinstance(leaf, np.ndarray) or leaf.shape != (n, *leaf_spec.shape) or leaf.dtype != leaf_spec.dtype:
+            raise SpecMismatch(path, expected, describe_value(leaf))
+        if check_numbers:
+            check_values(leaf_spec, leaf, path)
+
+
+ADAPTERS = {
+    "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
+    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorEnvironment",
+    "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
+    "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
+}
+"""The base class of a foreign environment, by name, and what wraps it."""
+
+UNSUPPORTED = {
+    "pettingzoo.utils.env.AECEnv": "it is a PettingZoo AECEnv: turn it into a ParallelEnv with "
+    "pettingzoo.utils.conversions.aec_to_parallel",
+    "gym.core.Env": "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)",
+}
+
+
+def _base_names(subject: Any) -> list[str]:
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(subject).__mro__]
+
+
+def as_environment(subject: Any) -> Environment:
+    """``subject`` as an Environment: itself, or wrapped by what it is (Gymnasium, VectorEnv, PettingZoo, dm_env).
+
+    Raises UsageError when it is none of these.
+    """
+    if isinstance(subject, Environment):
+        return subject
+    names = _base_names(subject)
+    for name in names:
+        if name in ADAPTERS:
+            module, _, attribute = ADAPTERS[name].partition(":")
+            wrap: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                wrap = getattr(wrap, part)
+            return wrap(subject)  # type: ignore[no-any-return]
+    reason = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), f"it is {describe_value(subject)}")
+    raise UsageError(
+        f"{reason}. An environment is a gymnasium.Env, a gymnasium VectorEnv, a PettingZoo ParallelEnv, a dm_env "
+        "Environment or an envmanager.Environment."
+    )
+
+
+def build_group(
+    subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
+) -> EnvGroup:
+    """The environments of one worker as one. Gymnasium envs with equal spaces take a shorter way."""
+    if len({id(subject) for subject in subjects}) < len(subjects):
+        raise UsageError("env_factory returned the same environment twice; each call must make a new one.")
+    if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
+        gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
+        if gymnasium_adapter.equal_spaces(subjects):
+            return gymnasium_adapter.GymnasiumEnvironment(  # type: ignore[no-any-return]
+                subjects, env_ids, infos=infos, check_values=check_values
+            )
+    environments = [as_environment(subject) for subject in subjects]
+    return SideBySide(environments, env_ids, infos=infos, check_values=check_values)

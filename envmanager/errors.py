@@ -1,0 +1,202 @@
+"""Every error this library raises on purpose.
+
+::
+
+    EnvManagerError
+    ├── WorkerError              something happened in or to one worker
+    │   ├── EnvRaised            the environment's own code raised
+    │   ├── BadObservation       the environment returned what its spec does not allow
+    │   ├── WorkerDied           the worker's process ended without being asked to
+    │   ├── WorkerTimedOut       the worker did not answer in time
+    │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
+    ├── BadAction                actions that do not fit; raised before anything is sent
+    ├── ManagerClosed            a call after close()
+    ├── UsageError               a call that makes no sense now, or options that do not fit together
+    │   └── ConfigError          a config that cannot be understood
+    └── MissingExtra             an optional library is not installed
+
+The rule: the text is for people (what happened, to which worker, during what, with what evidence, what to do), the
+fields are for programs, and both survive pickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def _rebuild(cls: type[EnvManagerError], args: tuple[Any, ...], fields: dict[str, Any]) -> EnvManagerError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class EnvManagerError(Exception):
+    """Anything this library raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls cls(*args), which a keyword-only constructor refuses.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class WorkerError(EnvManagerError):
+    """Something happened in or to one worker.
+
+    ``phase`` is what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``.
+    ``cause`` is one line of evidence.
+    """
+
+    def __init__(self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str) -> None:
+        super().__init__(text)
+        self.worker_id = worker_id
+        self.env_ids = tuple(int(env_id) for env_id in env_ids)
+        self.phase = phase
+        self.cause = cause
+
+
+def _where(worker_id: int, env_ids: Sequence[int]) -> str:
+    ids = [int(env_id) for env_id in env_ids]
+    if not ids:
+        return f"worker {worker_id}"
+    if len(ids) == 1:
+        return f"worker {worker_id} (env {ids[0]})"
+    if ids == list(range(ids[0], ids[-1] + 1)):
+        return f"worker {worker_id} (envs {ids[0]}-{ids[-1]})"
+    return f"worker {worker_id} (envs {', '.join(map(str, ids))})"
+
+
+class EnvRaised(WorkerError):
+    """The environment's own code raised. The text ends with the traceback as it was in the worker.
+
+    ``__cause__`` is the original exception when it could be brought over, else None; ``type_name`` and
+    ``remote_traceback`` are always there.
+    """
+
+    def __init__(
+        self, *, worker_id: int, env_ids: Sequence[int], phase: str, type_name: str, cause: str, remote_traceback: str
+    ) -> None:
+        super().__init__(
+            f"the environment in {_where(worker_id, env_ids)} raised {type_name} during {phase}: {cause}\n"
+            f"The worker's steps stop here; reset() starts it afresh, the others go on.\n\n{remote_traceback}",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase=phase,
+            cause=cause,
+        )
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+
+
+class BadObservation(WorkerError):
+    """The environment returned what its spec does not allow: ``path`` names the leaf, e.g. ``obs['camera']``."""
+
+    def __init__(
+        self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
+    ) -> None:
+        super().__init__(
+            f"the environment in {_where(worker_id, env_ids)} broke its spec during {phase}: {path} should be "
+            f"{expected}, but is {got}. Mend the environment or its declared space; "
+            "`envmanager check --env …` shows such mistakes one by one.",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase=phase,
+            cause=f"{path} should be {expected}, but is {got}",
+        )
+        self.path = path
+        self.expected = expected
+        self.got = got
+
+
+class WorkerDied(WorkerError):
+    """The worker's process ended without being asked to; ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+
+    def __init__(
+        self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
+    ) -> None:
+        hint = ""
+        if exit == "SIGKILL":
+            hint = " Nobody but the kernel (out of memory?) or a person sends SIGKILL."
+        tail = f"\nThe end of its output:\n{output}" if output else ""
+        super().__init__(
+            f"{_where(worker_id, env_ids)} ended ({exit}) during {phase} (request {ticket}).{hint} "
+            f"reset() starts it afresh, the others go on.{tail}",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase=phase,
+            cause=exit,
+        )
+        self.exit = exit
+        self.output = output
+        self.ticket = ticket
+
+
+class WorkerTimedOut(WorkerError):
+    """The worker did not answer within ``timeout_s`` and was killed."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: int,
+        env_ids: Sequence[int],
+        phase: str,
+        timeout_s: float,
+        output: str = "",
+        ticket: int = 0,
+    ) -> None:
+        tail = f"\nThe end of its output:\n{output}" if output else ""
+        super().__init__(
+            f"{_where(worker_id, env_ids)} did not answer within {timeout_s:g} s during {phase} (request {ticket}) and "
+            f"was stopped. If the environment is just slow, raise Timeouts({phase}_s=…).{tail}",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase=phase,
+            cause=f"no answer within {timeout_s:g} s",
+        )
+        self.timeout_s = timeout_s
+        self.output = output
+        self.ticket = ticket
+
+
+class RestartsExhausted(WorkerError):
+    """A worker failed more often than its RestartPolicy allows; ``first`` and ``last`` are the errors."""
+
+    def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
+        super().__init__(
+            f"{_where(last.worker_id, last.env_ids)} was restarted {restarts} times within {within_s:g} s and failed "
+            f"again. That is not bad luck but a bug.\nFirst: {first}\nLast: {last}",
+            worker_id=last.worker_id,
+            env_ids=last.env_ids,
+            phase=last.phase,
+            cause=last.cause,
+        )
+        self.first = first
+        self.last = last
+
+
+class BadAction(EnvManagerError):
+    """Actions that do not fit. Raised before anything is sent, so the manager is as it was."""
+
+
+class ManagerClosed(EnvManagerError):
+    """A call after ``close()``."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} was called after close(). Make a new manager.")
+
+
+class UsageError(EnvManagerError):
+    """A call that makes no sense now, or options that do not fit together."""
+
+
+class ConfigError(UsageError):
+    """A config that cannot be understood."""
+
+
+class MissingExtra(EnvManagerError):
+    """An optional library is not installed; the text ends with the pip command."""
+
+    def __init__(self, what: str, *, library: str, extra: str) -> None:
+        super().__init__(f"{what} needs {library}, which is not installed: pip install 'envmanager[{extra}]'")
+        self.library = library
+        self.extra = extra

@@ -1,0 +1,174 @@
+"""The choices a user makes: one frozen object per concern, checked at birth.
+
+The rule: an object of this module that exists is valid. Combinations are checked where two options meet, in
+:class:`ManagerOptions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from envmanager.errors import UsageError
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _positive_number(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not _number(value) or value <= 0:
+        raise UsageError(
+            f"{attribute.name} must be a number of seconds above 0 (math.inf for no limit), not {value!r}."
+        )
+
+
+def _count(least: int) -> Any:
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{attribute.name} must be a whole number of at least {least}, not {value!r}.")
+
+    return check
+
+
+def _flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
+
+
+@attrs.frozen
+class Wait:
+    """How much to wait for before handing out what is ready, counted in workers.
+
+    ``min_ready``: wait for so many (capped by how many are in flight). ``max_ready``: hand out at most so many.
+    ``timeout_s``: after that, hand out what is ready, perhaps nothing; nothing is lost. ``max_lead``: a worker whose steps
+    handed out since the reset are so many ahead of the slowest worker's is held back.
+    """
+
+    min_ready: int = attrs.field(default=1, validator=_count(1))
+    max_ready: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    timeout_s: float | None = None
+    max_lead: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+
+    ALL = 2**31
+
+    def __attrs_post_init__(self) -> None:
+        if self.timeout_s is not None and (not _number(self.timeout_s) or self.timeout_s < 0):
+            raise UsageError(f"timeout_s must be a number of seconds from 0 up, or None, not {self.timeout_s!r}.")
+        if self.max_ready is not None and self.min_ready != self.ALL and self.max_ready < self.min_ready:
+            raise UsageError(
+                f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."
+            )
+
+    @classmethod
+    def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
+        """Whatever is ready, at least one: partial asynchronous steps."""
+        return cls(timeout_s=timeout_s, max_lead=max_lead)
+
+    @classmethod
+    def all(cls, *, timeout_s: float | None = None) -> Wait:
+        """Everything in flight: synchronous steps."""
+        return cls(min_ready=cls.ALL, timeout_s=timeout_s)
+
+    @classmethod
+    def parse(cls, text: str | int | Wait) -> Wait:
+        """A Wait from ``"any"``, ``"all"`` or a number of workers."""
+        if isinstance(text, Wait):
+            return text
+        if text == "any":
+            return cls.any()
+        if text == "all":
+            return cls.all()
+        try:
+            return cls(min_ready=int(text))
+        except (ValueError, TypeError):
+            raise UsageError(f'wait must be "any", "all" or a number of workers, not {text!r}.') from None
+
+
+@attrs.frozen
+class Timeouts:
+    """How long a worker may take, in seconds, before it counts as hung and is stopped."""
+
+    start_s: float = attrs.field(default=120.0, validator=_positive_number)
+    reset_s: float = attrs.field(default=120.0, validator=_positive_number)
+    step_s: float = attrs.field(default=60.0, validator=_positive_number)
+    call_s: float = attrs.field(default=60.0, validator=_positive_number)
+    close_s: float = attrs.field(default=5.0, validator=_positive_number)
+
+
+@attrs.frozen
+class ResetConfig:
+    """What a reset asks for: ``seed`` (None, one number for all, or one per environment) and ``options`` for the envs."""
+
+    seed: int | Sequence[int] | None = None
+    options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
+        """A ResetConfig from None, a ResetConfig, or a mapping with the keys ``seed`` and ``options``."""
+        if config is None:
+            return cls()
+        if not isinstance(config, ResetConfig):
+            if not isinstance(config, Mapping):
+                raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(config).__name__}.")
+            unknown = sorted(set(config) - {"seed", "options"})
+            if unknown:
+                raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
+            config = cls(**config)
+        config._check(n_envs)
+        return config  # type: ignore[no-any-return]
+
+    def _check(self, n_envs: int) -> None:
+        seeds = [self.seed] if not isinstance(self.seed, Sequence) or isinstance(self.seed, str) else list(self.seed)
+        if isinstance(self.seed, Sequence) and len(seeds) != n_envs:
+            raise UsageError(f"reset got {len(seeds)} seeds for {n_envs} environments.")
+        for seed in seeds:
+            if seed is not None and (not hasattr(seed, "__index__") or isinstance(seed, bool) or int(seed) < 0):
+                raise UsageError(f"a seed must be a whole number from 0 up, not {seed!r}.")
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise UsageError(f"reset options must be a mapping, not {type(self.options).__name__}.")
+
+
+def _wait(value: Any) -> Wait:
+    return Wait.parse(value)
+
+
+def _optional_start_method(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and value not in START_METHODS:
+        raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
+
+
+@attrs.frozen(kw_only=True)
+class ManagerOptions:
+    """A manager as a config names it: ``kind`` says which, the rest says how.
+
+    Options that only make sense with worker processes (``n_workers``, ``start_method``, ``timeouts``, ``worker_env``,
+    ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no other line.
+    """
+
+    kind: str = "subprocess"
+    env: Any = None
+    n_envs: int = attrs.field(default=1, validator=_count(1))
+    n_workers: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
+    wait: Wait = attrs.field(factory=Wait, converter=_wait)
+    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=attrs.validators.instance_of(Timeouts))
+    zero_copy: bool = attrs.field(default=False, validator=_flag)
+    infos: bool = attrs.field(default=False, validator=_flag)
+    check_values: bool = attrs.field(default=False, validator=_flag)
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(0)))
+    worker_env: Mapping[str, str] | None = None
+    log_dir: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.n_workers is not None and self.n_workers > self.n_envs:
+            raise UsageError(
+                f"n_workers={self.n_workers} is more than n_envs={self.n_envs}: a worker without an environment has "
+                "nothing to do."
+            )

@@ -1,0 +1,80 @@
+"""What turns observations into actions, one per behavior."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import ActionInfo, AgentSteps
+from envmanager.trees import Tree, build, leaves
+
+
+class Policy(Protocol):
+    """Anything with this one method."""
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """One action row per row of ``steps``, in order.
+
+        The rows are the agents of this policy's behavior that want an action, from all workers that are ready, so
+        their number changes from call to call. ``steps.agent_id`` tells who they are.
+        """
+        ...
+
+
+class RandomPolicy:
+    """Uniform actions, and the same ones for the same seed whatever else runs beside.
+
+    Each agent has a generator of its own, so what it does depends on the seed, its ``agent_id`` and how often it acted,
+    not on how many workers there are or in which order they answer. Unbounded floats are drawn from a standard normal.
+    Raises UsageError for actions that are not arrays: nothing says what such an object may be.
+    """
+
+    def __init__(self, spec: BehaviorSpec, seed: int = 0) -> None:
+        self.spec = spec
+        self._leaf_specs: list[ArraySpec] = leaves(spec.action)
+        if any(leaf.is_object for leaf in self._leaf_specs):
+            raise UsageError(
+                "RandomPolicy cannot draw actions that are not arrays; write a policy for this environment."
+            )
+        self._seed = seed
+        self._generators: dict[int, np.random.Generator] = {}
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """A random action for each row."""
+        generators = [self._generator(int(agent_id)) for agent_id in steps.agent_id]
+        columns = [_draw(spec, generators) for spec in self._leaf_specs]
+        action: Tree = build(self.spec.action, columns)
+        return ActionInfo(action)
+
+    def _generator(self, agent_id: int) -> np.random.Generator:
+        generator = self._generators.get(agent_id)
+        if generator is None:
+            sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
+            generator = self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
+        return generator
+
+
+def _draw(spec: ArraySpec, generators: list[np.random.Generator]) -> np.ndarray:
+    out = np.empty((len(generators), *spec.shape), spec.dtype)
+    for row, generator in enumerate(generators):
+        out[row] = _draw_one(spec, generator)
+    return out
+
+
+def _draw_one(spec: ArraySpec, generator: np.random.Generator) -> np.ndarray | float | int:
+    low, high = spec.minimum, spec.maximum
+    if spec.dtype.kind == "b":
+        return generator.integers(0, 2, spec.shape).astype(bool)
+    if spec.dtype.kind in "iu":
+        limits = np.iinfo(spec.dtype)
+        return generator.integers(
+            limits.min if low is None else low, limits.max if high is None else high, spec.shape or None, endpoint=True
+        )
+    bounded = low is not None and high is not None and np.isfinite(low).all() and np.isfinite(high).all()
+    if bounded:
+        return generator.uniform(low, high, spec.shape or None)
+    drawn = generator.standard_normal(spec.shape or None)
+    return np.clip(drawn, -np.inf if low is None else low, np.inf if high is None else high)

@@ -1,0 +1,266 @@
+"""What observations and actions look like, said without any environment library.
+
+A spec is a tree of :class:`ArraySpec`. The rule: data is checked against its spec once, where it enters (actions in
+the manager, observations in the worker), and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.trees import Tree, leaves, map_tree, paths
+
+
+class SpecMismatch(ValueError):
+    """Data that does not fit its spec. Whoever knows the worker turns this into an error of ``errors.py``."""
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        super().__init__(f"{path} should be {expected}, but is {got}")
+        self.path, self.expected, self.got = path, expected, got
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in value)
+
+
+def _bound(value: Any) -> Any:
+    return None if value is None else np.asarray(value)
+
+
+@attrs.frozen(eq=False)
+class ArraySpec:
+    """One array: what a leaf holds for one agent.
+
+    ``shape`` is without the leading agent axis. ``dtype`` ``object`` means any Python object per agent (a text, a
+    graph, an array whose shape changes): such a leaf has shape ``()`` and travels pickled. ``minimum`` and ``maximum``
+    are inclusive, broadcast against ``shape``, or None.
+    """
+
+    shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
+    dtype: np.dtype[Any] = attrs.field(default=np.dtype(np.float32), converter=np.dtype)
+    minimum: Any = attrs.field(default=None, converter=_bound)
+    maximum: Any = attrs.field(default=None, converter=_bound)
+    name: str = ""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the leaf holds Python objects and so travels pickled."""
+        return self.dtype.kind == "O"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArraySpec):
+            return NotImplemented
+        return (
+            self.shape == other.shape
+            and self.dtype == other.dtype
+            and _same_bound(self.minimum, other.minimum)
+            and _same_bound(self.maximum, other.maximum)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __str__(self) -> str:
+        if self.is_object:
+            return "any object"
+        bounds = ""
+        if self.minimum is not None or self.maximum is not None:
+            bounds = f" in [{_bound_text(self.minimum)}, {_bound_text(self.maximum)}]"
+        return f"{self.dtype}{list(self.shape)}{bounds}"
+
+
+def _same_bound(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a, b))
+
+
+def _bound_text(bound: Any) -> str:
+    if bound is None:
+        return "-"
+    return str(bound.flat[0]) if bound.size and (bound == bound.flat[0]).all() else "…"
+
+
+@attrs.frozen
+class BehaviorSpec:
+    """The observation and action specs that the agents of one behavior share: two trees of :class:`ArraySpec`."""
+
+    observation: Tree
+    action: Tree
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether any leaf must travel pickled."""
+        return any(spec.is_object for spec in leaves(self.observation) + leaves(self.action))
+
+    def __str__(self) -> str:
+        return f"observation {describe_spec(self.observation)}, action {describe_spec(self.action)}"
+
+
+BehaviorSpecs = Mapping[str, BehaviorSpec]
+
+
+def describe_spec(spec: Tree) -> str:
+    """The tree of specs on one line."""
+    return str(map_tree(_Plain, spec)) if isinstance(spec, dict | tuple) else str(spec)
+
+
+class _Plain(str):
+    """A text that shows without quotes inside a dict or tuple."""
+
+    def __new__(cls, value: object) -> _Plain:
+        return super().__new__(cls, str(value))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe_value(value: Any) -> str:
+    """What ``value`` is, in the words a spec uses: dtype and shape of an array, else the type's name."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, np.generic):
+        return f"{value.dtype}[]"
+    if isinstance(value, dict):
+        return f"a dict with keys {sorted(map(str, value))}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    if value is None:
+        return "None"
+    if isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
+    return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+
+
+def check_structure(spec: Tree, value: Tree, path: str) -> None:
+    """Raise SpecMismatch unless ``value`` has the dict keys and tuple lengths of ``spec``."""
+    if isinstance(spec, dict):
+        if not isinstance(value, Mapping):
+            raise SpecMismatch(path, f"a dict with keys {sorted(spec)}", describe_value(value))
+        if spec.keys() != value.keys():
+            raise SpecMismatch(path, f"a dict with keys {sorted(spec)}", describe_value(dict(value)))
+        for key, child in spec.items():
+            check_structure(child, value[key], f"{path}[{key!r}]")
+    elif isinstance(spec, tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(spec):
+            raise SpecMismatch(path, f"a tuple of {len(spec)}", describe_value(value))
+        for index, child in enumerate(spec):
+            check_structure(child, value[index], f"{path}[{index}]")
+
+
+_KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
+
+
+def fitting_array(spec: ArraySpec, value: Any, path: str) -> Any:
+    """``value`` as something that can be assigned to an array of this spec without loss, else SpecMismatch.
+
+    A Python number fits a scalar of its own kind; other dtypes must cast safely in NumPy's sense, so that a float64
+    observation in a float32 space is an error and not a silent rounding.
+    """
+    if spec.is_object:
+        return value
+    if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
+        return value
+    kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
+    if kinds is not None:
+        if spec.shape == () and spec.dtype.kind in kinds and _fits_range(spec.dtype, value):
+            return value
+        raise SpecMismatch(path, str(spec), describe_value(value))
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.shape == spec.shape and np.can_cast(array.dtype, spec.dtype, "safe"):
+            return array
+        raise SpecMismatch(path, str(spec), describe_value(array))
+    raise SpecMismatch(path, str(spec), describe_value(value))
+
+
+def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
+    if dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
+
+
+def check_values(spec: ArraySpec, value: Any, path: str) -> None:
+    """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
+    if spec.is_object:
+        return
+    if spec.dtype.kind in "fc" and not np.isfinite(value).all():
+        raise SpecMismatch(path, f"finite {spec}", "NaN or infinite in part")
+    if spec.minimum is not None and (value < spec.minimum).any():
+        raise SpecMismatch(path, str(spec), f"as low as {np.min(value)}")
+    if spec.maximum is not None and (value > spec.maximum).any():
+        raise SpecMismatch(path, str(spec), f"as high as {np.max(value)}")
+
+
+def check_batch(spec: Tree, batch: Tree, n: int, path: str) -> Tree:
+    """``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes, else SpecMismatch.
+
+    The dtype must be of the spec's kind (an int64 batch fits an int32 spec when every value does; a float batch does
+    not fit an integer spec) and numbers must be finite and within the bounds.
+    """
+    check_structure(spec, batch, path)
+    if isinstance(spec, dict):
+        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]") for key, child in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(check_batch(child, batch[index], n, f"{path}[{index}]") for index, child in enumerate(spec))
+    return _check_batch_leaf(spec, batch, n, path)
+
+
+def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str) -> Any:
+    if spec.is_object:
+        if not hasattr(batch, "__len__") or len(batch) != n:
+            raise SpecMismatch(path, f"{n} objects", describe_value(batch))
+        return object_array(batch)
+    if batch.__class__ is not np.ndarray:
+        if batch is None:
+            raise SpecMismatch(path, f"{n} rows of {spec}", "None")
+        try:
+            batch = np.asarray(batch)
+        except (ValueError, TypeError):
+            raise SpecMismatch(path, f"{n} rows of {spec}", f"a ragged {type(batch).__name__}") from None
+    if batch.shape != (n, *spec.shape):
+        raise SpecMismatch(path, f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}", describe_value(batch))
+    if batch.dtype == spec.dtype:
+        check_values(spec, batch, path)
+        return batch
+    same_kind = (
+        batch.dtype.kind in "iu" if spec.dtype.kind in "iu" else np.can_cast(batch.dtype, spec.dtype, "same_kind")
+    )
+    if not same_kind or batch.dtype.kind == "O":
+        raise SpecMismatch(path, f"{n} rows of {spec}", describe_value(batch))
+    check_values(spec, batch, path)
+    cast = batch.astype(spec.dtype)
+    if spec.dtype.kind in "iu" and not np.array_equal(cast, batch):
+        raise SpecMismatch(path, f"{n} rows of {spec}", "out of the dtype's range")
+    return cast
+
+
+def object_array(values: Any) -> np.ndarray[Any, Any]:
+    """A one-dimensional object array of ``values``, whatever they are (NumPy would look inside lists)."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def zeros(spec: Tree, *leading: int) -> Tree:
+    """A tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
+    return map_tree(lambda leaf: np.zeros((*leading, *leaf.shape), leaf.dtype), spec)
+
+
+def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
+    """Add ``new`` to ``known``; SpecMismatch when one behavior has two specs."""
+    for behavior, spec in new.items():
+        if known.setdefault(behavior, spec) != spec:
+            raise SpecMismatch(f"behavior {behavior!r} in {now_in}", f"as in {seen_in}: {known[behavior]}", str(spec))
+
+
+def spec_paths(spec: Tree, root: str) -> list[str]:
+    """The path of each leaf, for messages."""
+    return paths(spec, root)

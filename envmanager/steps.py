@@ -1,0 +1,365 @@
+"""What a step is: the objects that travel between workers, manager, policies and trainers.
+
+::
+
+    manager ── EnvironmentCommand ──▶ worker         AgentSteps    n agents of one behavior, one step
+    manager ◀─ EnvironmentResponse ── worker         ActionInfo    what a policy made of AgentSteps
+                                                     StepInfo      previous steps, actions, current steps of one worker
+                                                     Batch         rows of any environments, for send/recv
+
+The rule: the arrays of one object belong to one moment. ``reward`` is for the action just taken, in the episode in
+which it was taken; ``obs`` is what to act on next; ``final_obs`` is what an episode that ended last saw.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from envmanager.errors import WorkerError
+from envmanager.trees import Tree, map_tree
+
+AGENT_BITS = 32
+"""``agent_id = env_id << AGENT_BITS | k``: the k-th agent, by first appearance, of an environment."""
+
+
+class CommandName(str, enum.Enum):
+    """The names of commands and responses; they compare equal to their text."""
+
+    START = "start"
+    RESET = "reset"
+    STEP = "step"
+    STEP_ROWS = "step_rows"
+    CALL = "call"
+    GET_ATTR = "get_attr"
+    SET_ATTR = "set_attr"
+    RENDER = "render"
+    CLOSE = "close"
+    FAILED = "failed"
+
+    __str__ = str.__str__
+    __hash__ = str.__hash__
+
+
+def _command_name(name: str) -> CommandName:
+    return name if name.__class__ is CommandName else CommandName(name)
+
+
+@attrs.define
+class EnvironmentCommand:
+    """What a manager asks of a worker."""
+
+    name: CommandName = attrs.field(converter=_command_name)
+    payload: Any = None
+
+
+@attrs.define
+class EnvironmentResponse:
+    """What a worker answers: ``payload`` is ``{behavior: AgentSteps}`` for steps and resets, a WorkerError for "failed"."""
+
+    name: CommandName = attrs.field(converter=_command_name)
+    worker_id: int
+    payload: Any = None
+
+
+@attrs.define(eq=False)
+class AgentSteps:
+    """One environment step of n agents of one behavior, as a struct of arrays.
+
+    ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated`` bool[n];
+    ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting`` bool[n], or
+    None when every agent wants an action. Only when the manager has ``infos=True``: ``info``, n dicts of the step taken,
+    and ``reset_info``, m dicts of the episodes that began.
+    """
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: Tree = None
+    acting: np.ndarray | None = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.agent_id)
+
+    @property
+    def env_id(self) -> np.ndarray:
+        """int64[n]: the environment of each agent."""
+        return self.agent_id >> AGENT_BITS
+
+    @property
+    def ended(self) -> np.ndarray:
+        """bool[n]: whose episode ended with this step."""
+        return self.terminated | self.truncated
+
+    @property
+    def acting_rows(self) -> np.ndarray:
+        """int64[k]: the rows that want an action."""
+        return np.arange(len(self)) if self.acting is None else np.flatnonzero(self.acting)
+
+    @property
+    def decision_steps(self) -> DecisionSteps:
+        """The agents that want an action (ML-Agents' DecisionSteps)."""
+        rows = self.acting_rows
+        return DecisionSteps(self.agent_id[rows], take_rows(self.obs, rows), self.reward[rows])
+
+    @property
+    def terminal_steps(self) -> TerminalSteps:
+        """The agents whose episode ended (ML-Agents' TerminalSteps); ``interrupted`` is ``truncated``."""
+        rows = np.flatnonzero(self.ended)
+        obs = take_rows(self.obs, rows) if self.final_obs is None else self.final_obs
+        return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
+
+    def copy(self) -> AgentSteps:
+        """The same values in arrays of its own."""
+        return AgentSteps(
+            self.agent_id.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            copy_tree(self.final_obs),
+            None if self.acting is None else self.acting.copy(),
+            self.info,
+            self.reset_info,
+        )
+
+    def take(self, rows: np.ndarray) -> AgentSteps:
+        """Some rows, in the order given, in arrays of their own."""
+        ended = self.ended
+        final_obs = reset_info = None
+        chosen_ended = rows[ended[rows]]
+        if len(chosen_ended):
+            place = np.cumsum(ended) - 1
+            final_obs = take_rows(self.final_obs, place[chosen_ended])
+            if self.reset_info is not None:
+                reset_info = [self.reset_info[index] for index in place[chosen_ended]]
+        return AgentSteps(
+            self.agent_id[rows],
+            take_rows(self.obs, rows),
+            self.reward[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            final_obs,
+            None if self.acting is None else self.acting[rows],
+            None if self.info is None else [self.info[row] for row in rows],
+            reset_info,
+        )
+
+
+class DecisionSteps(NamedTuple):
+    """The rows of AgentSteps that want an action."""
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+
+
+class TerminalSteps(NamedTuple):
+    """The rows of AgentSteps whose episode ended."""
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    interrupted: np.ndarray
+
+
+@attrs.define(eq=False)
+class RowBuffer:
+    """Arrays that an environment of always the same K agents may write its steps into, instead of making new ones.
+
+    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]`` of which the first m rows are for the m agents that ended.
+    """
+
+    steps: AgentSteps
+    final_obs: Tree
+
+
+@attrs.define(eq=False)
+class ActionInfo:
+    """What a policy decided: one row per *acting* row of its AgentSteps, in order.
+
+    Only ``action`` (a tree of ``[n, …]``) travels to the worker. ``outputs`` (log-probs, values, …, arrays ``[n, …]``)
+    and ``version`` (of the policy) come back with the StepInfo.
+    """
+
+    action: Tree
+    outputs: dict[str, np.ndarray] = attrs.field(factory=dict)
+    version: int = 0
+
+    def take(self, rows: slice) -> ActionInfo:
+        """Some rows, as views."""
+        outputs = {name: values[rows] for name, values in self.outputs.items()}
+        return ActionInfo(map_tree(lambda leaf: leaf[rows], self.action), outputs, self.version)
+
+
+Steps = Mapping[str, AgentSteps]
+Actions = Mapping[str, ActionInfo]
+
+
+@attrs.frozen
+class Lost:
+    """Why an episode was cut: the worker failed with ``cause`` and was replaced by ``generation``."""
+
+    cause: WorkerError
+    generation: int
+
+
+class Transitions(NamedTuple):
+    """Row i of each array belongs to one agent's one step; ``next_obs`` is the final observation where it ended."""
+
+    obs: Tree
+    action: Tree
+    reward: np.ndarray
+    next_obs: Tree
+    terminated: np.ndarray
+    truncated: np.ndarray
+    agent_id: np.ndarray
+
+
+@attrs.define(eq=False)
+class StepInfo:
+    """What one worker's step means to a trainer: previous steps, the actions taken on them, current steps.
+
+    Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
+    StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions.
+    With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
+    """
+
+    previous: Steps | None
+    current: Steps
+    actions: Actions | None
+    worker_id: int
+    lost: Lost | None = None
+
+    def copy(self) -> StepInfo:
+        """The same values in arrays of its own."""
+        previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
+        current = {name: steps.copy() for name, steps in self.current.items()}
+        return StepInfo(previous, current, self.actions, self.worker_id, self.lost)
+
+    def transitions(self, behavior: str = "default") -> Transitions | None:
+        """The transitions of one behavior, joined by ``agent_id``; None when there are none.
+
+        There are none after a reset, after a loss, and when no agent of the behavior acted. Agents that just joined
+        give none.
+        """
+        if self.previous is None or self.actions is None or self.lost is not None:
+            return None
+        before, now, taken = self.previous.get(behavior), self.current.get(behavior), self.actions.get(behavior)
+        if before is None or now is None or taken is None:
+            return None
+        if before.acting is None and np.array_equal(before.agent_id, now.agent_id):
+            return _transitions(before.obs, taken.action, now, now.agent_id)
+        acted = before.acting_rows
+        place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
+        ids = before.agent_id[acted].tolist()
+        joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
+        if not joined:
+            return None
+        in_acted, in_now = np.array(joined).T
+        current = now.take(in_now)
+        obs, action = take_rows(before.obs, acted[in_acted]), take_rows(taken.action, in_acted)
+        return _transitions(obs, action, current, current.agent_id)
+
+
+def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray) -> Transitions:
+    next_obs = now.obs
+    if now.final_obs is not None:
+        ended = np.flatnonzero(now.ended)
+        next_obs = map_tree(lambda leaf, final: _with_rows(leaf, ended, final), now.obs, now.final_obs)
+    return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, agent_id)
+
+
+def _with_rows(leaf: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    out = leaf.copy()
+    out[rows] = values
+    return out
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Steps of any environments, one row each, for a policy outside (``send``/``recv``).
+
+    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
+    (m dicts) when asked for. A batch of all environments is in env_id order, another in order of arrival.
+    When ``is_view``, the arrays are valid until the next ``recv``, ``step`` or ``reset``.
+    """
+
+    env_ids: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    lost: np.ndarray
+    final_obs: Tree = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+    is_view: bool = False
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def copy(self) -> Batch:
+        """The same values in arrays of its own."""
+        return Batch(
+            self.env_ids.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self.lost.copy(),
+            copy_tree(self.final_obs),
+            self.info,
+            self.reset_info,
+        )
+
+
+def copy_tree(tree: Tree) -> Tree:
+    """The tree with every array copied; None stays None."""
+    return None if tree is None else map_tree(np.copy, tree)
+
+
+def take_rows(tree: Tree, rows: Any) -> Tree:
+    """The tree with rows ``rows`` of every array."""
+    return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def concat_rows(trees: list[Tree]) -> Tree:
+    """The rows of several trees of one structure, one below the other, in new arrays."""
+    return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])
+
+
+def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
+    """The rows of several AgentSteps of one behavior, one below the other, in new arrays."""
+    if len(parts) == 1:
+        return parts[0].copy()
+    finals = [part.final_obs for part in parts if part.final_obs is not None]
+    acting = None
+    if any(part.acting is not None for part in parts):
+        acting = np.concatenate([np.ones(len(part), bool) if part.acting is None else part.acting for part in parts])
+    return AgentSteps(
+        np.concatenate([part.agent_id for part in parts]),
+        concat_rows([part.obs for part in parts]),
+        np.concatenate([part.reward for part in parts]),
+        np.concatenate([part.terminated for part in parts]),
+        np.concatenate([part.truncated for part in parts]),
+        concat_rows(finals) if finals else None,
+        acting,
+        _concat_dicts([part.info for part in parts]),
+        _concat_dicts([part.reset_info for part in parts if part.final_obs is not None]),
+    )
+
+
+def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:
+    if not lists or any(part is None for part in lists):
+        return None
+    return [entry for part in lists if part is not None for entry in part]

@@ -1,0 +1,63 @@
+"""Trees: a leaf, or a dict or tuple of trees. Observations, actions and their specs have this shape.
+
+The rule: the order of leaves is the order of the first tree's dict keys, so two trees with the same keys in another
+order still meet leaf by leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Tree = Any
+"""A leaf, or ``dict[str, Tree]``, or ``tuple[Tree, ...]``."""
+
+
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """The tree of ``function(leaf, *other_leaves)``. All trees have the structure of the first."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, child, *(other[key] for other in others)) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, *children) for children in zip(tree, *others, strict=True))
+    return function(tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """All leaves, depth first."""
+    if isinstance(tree, dict):
+        return [leaf for child in tree.values() for leaf in leaves(child)]
+    if isinstance(tree, tuple):
+        return [leaf for child in tree for leaf in leaves(child)]
+    return [tree]
+
+
+def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
+    """The leaves of ``tree`` in the order of ``structure``, which may list its dict keys in another order."""
+    if isinstance(structure, dict):
+        return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
+    if isinstance(structure, tuple):
+        pairs = zip(structure, tree, strict=True)
+        return [leaf for child, other in pairs for leaf in leaves_like(child, other)]
+    return [tree]
+
+
+def build(structure: Tree, values: list[Any]) -> Tree:
+    """A tree with the structure of ``structure`` and the leaves ``values``."""
+    return _build(structure, iter(values))
+
+
+def _build(structure: Tree, values: Iterator[Any]) -> Tree:
+    if isinstance(structure, dict):
+        return {key: _build(child, values) for key, child in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_build(child, values) for child in structure)
+    return next(values)
+
+
+def paths(tree: Tree, root: str = "") -> list[str]:
+    """How to reach each leaf, as Python would write it: ``root['camera'][0]``."""
+    if isinstance(tree, dict):
+        return [path for key, child in tree.items() for path in paths(child, f"{root}[{key!r}]")]
+    if isinstance(tree, tuple):
+        return [path for index, child in enumerate(tree) for path in paths(child, f"{root}[{index}]")]
+    return [root]
