@@ -62,6 +62,11 @@ class Environment(ABC):
     """Whether ``step`` accepts actions for only some of the behaviors."""
 
     @property
+    def max_agents(self) -> Mapping[str, int]:
+        """How many agents each behavior may have at once, as far as known. Steps with more travel pickled: slower."""
+        return dict.fromkeys(self.behavior_specs, 1)
+
+    @property
     @abstractmethod
     def behavior_specs(self) -> BehaviorSpecs:
         """The specs of all behaviors known so far; may grow."""
@@ -91,6 +96,7 @@ class EnvGroup(Environment):
     """The K environments of one worker as one Environment, whose steps can also be taken for some rows only."""
 
     env_ids: tuple[int, ...]
+    generation = 0
     current_env_id: int | None = None
     """Whose code is running, for error messages."""
 
@@ -161,6 +167,14 @@ class SideBySide(EnvGroup):
     @property
     def behavior_specs(self) -> BehaviorSpecs:
         return self._specs
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        total: dict[str, int] = {}
+        for environment in self._environments:
+            for behavior, n_agents in environment.max_agents.items():
+                total[behavior] = total.get(behavior, 0) + n_agents
+        return total
 
     @property
     def subjects(self) -> Sequence[Any]:

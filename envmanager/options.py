@@ -110,19 +110,25 @@ class ResetConfig:
     options: Mapping[str, Any] | None = None
 
     @classmethod
-    def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
+    def of(cls, config: Any) -> ResetConfig:
         """A ResetConfig from None, a ResetConfig, or a mapping with the keys ``seed`` and ``options``."""
         if config is None:
             return cls()
-        if not isinstance(config, ResetConfig):
-            if not isinstance(config, Mapping):
-                raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(config).__name__}.")
-            unknown = sorted(set(config) - {"seed", "options"})
-            if unknown:
-                raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
-            config = cls(**config)
-        config._check(n_envs)
-        return config  # type: ignore[no-any-return]
+        if isinstance(config, ResetConfig):
+            return config
+        if not isinstance(config, Mapping):
+            raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(config).__name__}.")
+        unknown = sorted(set(config) - {"seed", "options"})
+        if unknown:
+            raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
+        return cls(**config)
+
+    @classmethod
+    def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
+        """As ``of``, checked against the number of environments."""
+        parsed = cls.of(config)
+        parsed._check(n_envs)
+        return parsed
 
     def _check(self, n_envs: int) -> None:
         seeds = [self.seed] if not isinstance(self.seed, Sequence) or isinstance(self.seed, str) else list(self.seed)

@@ -1,0 +1,90 @@
+# Everything here installs what it needs into a virtual environment inside the checkout; `make help` lists the targets.
+# To use another interpreter or environment: make test PYTHON=python3.12 VENV=.venv-3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST ?= $(VENV)/bin/pytest
+
+OLDEST_PYTHON = 3.10
+NEWEST_PYTHON = 3.13
+# The oldest NumPy that pyproject.toml allows, and the newest there is.
+OLDEST_NUMPY = numpy==1.23.5
+NEWEST_NUMPY = numpy
+
+PIP_FLAGS = --quiet --disable-pip-version-check
+
+# A virtual environment is made anew for another interpreter only by `make clean`; what is in it is brought up to date
+# when pyproject.toml changes. Each stamp says: these extras are installed.
+RUN_STAMP = $(VENV)/.installed-run
+DEV_STAMP = $(VENV)/.installed-dev
+
+.DEFAULT_GOAL = help
+.PHONY: help run test check docs soak coverage test-matrix clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+
+run: $(RUN_STAMP) ## run eight CartPoles in worker processes
+	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
+
+test: $(DEV_STAMP) ## run the tests, except the long ones
+	$(PYTEST) -m "not load"
+
+check: $(DEV_STAMP) ## format, lint, types, architecture
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(PYTEST) -q envmanager_tests/architecture
+
+docs: $(DEV_STAMP) ## build the documentation into site/
+	$(VENV)/bin/mkdocs build --strict
+
+soak: $(DEV_STAMP) ## run the long tests
+	$(PYTEST) -m load
+
+coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
+	$(VENV)/bin/coverage erase
+	$(VENV)/bin/coverage run -m pytest -m "not load"
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage report --fail-under=95
+
+test-matrix: test-$(OLDEST_PYTHON) test-$(NEWEST_PYTHON) ## run the tests on the oldest and the newest Python and NumPy
+
+clean: ## remove virtual environments and whatever was built
+	rm -rf .venv .venv-*/ build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	    { echo "envmanager needs Python 3.10 or newer; '$(PYTHON)' is not. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]'
+	@touch $@ $(RUN_STAMP)
+
+# A pyenv shim exists for interpreters that it then refuses to start, so each candidate is tried.
+define test_on
+.PHONY: test-$(1)
+test-$(1): .venv-$(1)/.installed-test
+	.venv-$(1)/bin/pytest -m "not load"
+
+.venv-$(1)/.installed-test: pyproject.toml
+	@found=""; \
+	for candidate in python$(1) "$$$$HOME"/.pyenv/versions/$(1).*/bin/python$(1); do \
+	    if [ -z "$$$$found" ] && "$$$$candidate" -c pass 2>/dev/null; then found="$$$$candidate"; fi; \
+	done; \
+	if [ -z "$$$$found" ]; then \
+	    echo "python$(1) is neither on PATH nor among pyenv's versions. Install it: pyenv install $(1)" >&2; exit 1; \
+	fi; \
+	"$$$$found" -m venv .venv-$(1)
+	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[all,test]' '$(2)'
+	@touch $$@
+endef
+$(eval $(call test_on,$(OLDEST_PYTHON),$(OLDEST_NUMPY)))
+$(eval $(call test_on,$(NEWEST_PYTHON),$(NEWEST_NUMPY)))

@@ -1,0 +1,1 @@
+"""Worker processes: how they start, talk and end. Nothing here is public."""

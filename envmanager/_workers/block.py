@@ -1,0 +1,338 @@
+"""The shared memory: every worker's observations, rewards, flags and actions in one nameless map.
+
+::
+
+    per behavior     agent_id, obs, reward, terminated, truncated, acting     [slot][row, …]
+                     final_obs, action, row (which rows an action is for)     [row, …]
+    counts           [slot][worker][behavior] = (n rows, m final rows, has acting?)
+    action_counts    [worker][behavior] = n rows, or -1 for no action
+
+A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one view.
+With ``zero_copy`` there are three slots: one handed out, the one before it, and the one being written. Otherwise one is
+enough, because a step is copied out before the worker gets its next command.
+
+The rule: the memory has no name (memfd), so nobody else can open it and nothing is left behind; and it is allocated in
+full before it is used, so that a full machine is an error here and not a SIGBUS in an environment.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager._workers import descriptors
+from envmanager.errors import UsageError
+from envmanager.specs import BehaviorSpec
+from envmanager.steps import AgentSteps, RowBuffer
+from envmanager.trees import Tree, leaves, leaves_like, map_tree
+
+_ALIGNMENT = 64  # a cache line: two workers never write into the same one
+
+
+@attrs.frozen
+class BehaviorLayout:
+    """The rows of one behavior: worker w has ``[first[w], first[w] + capacity[w])``."""
+
+    name: str
+    spec: BehaviorSpec
+    first: tuple[int, ...]
+    capacity: tuple[int, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.capacity)
+
+
+@attrs.frozen
+class BlockLayout:
+    """What lies in the block, for both sides to lay their arrays over the same bytes."""
+
+    n_slots: int
+    n_workers: int
+    behaviors: tuple[BehaviorLayout, ...]
+
+    @classmethod
+    def of(
+        cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
+    ) -> BlockLayout:
+        """The layout for workers that report ``max_agents`` per behavior. Behaviors with object leaves have no rows."""
+        behaviors = []
+        for name, spec in specs.items():
+            if not spec.has_objects:
+                capacity = [own.get(name, 0) for own in max_agents]
+                first = np.concatenate([[0], np.cumsum(capacity)[:-1]])
+                behaviors.append(BehaviorLayout(name, spec, tuple(int(row) for row in first), tuple(capacity)))
+        return cls(n_slots, len(max_agents), tuple(behaviors))
+
+
+class Block:
+    """Arrays over shared memory, or, without a descriptor, just the size they would take."""
+
+    def __init__(self, layout: BlockLayout, fd: int | None = None) -> None:
+        self.layout = layout
+        self._offset = 0
+        self._map: mmap.mmap | None = None
+        if fd is not None:
+            self._map = mmap.mmap(fd, Block(layout).size_bytes)
+        n_workers, n_behaviors = layout.n_workers, max(1, len(layout.behaviors))
+        self.counts = self._array((layout.n_slots, n_workers, n_behaviors, 3), np.dtype(np.int32))
+        self.action_counts = self._array((n_workers, n_behaviors), np.dtype(np.int32))
+        self.columns = {behavior.name: self._columns(behavior) for behavior in layout.behaviors}
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the layout takes; at least one page."""
+        return max(self._offset, mmap.PAGESIZE)
+
+    def _columns(self, behavior: BehaviorLayout) -> Columns:
+        slots, rows = self.layout.n_slots, behavior.n_rows
+        return Columns(
+            agent_id=self._array((slots, rows), np.dtype(np.int64)),
+            obs=self._tree(behavior.spec.observation, slots, rows),
+            reward=self._array((slots, rows), np.dtype(np.float32)),
+            terminated=self._array((slots, rows), np.dtype(np.bool_)),
+            truncated=self._array((slots, rows), np.dtype(np.bool_)),
+            acting=self._array((slots, rows), np.dtype(np.bool_)),
+            final_obs=self._tree(behavior.spec.observation, rows),
+            action=self._tree(behavior.spec.action, rows),
+            row=self._array((rows,), np.dtype(np.int64)),
+        )
+
+    def _tree(self, spec: Tree, *leading: int) -> Tree:
+        return map_tree(lambda leaf: self._array((*leading, *leaf.shape), leaf.dtype), spec)
+
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        start = self._offset
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._offset = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
+        if self._map is None or size == 0:
+            return np.empty(shape if size == 0 else (0,), dtype)
+        return np.frombuffer(self._map, dtype, size // dtype.itemsize, start).reshape(shape)
+
+
+@attrs.define(eq=False)
+class Columns:
+    """All rows of one behavior: ``[slot][row, …]``; the last three are ``[row, …]``."""
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    acting: np.ndarray
+    final_obs: Tree
+    action: Tree
+    row: np.ndarray
+
+    def rows(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
+        """Views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
+        own = slice(first, first + n)
+        final = slice(first, first + m)
+        return AgentSteps(
+            self.agent_id[slot, own],
+            map_tree(lambda leaf: leaf[slot, own], self.obs),
+            self.reward[slot, own],
+            self.terminated[slot, own],
+            self.truncated[slot, own],
+            map_tree(lambda leaf: leaf[final], self.final_obs) if m else None,
+            self.acting[slot, own] if has_acting else None,
+        )
+
+
+class WorkerRows:
+    """One worker's part of the block: what it reads and writes, and what the manager reads and writes for it."""
+
+    def __init__(self, block: Block, worker_id: int) -> None:
+        self._block = block
+        self._worker_id = worker_id
+        self._behaviors = [
+            (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
+        ]
+        self._full = [
+            {each.name: self._rows(each, slot, each.capacity[worker_id], 0) for _, each in self._behaviors}
+            for slot in range(block.layout.n_slots)
+        ]
+        self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
+        self._actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
+        self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
+
+    def _rows(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
+        return self._block.columns[each.name].rows(slot, each.first[self._worker_id], n, m, has_acting)
+
+    def _own(self, each: BehaviorLayout, column: Tree) -> Tree:
+        first = each.first[self._worker_id]
+        own = slice(first, first + each.capacity[self._worker_id])
+        return map_tree(lambda leaf: leaf[own], column)
+
+    @property
+    def behaviors(self) -> list[str]:
+        """The behaviors with rows here."""
+        return [each.name for _, each in self._behaviors]
+
+    def full(self, slot: int) -> dict[str, AgentSteps]:
+        """Views of all rows of a slot: what a step is when every agent is there and acts."""
+        return self._full[slot]
+
+    def buffer(self, slot: int) -> RowBuffer | None:
+        """All rows of a slot for an environment to write into; None when there is more than one behavior."""
+        return self._buffers[slot]
+
+    def _buffer(self, slot: int) -> RowBuffer | None:
+        if len(self._behaviors) != 1:
+            return None
+        _, each = self._behaviors[0]
+        capacity = each.capacity[self._worker_id]
+        return RowBuffer(self._full[slot][each.name], self._rows(each, slot, capacity, capacity).final_obs)
+
+    def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
+        """How many final rows, when the steps already are all rows of the slot; None when they must be written."""
+        if len(steps_by_behavior) != 1 or len(self._behaviors) != 1:
+            return None
+        index, each = self._behaviors[0]
+        steps = steps_by_behavior.get(each.name)
+        if steps is None or steps.reward is not self._full[slot][each.name].reward:
+            return None
+        if steps.final_obs is None:
+            return 0
+        m = len(leaves(steps.final_obs)[0])
+        self._block.counts[slot, self._worker_id, index] = (each.capacity[self._worker_id], m, False)
+        return m
+
+    def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
+        """Copy steps into a slot; False, and nothing counts, when some do not fit."""
+        if any(steps.agent_id.size > self._capacity(name) for name, steps in steps_by_behavior.items()):
+            return False
+        self._block.counts[slot, self._worker_id] = 0
+        for index, each in self._behaviors:
+            if each.name in steps_by_behavior:
+                self._write(slot, index, each, steps_by_behavior[each.name])
+        return True
+
+    def _capacity(self, behavior: str) -> int:
+        return next((each.capacity[self._worker_id] for _, each in self._behaviors if each.name == behavior), -1)
+
+    def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
+        m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
+        into = self._rows(each, slot, len(steps), m, steps.acting is not None)
+        for name in ("agent_id", "reward", "terminated", "truncated", "acting"):
+            source = getattr(steps, name)
+            if source is not None:
+                getattr(into, name)[...] = source
+        _copy_tree_into(into.obs, steps.obs)
+        if m:
+            _copy_tree_into(into.final_obs, steps.final_obs)
+        self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
+
+    def read(self, slot: int) -> dict[str, AgentSteps]:
+        """Views of the steps in a slot."""
+        found = {}
+        for index, each in self._behaviors:
+            n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
+            if n:
+                found[each.name] = self._rows(each, slot, n, m, bool(has_acting))
+        return found
+
+    def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> bool:
+        """Put actions where the worker finds them, for some of its rows or for all; False when they do not fit."""
+        if any(len(leaves(action)[0]) > self._capacity(name) for name, action in actions.items()):
+            return False
+        for index, each in self._behaviors:
+            n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
+            self._block.action_counts[self._worker_id, index] = n
+        return True
+
+    def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:
+        structure = self._actions[each.name]
+        n = 0
+        for target, source in zip(leaves(structure), leaves_like(structure, action), strict=True):
+            n = len(source)
+            target[:n] = source
+        if rows is not None:
+            self._row_numbers[each.name][:n] = rows
+        return n
+
+    def read_actions(self) -> dict[str, Tree]:
+        """Views of the actions that were written."""
+        found = {}
+        for index, each in self._behaviors:
+            n = int(self._block.action_counts[self._worker_id, index])
+            if n == each.capacity[self._worker_id]:
+                found[each.name] = self._actions[each.name]
+            elif n >= 0:
+                found[each.name] = _first_rows(self._actions[each.name], n)
+        return found
+
+    def read_row_numbers(self) -> np.ndarray:
+        """The rows that the actions are for."""
+        index, each = self._behaviors[0]
+        return self._row_numbers[each.name][: self._block.action_counts[self._worker_id, index]].copy()
+
+
+def _first_rows(tree: Tree, n: int) -> Tree:
+    return map_tree(lambda leaf: leaf[:n], tree)
+
+
+def _copy_tree_into(target: Tree, source: Tree) -> None:
+    for into, values in zip(leaves(target), leaves_like(target, source), strict=True):
+        into[...] = values
+
+
+def create_memory() -> int:
+    """A descriptor of memory without a name and, so far, without a size."""
+    return descriptors.register(os.memfd_create("envmanager", os.MFD_CLOEXEC))
+
+
+def allocate(fd: int, size_bytes: int) -> None:
+    """Give the memory its size; UsageError when the machine or its cgroup has less."""
+    available = available_bytes()
+    if size_bytes > available:
+        raise UsageError(_does_not_fit(size_bytes, available))
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        raise UsageError(_does_not_fit(size_bytes, available)) from error
+
+
+def _does_not_fit(size_bytes: int, available: int) -> str:
+    return (
+        f"the environments' observations and actions need {size_bytes / 2**20:.0f} MiB of shared memory, but only "
+        f"{available / 2**20:.0f} MiB are free. Run fewer environments, make observations smaller, or leave out "
+        "zero_copy (which needs three times as much)."
+    )
+
+
+def available_bytes() -> int:
+    """How much memory may still be taken: the least of the machine's and the cgroup's."""
+    limits = [_mem_available()]
+    for root in ("/sys/fs/cgroup", f"/sys/fs/cgroup{_cgroup_path()}"):
+        limit, used = _read_number(f"{root}/memory.max"), _read_number(f"{root}/memory.current")
+        if limit is not None and used is not None:
+            limits.append(max(0, limit - used))
+    return min(limits)
+
+
+def _mem_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 2**62
+
+
+def _cgroup_path() -> str:
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()[0].rpartition(":")[2].rstrip("/")
+    except (OSError, IndexError):
+        return ""
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # "max" means no limit
+        return None

@@ -1,0 +1,51 @@
+"""The first lines of a worker process, and of the forkserver that workers are forked from.
+
+The rule: nothing here may raise (an exception would kill the server, and starting a worker would fail with a bare
+EOFError), and the thread caps must be set before NumPy is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+
+from envmanager._workers.descriptors import Fd
+
+THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+PRELOAD_VARIABLE = "ENVMANAGER_PRELOAD"
+
+
+def cap_threads() -> None:
+    """One thread per worker for the math libraries, unless the user has decided otherwise.
+
+    Otherwise n_workers × n_cores threads would fight for the cores.
+    """
+    for name in THREAD_CAPS:
+        os.environ.setdefault(name, "1")
+
+
+def preload() -> None:
+    """Import the modules named in the environment; those that cannot be imported are left to the worker."""
+    for name in os.environ.get(PRELOAD_VARIABLE, "").split():
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+
+
+def run(fds: dict[str, Fd], environ: dict[str, str] | None, launch: bytes) -> None:
+    """The target of every worker process; what needs NumPy comes pickled, and is loaded after the environment is set.
+
+    ``environ`` replaces the environment variables: a forkserver's are those of the moment when it started.
+    """
+    if environ is not None:
+        os.environ.clear()
+        os.environ.update(environ)
+    cap_threads()
+    child = importlib.import_module("envmanager._workers.child")
+    child.main({name: wrapped.fd for name, wrapped in fds.items()}, pickle.loads(launch))
+
+
+if PRELOAD_VARIABLE in os.environ:  # only the forkserver has it
+    cap_threads()
+    preload()

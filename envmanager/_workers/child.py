@@ -1,0 +1,325 @@
+"""The worker process: its set-up, its end of the transport, and the loop that obeys commands.
+
+::
+
+    main ──▶ set-up (group, signals, output, life pipe) ──▶ worker(connection, step queue, factory, worker_id)
+
+The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots and
+shared memory belong to the two objects it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import cloudpickle
+import numpy as np
+
+from envmanager._workers import descriptors, lifeline
+from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.spin import Spinner
+from envmanager._workers.wire import (
+    ATTACH_CODE,
+    CODES,
+    COMMAND,
+    ENDED,
+    EXTRA,
+    FAILED_CODE,
+    FRAME,
+    FULL,
+    IN_MEMORY,
+    NAMES,
+    RECORD,
+    STEP_CODE,
+    dumps,
+    dumps_failure,
+)
+from envmanager.environment import EnvGroup
+from envmanager.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure, make_group, phase_of
+from envmanager.steps import AgentSteps, CommandName, EnvironmentCommand, EnvironmentResponse
+
+STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
+
+
+def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
+    """Make the environments, then obey commands until "close" or until nobody is there to give any.
+
+    Answers to "step" go on ``step_queue``, all others on ``parent_conn``; so do "failed" responses, whose payload is an
+    error of this library.
+    """
+    factory = group = failure = None
+    try:
+        factory = cloudpickle.loads(pickled_env_factory)
+        group = make_group(factory, worker_id)
+        if hasattr(parent_conn, "use_group"):
+            parent_conn.use_group(group)
+    except BaseException as error:
+        env_ids = [c.env_id for c in factory.contexts] if isinstance(factory, GroupFactory) else [worker_id]
+        failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase="start")
+    while True:
+        try:
+            command = parent_conn.recv()
+        except EOFError:
+            break
+        if command.name == CommandName.CLOSE:
+            break
+        answer_to = step_queue.put if command.name in STEPPING else parent_conn.send
+        if failure is not None or group is None:
+            answer_to(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+        else:
+            _obey(group, command, answer_to, worker_id)
+    if group is not None:
+        group.close()
+
+
+def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_id: int) -> None:
+    name = CommandName.STEP if command.name in STEPPING else command.name
+    try:
+        result = COMMANDS[command.name](group, command.payload)
+        answer_to(EnvironmentResponse(name, worker_id, result))
+    except ConnectionError:
+        raise  # nobody is there to be told
+    except BaseException as error:
+        # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.
+        failure = describe_failure(
+            error, worker_id=worker_id, env_ids=env_ids_of_failure(group, worker_id), phase=phase_of(command.name)
+        )
+        group.current_env_id = None
+        answer_to(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+
+
+@attrs.frozen
+class Launch:
+    """What a worker needs besides its factory."""
+
+    worker_id: int
+    generation: int
+    seed: int
+    pickled_factory: bytes
+    log_path: str | None
+
+
+class TrainerGone(ConnectionError):
+    """The other end of a pipe has been closed."""
+
+
+class Transport:
+    """What the worker's two channels share: the command being answered, and the rows to answer in."""
+
+    def __init__(self, fds: Mapping[str, int], launch: Launch) -> None:
+        self.fds = fds
+        self.worker_id = launch.worker_id
+        self.generation = launch.generation
+        self.ticket = 0
+        self.slot = 0
+        self.rows: WorkerRows | None = None
+        self.group: EnvGroup | None = None
+        self.known_specs = 0
+        self.started_ns = self.ended_ns = time.monotonic_ns()
+
+    def attach(self, layout: BlockLayout) -> None:
+        """Lay arrays over the shared memory, which now has its size."""
+        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id)
+        self.known_specs = len(self.group.behavior_specs) if self.group is not None else 0
+
+    def write_frame(self, code: int, data: bytes) -> None:
+        """Send a message down this worker's own pipe."""
+        _write_all(self.fds["reply"], FRAME.pack(self.ticket, code, 0, 0, 0, len(data)) + data)
+
+    def write_record(self, code: int, flags: int) -> None:
+        """Announce the answer to a step: one atomic write."""
+        now_ns = time.monotonic_ns()
+        record = RECORD.pack(
+            self.ticket,
+            self.worker_id,
+            self.generation,
+            code,
+            self.slot,
+            flags,
+            0,
+            now_ns - self.started_ns,
+            self.started_ns - self.ended_ns,
+        )
+        self.ended_ns = now_ns
+        _write_all(self.fds["steps"], record)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    try:
+        written = os.write(fd, data)
+        while written < len(data):
+            data = data[written:]
+            written = os.write(fd, data)
+    except BrokenPipeError as error:
+        raise TrainerGone from error
+
+
+class Connection:
+    """The worker's end of its own two pipes."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._fd = transport.fds["command"]
+        os.set_blocking(self._fd, False)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._spinner = Spinner()
+        self._header = b""
+
+    def use_group(self, group: EnvGroup) -> None:
+        """Know the environments, to offer them rows of the shared memory."""
+        self._transport.group = group
+
+    def recv(self) -> EnvironmentCommand:
+        """The next command; EOFError when the trainer is gone."""
+        while True:
+            ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
+            data = self._read_exactly(length) if length else b""
+            if ticket <= self._transport.ticket:
+                continue  # sent twice after an interrupt
+            self._transport.ticket, self._transport.slot = ticket, slot
+            if code == ATTACH_CODE:
+                self._transport.attach(pickle.loads(data))
+                continue
+            self._transport.started_ns = time.monotonic_ns()
+            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
+
+    def send(self, response: EnvironmentResponse) -> None:
+        """Answer a command other than a step."""
+        if response.name is CommandName.FAILED:
+            self._transport.write_frame(FAILED_CODE, dumps_failure(response.payload))
+        else:
+            self._transport.write_frame(CODES[response.name], dumps(response.payload))
+        self._transport.ended_ns = time.monotonic_ns()
+
+    def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
+        transport = self._transport
+        if name in STEPPING and transport.rows is not None and transport.group is not None:
+            buffer = transport.rows.buffer(transport.slot)
+            if buffer is not None:
+                transport.group.offer_rows(buffer)
+            if flags & IN_MEMORY:
+                actions = transport.rows.read_actions()
+                return actions if name is CommandName.STEP else (transport.rows.read_row_numbers(), actions)
+        return cloudpickle.loads(data) if data else None
+
+    def _next_header(self) -> bytes:
+        if not self._try_header():
+            self._spinner.wait(self._try_header, self._sleep)
+        header, self._header = self._header, b""
+        return self._read_exactly(COMMAND.size, header)
+
+    def _try_header(self) -> bool:
+        try:
+            self._header = os.read(self._fd, COMMAND.size)
+        except BlockingIOError:
+            return False
+        if not self._header:
+            raise EOFError
+        return True
+
+    def _sleep(self) -> None:
+        self._poll.poll()
+
+    def _read_exactly(self, n_bytes: int, begun: bytes = b"") -> bytes:
+        if len(begun) == n_bytes:
+            return begun
+        data = bytearray(begun)
+        while len(data) < n_bytes:
+            try:
+                part = os.read(self._fd, min(n_bytes - len(data), 1 << 20))
+            except BlockingIOError:
+                self._poll.poll()
+                continue
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+
+class StepQueueWriter:
+    """The worker's end of the step queue."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def put(self, response: EnvironmentResponse) -> None:
+        """Announce a step: its arrays in shared memory where they fit, the rest pickled before anything is written."""
+        if response.name is CommandName.FAILED:
+            self._put(FAILED_CODE, 0, dumps_failure(response.payload))
+        else:
+            self._put_steps(response.payload)
+
+    def _put_steps(self, steps: Mapping[str, AgentSteps]) -> None:
+        transport = self._transport
+        rows, slot = transport.rows, transport.slot
+        specs = self._new_specs()
+        if rows is None:
+            return self._put(STEP_CODE, 0, dumps((dict(steps), specs)))
+        infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
+        in_place = rows.in_place(slot, steps)
+        if in_place is None and not rows.write(slot, steps):
+            return self._put(STEP_CODE, 0, dumps((dict(steps), specs)))
+        extra = dumps((infos, specs)) if infos or specs else b""
+        flags = IN_MEMORY if in_place is None else IN_MEMORY | FULL | (ENDED if in_place else 0)
+        return self._put(STEP_CODE, flags, extra)
+
+    def _put(self, code: int, flags: int, extra: bytes) -> None:
+        # The record goes first: the manager reads the frame while it is being written, however long it is.
+        self._transport.write_record(code, flags | (EXTRA if extra else 0))
+        if extra:
+            self._transport.write_frame(code, extra)
+
+    def _new_specs(self) -> dict[str, Any] | None:
+        """The environments' specs when a behavior has appeared that the manager does not know."""
+        group = self._transport.group
+        if group is None or len(group.behavior_specs) == self._transport.known_specs:
+            return None
+        self._transport.known_specs = len(group.behavior_specs)
+        return dict(group.behavior_specs)
+
+
+def main(fds: dict[str, int], launch: Launch) -> None:
+    """Run one worker process to its end."""
+    os.setpgid(0, 0)
+    descriptors.close_all_but(set(fds.values()))
+    # A Ctrl-C meant for the trainer: the worker obeys the trainer. Ignoring it drops one that is pending.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _redirect_output(fds, launch.log_path)
+    faulthandler.enable(file=2, all_threads=True)
+    lifeline.arm(fds["life"])
+    # A forked worker has the trainer's generators, and all would draw the same numbers.
+    random.seed(launch.seed)
+    np.random.seed(launch.seed % 2**32)
+    transport = Transport(fds, launch)
+    with contextlib.suppress(TrainerGone):
+        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+
+
+def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:
+    """Into the log file, or to where the trainer's output goes now (a forkserver's is where it went when it started)."""
+    if log_path is not None:
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.close(log_fd)
+    else:
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            if name in fds:
+                os.dup2(fds[name], number)
+                os.close(fds[name])
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

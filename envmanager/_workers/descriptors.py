@@ -1,0 +1,85 @@
+"""File descriptors: handing them to a child, and closing those that a forked child should not have.
+
+The rule: every descriptor the library opens in the trainer is registered here. A child forked by us closes all of
+them but its own; a child forked by the user's code closes all of them, so that it can neither keep workers alive nor
+stop them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from multiprocessing import reduction
+from typing import Any
+
+_registered: set[int] = set()
+
+
+def register(fd: int) -> int:
+    """Remember ``fd`` as the library's."""
+    _registered.add(fd)
+    return fd
+
+
+def forget(fd: int) -> None:
+    """``fd`` is closed by another object."""
+    _registered.discard(fd)
+
+
+def close(fd: int) -> None:
+    """Close a registered descriptor; twice does no harm."""
+    if fd in _registered:
+        _registered.discard(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def close_all_but(keep: set[int]) -> None:
+    """In a forked child: close what belongs to the trainer."""
+    for fd in list(_registered):
+        if fd not in keep:
+            close(fd)
+    _registered.clear()
+
+
+def _after_fork_in_child() -> None:
+    if not _forking_a_worker:
+        close_all_but(set())
+
+
+_forking_a_worker = False
+
+
+class forking_a_worker:  # noqa: N801  (used like a function)
+    """While a worker is forked: its own main closes what is not its own, and still needs the rest."""
+
+    def __enter__(self) -> None:
+        global _forking_a_worker
+        _forking_a_worker = True
+
+    def __exit__(self, *_: object) -> None:
+        global _forking_a_worker
+        _forking_a_worker = False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Fd:
+    """A descriptor that travels with a process object to a new process, under any start method.
+
+    ``DupFd`` works only while a process is being started, so only inside ``__reduce__``; and there must be one wrapper
+    per descriptor, because spawn refuses the same number twice.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (reduction.DupFd(self.fd),)
+
+
+def _receive(duplicate: Any) -> Fd:
+    fd = duplicate.detach()
+    os.set_inheritable(fd, False)  # it arrives inheritable, and the environment's own children must not have it
+    return Fd(fd)

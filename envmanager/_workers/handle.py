@@ -1,0 +1,382 @@
+"""The manager's side of one worker process.
+
+::
+
+    STARTING ── first answer ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
+        └────────── died, timed out, killed ──────────────────────▶ GONE
+
+The rule: everything a worker says is matched by ticket. What answers an older request is dropped and counted, so an
+interrupt or a time-out can never pair an answer with the wrong question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cloudpickle
+import numpy as np
+
+from envmanager._workers import boot, descriptors
+from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.child import Launch
+from envmanager._workers.processes import ChildProcess
+from envmanager._workers.wire import (
+    ATTACH_CODE,
+    CODES,
+    COMMAND,
+    FAILED_CODE,
+    FRAME,
+    FULL,
+    ENDED,
+    IN_MEMORY,
+    STEP_CODE,
+    loads_failure,
+)
+from envmanager.errors import EnvManagerError, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.hosting import phase_of
+from envmanager.options import Timeouts
+from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
+
+_READ_SIZE = 1 << 20
+_OUTPUT_TAIL_BYTES = 2000
+
+
+class State(enum.Enum):
+    """Where a worker is in its life."""
+
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    CLOSING = enum.auto()
+    GONE = enum.auto()
+
+
+_MOVES = {
+    State.STARTING: {State.RUNNING, State.CLOSING, State.GONE},
+    State.RUNNING: {State.CLOSING, State.GONE},
+    State.CLOSING: {State.GONE},
+    State.GONE: set(),
+}
+
+
+@attrs.define
+class _Reply:
+    """A message from the worker's own pipe."""
+
+    ticket: int
+    code: int
+    data: bytes
+
+
+@attrs.frozen
+class LaunchPlan:
+    """What a worker process is started with, besides its factory."""
+
+    env_ids: tuple[int, ...]
+    generation: int
+    seed: int
+    start_method: str
+    memory_fd: int
+    steps_fd: int
+    life_fd: int
+    n_slots: int
+    timeouts: Timeouts
+    environ: Mapping[str, str] | None
+    log_path: str | None
+
+
+class WorkerHandle:
+    """A worker process: ``send`` commands, ``recv`` answers; steps are answered on the step queue."""
+
+    def __init__(self, worker_id: int, pickled_factory: bytes, plan: LaunchPlan) -> None:
+        self.worker_id = worker_id
+        self.env_ids = plan.env_ids
+        self.generation = plan.generation
+        self.waiting = False
+        self.previous_step: StepInfo | None = None
+        self.state = State.STARTING
+        self.late_replies = 0
+        self.steps = 0
+        self.busy_ns = 0
+        self.idle_ns = 0
+        self.step_deadline: float | None = None
+        self._plan = plan
+        self._ticket = 0
+        self._step_ticket = 0
+        self._asked: CommandName = CommandName.START
+        self._asked_ticket = 0
+        self._deadline = 0.0
+        self._slot = 0
+        self._rows: WorkerRows | None = None
+        self._inbox = bytearray()
+        self._replies: list[_Reply] = []
+        self._start_process(pickled_factory)
+
+    def _start_process(self, pickled_factory: bytes) -> None:
+        command_r, self._command_fd = os.pipe()
+        self.reply_fd, reply_w = os.pipe()
+        descriptors.register(self._command_fd)
+        descriptors.register(self.reply_fd)
+        os.set_blocking(self.reply_fd, False)
+        plan = self._plan
+        fds = {
+            "command": command_r,
+            "reply": reply_w,
+            "steps": plan.steps_fd,
+            "memory": plan.memory_fd,
+            "life": plan.life_fd,
+        }
+        launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory, plan.log_path)
+        stdio = _open_stdio() if plan.start_method == "forkserver" else {}
+        try:
+            wrapped = {name: descriptors.Fd(fd) for name, fd in {**fds, **stdio}.items()}
+            environ = None if plan.environ is None else dict(plan.environ)
+            arguments = (wrapped, environ, pickle.dumps(launch))
+            name = f"envmanager-worker-{self.worker_id}"
+            self.process = ChildProcess(plan.start_method, name, boot.run, arguments)
+        except BaseException:
+            descriptors.close(self._command_fd)
+            descriptors.close(self.reply_fd)
+            raise
+        finally:
+            for fd in (command_r, reply_w, *stdio.values()):
+                os.close(fd)
+
+    def move(self, to: State) -> None:
+        """The one place where a worker's state changes."""
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
+        self.state = to
+
+    # What the manager sees.
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Send a command. To a worker that is gone nothing is sent: its end is told by ``recv`` or the step queue."""
+        command = CommandName(name)
+        timeouts = self._plan.timeouts
+        now = time.monotonic()
+        if command in (CommandName.STEP, CommandName.STEP_ROWS):
+            self._send_step(command, payload)
+            self.step_deadline = now + timeouts.step_s
+        else:
+            self._asked, self._asked_ticket = command, self._ticket + 1
+            self._deadline = now + _timeout_s(timeouts, command)
+            self._write(CODES[command], 0, b"" if payload is None else _dumps(payload))
+
+    def recv(self) -> EnvironmentResponse:
+        """The answer to the last command; a "failed" response when it ends badly or not in time."""
+        poll = select.poll()
+        poll.register(self.reply_fd, select.POLLIN)
+        poll.register(self.process.pidfd, select.POLLIN)
+        while True:
+            gone = self.state is State.GONE or _is_readable(self.process.pidfd)
+            self.pump()  # before believing a death or a deadline: the last reply counts
+            for reply in self._replies:
+                if reply.ticket == self._asked_ticket:
+                    self._replies.remove(reply)
+                    return self._response(reply)
+            if gone:
+                return self._failed(self.died(self._asked))
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                return self._failed(self.timed_out(self._asked))
+            poll.poll(min(left_s * 1000 + 1, 2**30))
+
+    def _response(self, reply: _Reply) -> EnvironmentResponse:
+        if reply.code == FAILED_CODE:
+            return self._failed(loads_failure(reply.data))
+        if self.state is State.STARTING:
+            self.move(State.RUNNING)
+        return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
+
+    def _failed(self, error: EnvManagerError) -> EnvironmentResponse:
+        return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+
+    # Steps.
+
+    def attach(self, block: Block) -> None:
+        """Use the shared memory from now on."""
+        self._rows = WorkerRows(block, self.worker_id)
+        self._write(ATTACH_CODE, 0, pickle.dumps(block.layout))
+
+    def _send_step(self, command: CommandName, payload: Any) -> None:
+        self._slot = (self._slot + 1) % self._plan.n_slots
+        self._step_ticket = self._ticket + 1
+        rows, actions = payload if command is CommandName.STEP_ROWS else (None, payload)
+        if self._rows is not None and self._rows.write_actions(actions, rows):
+            self._write(CODES[command], IN_MEMORY, b"")
+        else:
+            self._write(CODES[command], 0, _dumps(payload))
+
+    def is_answer(self, ticket: int, generation: int) -> bool:
+        """Whether a record answers the step in flight."""
+        return ticket == self._step_ticket and generation == self.generation
+
+    def take_step(self, code: int, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
+        """The response behind a record (its arrays views of shared memory), and new specs if it brings any."""
+        self.step_deadline = None
+        self._step_ticket = 0
+        if code == FAILED_CODE:
+            return self._failed(loads_failure(extra or b"")), None
+        infos: Any = {}
+        specs = None
+        if flags & IN_MEMORY and self._rows is not None:
+            if extra is not None:
+                infos, specs = pickle.loads(extra)
+            steps = self._rows.full(slot) if flags & FULL and not flags & ENDED else self._rows.read(slot)
+            if infos:
+                steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
+        else:
+            steps, specs = pickle.loads(extra or b"")
+        return EnvironmentResponse(CommandName.STEP, self.worker_id, steps), specs
+
+    def take_extra(self, ticket: int) -> bytes | None:
+        """The message that belongs to a record, once all of it is here."""
+        for reply in self._replies:
+            if reply.ticket == ticket:
+                self._replies.remove(reply)
+                return reply.data
+        return None
+
+    # The pipes.
+
+    def _write(self, code: int, flags: int, data: bytes) -> None:
+        self._ticket += 1
+        frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
+        try:
+            _write_all(self._command_fd, frame)
+        except BrokenPipeError:
+            pass  # gone: told when its answer is waited for
+        except KeyboardInterrupt:
+            # Perhaps written, perhaps not. Twice does no harm: the worker drops a ticket it has seen.
+            with contextlib.suppress(BrokenPipeError):
+                _write_all(self._command_fd, frame)
+            raise
+
+    def pump(self) -> None:
+        """Read what the worker's own pipe holds, without waiting; answers to older requests are dropped."""
+        while True:
+            try:
+                part = os.read(self.reply_fd, _READ_SIZE)
+            except (BlockingIOError, OSError):
+                break
+            if not part:
+                break
+            self._inbox += part
+            if len(part) < _READ_SIZE // 2 and len(self._inbox) < FRAME.size:
+                break
+        while len(self._inbox) >= FRAME.size:
+            ticket, code, _, _, _, length = FRAME.unpack_from(self._inbox)
+            if len(self._inbox) < FRAME.size + length:
+                break
+            data = bytes(memoryview(self._inbox)[FRAME.size : FRAME.size + length])
+            del self._inbox[: FRAME.size + length]
+            if ticket in (self._step_ticket, self._asked_ticket):
+                self._replies.append(_Reply(ticket, code, data))
+            else:
+                self.late_replies += 1
+
+    # The end.
+
+    def died(self, during: CommandName | None) -> WorkerDied:
+        """Note that the process has ended, and say how."""
+        if self.state is not State.GONE:
+            self.move(State.GONE)
+        return WorkerDied(
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase="idle" if during is None else phase_of(during),
+            exit=self.process.exit_name(),
+            output=self._output_tail(),
+            ticket=self._ticket,
+        )
+
+    def timed_out(self, during: CommandName) -> WorkerTimedOut:
+        """Stop a process that did not answer in time, and say so."""
+        self.kill()
+        return WorkerTimedOut(
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase=phase_of(during),
+            timeout_s=_timeout_s(self._plan.timeouts, during),
+            output=self._output_tail(),
+            ticket=self._ticket,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL the process and whatever it started."""
+        self.process.signal(signal.SIGKILL)
+        if self.state is not State.GONE:
+            self.move(State.GONE)
+
+    def ask_to_close(self) -> None:
+        """Ask the worker to close its environments and end."""
+        if self.state in (State.STARTING, State.RUNNING):
+            os.set_blocking(self._command_fd, False)  # a hung worker may have left its pipe full
+            with contextlib.suppress(BlockingIOError):
+                self._write(CODES[CommandName.CLOSE], 0, b"")
+            self.move(State.CLOSING)
+
+    def release(self) -> None:
+        """Give back descriptors, once the process has ended."""
+        if self.state is not State.GONE:
+            self.move(State.GONE)
+        self.process.release()
+        descriptors.close(self._command_fd)
+        descriptors.close(self.reply_fd)
+
+    def _output_tail(self) -> str:
+        if self._plan.log_path is None:
+            return ""
+        try:
+            with Path(self._plan.log_path).open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _OUTPUT_TAIL_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
+    info, reset_info = (None, None) if infos is None else infos
+    return attrs.evolve(steps, info=info, reset_info=reset_info)
+
+
+def _timeout_s(timeouts: Timeouts, command: CommandName) -> float:
+    phase = phase_of(command)
+    return float(getattr(timeouts, f"{phase}_s", timeouts.call_s))
+
+
+def _dumps(payload: Any) -> bytes:
+    try:
+        return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = os.write(fd, data)
+    while written < len(data):
+        data = data[written:]
+        written = os.write(fd, data)
+
+
+def _is_readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+def _open_stdio() -> dict[str, int]:
+    """Copies of where this process's output goes, for a worker forked from the server."""
+    copies = {}
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError):  # closed
+            copies[name] = os.dup(number)
+    return copies

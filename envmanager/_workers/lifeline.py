@@ -1,0 +1,30 @@
+"""When the trainer dies, however it dies, its workers and what they started die too.
+
+The trainer holds the write end of one pipe; nobody writes. Each worker opens the read end anew (through /proc/self/fd,
+so that it has an open file description, and so an owner, of its own) and asks the kernel for SIGKILL to its process
+group when something happens on it. The only thing that can happen is that the last writer is gone. This needs no
+thread and no GIL, and works while the worker sits in native code or ignores SIGTERM. PR_SET_PDEATHSIG does not do: it
+fires when the *thread* that started the worker ends, and not at all under forkserver.
+
+The rule: the write end is closed only after the last worker has gone, because closing it kills.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+
+
+def arm(read_fd: int) -> int:
+    """Tie this process group to the pipe behind ``read_fd``; the descriptor that must stay open. Linux only."""
+    own_fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own_fd, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+    fcntl.fcntl(own_fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own_fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(own_fd, select.POLLHUP)
+    if poll.poll(0):  # the trainer went before the signal was armed
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    return own_fd

@@ -1,0 +1,167 @@
+"""Starting a process under fork, spawn or forkserver, without importing the user's main module in the child.
+
+Multiprocessing's children import ``__main__`` again, which is why scripts need a guard. Ours need none: the factory
+travels by cloudpickle, so the two keys that ask for the import are dropped from the preparation data.
+
+The rule: this module may rely on multiprocessing's internals and no other may; a test per Python version guards it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from multiprocessing import context, forkserver, popen_fork, popen_forkserver, popen_spawn_posix, process, reduction
+from multiprocessing import resource_tracker, spawn, util
+from multiprocessing.context import set_spawning_popen
+from typing import Any
+
+from envmanager._workers import boot
+from envmanager._workers.descriptors import close, forking_a_worker, register
+
+_server = forkserver.ForkServer()
+_server_lock = threading.Lock()
+
+PRELOADABLE = ("numpy", "cloudpickle", "attrs", "gymnasium", "pettingzoo", "dm_env", "ale_py", "cv2")
+"""Imported by the forkserver when the trainer has them loaded when the first worker starts."""
+
+
+def _pickled(popen: Any, process_obj: Any) -> memoryview:
+    preparation = spawn.get_preparation_data(process_obj.name)
+    preparation.pop("init_main_from_name", None)
+    preparation.pop("init_main_from_path", None)
+    buffer = io.BytesIO()
+    set_spawning_popen(popen)
+    try:
+        reduction.dump(preparation, buffer)
+        reduction.dump(process_obj, buffer)
+    finally:
+        set_spawning_popen(None)
+    return buffer.getbuffer()
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    with open(fd, "wb", closefd=True) as pipe:
+        pipe.write(data)
+
+
+class _ForkServerPopen(popen_forkserver.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        data = _pickled(self, process_obj)
+        _start_server()
+        self.sentinel, write_fd = _server.connect_to_new_process(self._fds)
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))
+        _write_all(write_fd, data)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _SpawnPopen(popen_spawn_posix.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        tracker_fd = resource_tracker.getfd()
+        self._fds.append(tracker_fd)
+        data = _pickled(self, process_obj)
+        self.sentinel, child_w = os.pipe()
+        child_r, data_w = os.pipe()
+        try:
+            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
+            self._fds.extend([child_r, child_w])
+            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)
+        finally:
+            self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))
+            os.close(child_r)
+            os.close(child_w)
+        _write_all(data_w, data)
+
+
+class _ForkProcess(context.ForkProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  (multiprocessing's name)
+        with forking_a_worker(), warnings.catch_warnings():
+            # The user chose fork; the docs say what it means for a trainer with threads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return popen_fork.Popen(process_obj)
+
+
+class _SpawnProcess(context.SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        return _SpawnPopen(process_obj)
+
+
+class _ForkServerProcess(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        return _ForkServerPopen(process_obj)
+
+
+_PROCESSES: dict[str, type[process.BaseProcess]] = {
+    "fork": _ForkProcess,
+    "spawn": _SpawnProcess,
+    "forkserver": _ForkServerProcess,
+}
+
+
+def default_start_method() -> str:
+    """``forkserver``: starts as fast as fork, without the trainer's threads and locks."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def _start_server() -> None:
+    with _server_lock:
+        loaded = [name for name in PRELOADABLE if name in sys.modules]
+        os.environ[boot.PRELOAD_VARIABLE] = " ".join([*loaded, "envmanager._workers.child"])
+        _server.set_forkserver_preload(["envmanager._workers.boot"])
+        try:
+            _server.ensure_running()
+        finally:
+            del os.environ[boot.PRELOAD_VARIABLE]
+
+
+class ChildProcess:
+    """One child process: its pid, a pidfd for its death, and how it ended."""
+
+    def __init__(self, start_method: str, name: str, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked until it says otherwise."""
+        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            described = _PROCESSES[start_method](target=target, args=args, name=name)
+            described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
+            # Not start(): it would register the child, and multiprocessing would wait for it at exit, for ever if it
+            # hangs. It would also refuse to work inside a daemonic process.
+            self._popen = type(described)._Popen(described)  # type: ignore[attr-defined]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self.pid: int = self._popen.pid
+        self.pidfd = register(os.pidfd_open(self.pid))
+
+    def signal(self, number: int, *, group: bool = True) -> None:
+        """Send a signal to the process and its group; nothing happens when it is gone."""
+        if group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def exit_name(self) -> str:
+        """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, ``SIG?`` or ``EXIT(?)`` when nobody can tell."""
+        code = self._popen.wait(timeout=1.0)
+        if code is None:
+            return "EXIT(?)"
+        if code < 0:
+            try:
+                return signal.Signals(-code).name
+            except ValueError:
+                return f"SIGNAL({-code})"
+        return f"EXIT({code})"
+
+    def release(self) -> None:
+        """Give back its descriptors and its entry in the process table."""
+        self._popen.wait(timeout=1.0)
+        self._popen.close()
+        close(self.pidfd)

@@ -1,0 +1,204 @@
+"""The manager's end of the step queue: one pipe for all workers, and the one place where the manager waits.
+
+::
+
+    worker 0 ──┐
+    worker 1 ──┼── RECORDs ──▶ step pipe ──▶ get_nowait / get ──▶ EnvironmentResponse
+    worker 2 ──┘                    ▲
+                     one epoll: the step pipe, every worker's death (pidfd), every worker's own pipe
+
+The rule: read what is there before believing a death or a deadline; the last reply counts. A worker's end comes out of
+the queue as a "failed" response, once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from envmanager._workers import descriptors
+from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.spin import Spinner
+from envmanager._workers.wire import EXTRA, RECORD
+from envmanager.steps import CommandName, EnvironmentResponse
+
+_RECORDS_AT_ONCE = 256
+
+
+@attrs.define
+class _Awaited:
+    """A record whose message has not arrived in full."""
+
+    handle: WorkerHandle
+    ticket: int
+    code: int
+    slot: int
+    flags: int
+
+
+class StepQueue:
+    """Answers to "step", in order of completion. ``get_nowait`` and ``get`` raise queue.Empty when there is none."""
+
+    def __init__(self, on_specs: Callable[[int, Any], None]) -> None:
+        self._read_fd, self.write_fd = os.pipe()
+        descriptors.register(self._read_fd)
+        descriptors.register(self.write_fd)
+        os.set_blocking(self._read_fd, False)
+        self._epoll = select.epoll()
+        descriptors.register(self._epoll.fileno())
+        self._epoll.register(self._read_fd, select.EPOLLIN)
+        self._handles: dict[int, WorkerHandle] = {}
+        self._by_fd: dict[int, WorkerHandle] = {}
+        self._arrived: deque[EnvironmentResponse] = deque()
+        self._awaited: list[_Awaited] = []
+        self._spinner = Spinner()
+        self._on_specs = on_specs
+        self.late_records = 0
+
+    def register(self, handle: WorkerHandle) -> None:
+        """Take answers from this worker, and watch over it."""
+        self._handles[handle.worker_id] = handle
+        for fd in (handle.process.pidfd, handle.reply_fd):
+            self._by_fd[fd] = handle
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def forget(self, handle: WorkerHandle) -> None:
+        """Take no more answers from this worker."""
+        for fd in (handle.process.pidfd, handle.reply_fd):
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        self._awaited = [awaited for awaited in self._awaited if awaited.handle is not handle]
+
+    def empty(self) -> bool:
+        """Whether ``get_nowait`` would raise queue.Empty."""
+        self._read_records()
+        return not self._arrived
+
+    def get_nowait(self) -> EnvironmentResponse:
+        """The next answer that has arrived."""
+        if not self._arrived:
+            self._read_records()
+            if not self._arrived:
+                raise queue.Empty
+        return self._arrived.popleft()
+
+    def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
+        """The next answer, waiting for it; a worker that ends or runs out of time meanwhile is an answer too."""
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._waited(give_up):
+            pass
+        if not self._arrived:
+            raise queue.Empty
+        return self._arrived.popleft()
+
+    def _waited(self, give_up: float) -> bool:
+        """Wait once; True when the waiting is over, because something arrived or the time is up."""
+        if self._arrived:
+            return True
+        self._spinner.wait(self._something_arrived, lambda: self._sleep(give_up))
+        return bool(self._arrived) or time.monotonic() >= give_up
+
+    def _something_arrived(self) -> bool:
+        self._read_records()
+        return bool(self._arrived)
+
+    def _sleep(self, give_up: float) -> None:
+        wake_at = min([give_up, *(h.step_deadline for h in self._handles.values() if h.step_deadline is not None)])
+        left_s = max(0.0, wake_at - time.monotonic())
+        events = self._epoll.poll(-1 if math.isinf(left_s) else left_s + 0.001)
+        self._read_records()
+        for fd, _ in events:
+            handle = self._by_fd.get(fd)
+            if handle is not None and fd == handle.process.pidfd:
+                self._note_death(handle)
+            elif handle is not None:
+                self._pump(handle)
+        if not self._arrived:
+            self._note_timeouts()
+
+    def _read_records(self) -> None:
+        try:
+            data = os.read(self._read_fd, RECORD.size * _RECORDS_AT_ONCE)
+        except BlockingIOError:
+            return
+        for record in RECORD.iter_unpack(data):
+            self._take_record(*record)
+
+    def _take_record(
+        self,
+        ticket: int,
+        worker_id: int,
+        generation: int,
+        code: int,
+        slot: int,
+        flags: int,
+        _: int,
+        busy: int,
+        idle: int,
+    ) -> None:
+        handle = self._handles[worker_id]
+        if not handle.is_answer(ticket, generation):
+            self.late_records += 1
+            return
+        handle.steps += 1
+        handle.busy_ns += busy
+        handle.idle_ns += idle
+        if flags & EXTRA:
+            self._awaited.append(_Awaited(handle, ticket, code, slot, flags))
+            self._pump(handle)
+        else:
+            self._finish(handle, code, slot, flags, None)
+
+    def _pump(self, handle: WorkerHandle) -> None:
+        handle.pump()
+        for awaited in self._awaited:
+            if awaited.handle is handle:
+                extra = handle.take_extra(awaited.ticket)
+                if extra is not None:
+                    self._awaited.remove(awaited)
+                    self._finish(handle, awaited.code, awaited.slot, awaited.flags, extra)
+                return
+
+    def _finish(self, handle: WorkerHandle, code: int, slot: int, flags: int, extra: bytes | None) -> None:
+        response, specs = handle.take_step(code, slot, flags, extra)
+        if specs:
+            self._on_specs(handle.worker_id, specs)
+        self._arrived.append(response)
+
+    def _note_death(self, handle: WorkerHandle) -> None:
+        self._pump(handle)
+        was_gone = handle.state is State.GONE
+        during = CommandName.STEP if handle.step_deadline is not None else None
+        self.forget(handle)
+        if not was_gone:
+            self._fail(handle, handle.died(during))
+        elif during is not None:  # noted by recv while a step was in flight
+            self._fail(handle, handle.died(during))
+
+    def _note_timeouts(self) -> None:
+        now = time.monotonic()
+        for handle in self._handles.values():
+            if handle.step_deadline is not None and handle.step_deadline <= now:
+                self._pump(handle)
+                if handle.step_deadline is not None:
+                    self.forget(handle)
+                    self._fail(handle, handle.timed_out(CommandName.STEP))
+
+    def _fail(self, handle: WorkerHandle, error: Any) -> None:
+        handle.step_deadline = None
+        self._arrived.append(EnvironmentResponse(CommandName.FAILED, handle.worker_id, error))
+
+    def close(self) -> None:
+        """Give back the pipe. The workers must have gone."""
+        descriptors.forget(self._epoll.fileno())
+        self._epoll.close()
+        descriptors.close(self._read_fd)
+        descriptors.close(self.write_fd)

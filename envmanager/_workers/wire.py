@@ -1,0 +1,79 @@
+"""The bytes between manager and worker.
+
+::
+
+    command pipe (one per worker)   COMMAND, then ``length`` bytes of pickle        manager ▶ worker
+    step pipe (one for all)         RECORD: one atomic write per answered step      workers ▶ manager
+    reply pipe (one per worker)     FRAME, then ``length`` bytes of pickle          worker ▶ manager
+
+The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
+processes: a worker that is killed at any moment leaves the step pipe usable for the others. What does not fit a record
+goes down the worker's own pipe, where only it can leave half a message. Every answer repeats the ticket of its request.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import cloudpickle
+
+from envmanager.errors import EnvManagerError
+from envmanager.steps import CommandName
+
+COMMAND = struct.Struct("<QBBHIQ")
+"""ticket, command code, slot, flags, unused, length of the pickle that follows."""
+
+RECORD = struct.Struct("<QIIBBHIQQ")
+"""ticket, worker_id, generation, kind, slot, flags, unused, busy ns, idle ns."""
+
+FRAME = struct.Struct("<QBBHIQ")
+"""ticket, command code, unused, unused, unused, length of the pickle that follows."""
+
+CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
+NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
+
+ATTACH_CODE = 0
+"""A command without an answer: here is the layout of the shared memory."""
+STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
+
+FULL = 1
+"""All rows are there, all act, and the environment wrote them in place."""
+ENDED = 2
+"""With FULL: some episodes ended; the count of final rows is in the block."""
+EXTRA = 4
+"""A frame with the same ticket follows on the worker's own pipe."""
+IN_MEMORY = 8
+"""The steps (or, in a command, the actions) are in the block."""
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle; cloudpickle for what pickle refuses, such as instances of classes of ``__main__``."""
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+
+
+def dumps_failure(error: EnvManagerError) -> bytes:
+    """An error with its cause, if the cause survives the journey; tried here, where a failure can still be mended."""
+    original = None
+    if error.__cause__ is not None:
+        try:
+            original = dumps(error.__cause__)
+            pickle.loads(original)
+        except Exception:  # a lock inside, a constructor with two arguments: the text must do
+            original = None
+    return pickle.dumps((error, original), protocol=5)
+
+
+def loads_failure(data: bytes) -> EnvManagerError:
+    """The error, with its cause when it came along."""
+    error, original = pickle.loads(data)
+    if original is not None:
+        try:
+            error.__cause__ = pickle.loads(original)
+        except Exception:  # a class that only the worker could import
+            error.__cause__ = None
+    return error  # type: ignore[no-any-return]

@@ -1,0 +1,141 @@
+"""A dm_env Environment as one environment of one agent.
+
+The rule: the discount of an episode's last step says how it ended: 0 is a terminal state, anything else was cut short.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dm_env
+import numpy as np
+from dm_env import specs as dm_specs
+
+from envmanager.adapters.rows import (
+    RowReader,
+    compact_bound,
+    read_array,
+    read_dict,
+    read_tuple,
+    real_number,
+    stack_rows,
+)
+from envmanager.environment import Environment
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
+from envmanager.steps import AgentSteps, Steps
+from envmanager.trees import Tree
+
+BEHAVIOR = "default"
+
+
+class DmEnvironment(Environment):
+    """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs are tuples in observations here.
+
+    dm_env knows no seeds and no options. A seed goes to the environment's ``seed`` method where it has one, or to the
+    random state of a dm_control environment; else ``reset`` raises UsageError, rather than run unseeded in silence.
+    Make such an environment with ``context.seed`` in its factory, and reset without a seed.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        action_spec = env.action_spec()
+        self._spec = BehaviorSpec(to_spec(env.observation_spec()), to_spec(action_spec))
+        self._read_action = row_reader(action_spec)
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {BEHAVIOR: self._spec}
+
+    @property
+    def subject(self) -> Any:
+        return self._env
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        if options:
+            raise UsageError("a dm_env environment takes no reset options.")
+        if seeds[0] is not None:
+            _seed(self._env, seeds[0])
+        return self._steps(self._first_obs())
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        step = self._env.step(self._read_action(actions[BEHAVIOR], 0))
+        _check_type(step, "step", (dm_env.StepType.MID, dm_env.StepType.LAST))
+        reward = real_number(step.reward, "reward")
+        if step.step_type == dm_env.StepType.MID:
+            return self._steps(step.observation, reward)
+        terminated = real_number(step.discount, "the discount of the last step") == 0
+        # Before the restart: the environment may use the same arrays again.
+        final_obs = stack_rows(self._spec.observation, [step.observation], ["obs"])
+        return self._steps(self._first_obs(), reward, terminated, not terminated, final_obs)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _first_obs(self) -> Any:
+        step = self._env.reset()
+        _check_type(step, "reset", (dm_env.StepType.FIRST,))
+        return step.observation
+
+    def _steps(
+        self, obs: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False, final_obs: Tree = None
+    ) -> Steps:
+        rows = stack_rows(self._spec.observation, [obs], ["obs"])
+        agent_id = np.zeros(1, np.int64)
+        flags = (np.array([terminated]), np.array([truncated]))
+        return {BEHAVIOR: AgentSteps(agent_id, rows, np.array([reward], np.float32), *flags, final_obs)}
+
+
+def _check_type(step: Any, what: str, allowed: tuple[Any, ...]) -> None:
+    if not isinstance(step, dm_env.TimeStep):
+        raise SpecMismatch(f"what {what} returned", "a dm_env.TimeStep", describe_value(step))
+    if step.step_type not in allowed:
+        expected = " or ".join(kind.name for kind in allowed)
+        raise SpecMismatch(f"what {what} returned", f"a step of type {expected}", f"of type {step.step_type!r}")
+
+
+def _seed(env: Any, seed: int) -> None:
+    seed_method = getattr(env, "seed", None)
+    if callable(seed_method):
+        seed_method(seed)
+        return
+    # dm_control's suite keeps its randomness in the task, its composer in the environment.
+    for holder in (getattr(env, "task", None), env):
+        for name in ("random", "random_state"):
+            state = getattr(holder, name, None)
+            if isinstance(state, np.random.RandomState):
+                state.seed(seed)
+                return
+    raise UsageError(
+        f"{type(env).__qualname__} is a dm_env environment that cannot be seeded: dm_env has no seeds and this one has "
+        "no seed method. Give it context.seed when its factory makes it, and reset without a seed."
+    )
+
+
+def to_spec(spec: Any) -> Tree:
+    """A tree of dm_env specs as a tree of ArraySpec. Texts are leaves of objects."""
+    if isinstance(spec, Mapping):
+        return {key: to_spec(child) for key, child in spec.items()}
+    if isinstance(spec, tuple | list):
+        return tuple(to_spec(child) for child in spec)
+    if _is_object(spec):
+        return ArraySpec(dtype=object, name=spec.name or "")
+    minimum = maximum = None
+    if isinstance(spec, dm_specs.BoundedArray):
+        minimum, maximum = compact_bound(spec.minimum), compact_bound(spec.maximum)
+    return ArraySpec(spec.shape, spec.dtype, minimum, maximum, spec.name or "")
+
+
+def row_reader(spec: Any) -> RowReader:
+    """What takes one agent's action out of a batch, in the structure of ``spec``."""
+    if isinstance(spec, Mapping):
+        return read_dict({key: row_reader(child) for key, child in spec.items()})
+    if isinstance(spec, tuple | list):
+        return read_tuple([row_reader(child) for child in spec], list if isinstance(spec, list) else tuple)
+    return operator.getitem if _is_object(spec) or spec.shape == () else read_array
+
+
+def _is_object(spec: Any) -> bool:
+    return spec.dtype.kind not in "biufc"

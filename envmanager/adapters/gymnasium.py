@@ -1,0 +1,255 @@
+"""The Gymnasium environments of one worker as one EnvGroup: each writes straight into its row of the worker's arrays.
+
+The rule: this is the path that every step of most users takes, so what can be known beforehand (views of rows, readers
+of actions, what an observation must be) is made beforehand, and a step only compares and assigns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, finite_number, flag, real_number
+from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.environment import EnvGroup
+from envmanager.specs import (
+    ArraySpec,
+    BehaviorSpecs,
+    SpecMismatch,
+    check_structure,
+    check_values,
+    describe_value,
+    fitting_array,
+    zeros,
+)
+from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps
+from envmanager.trees import Tree, leaves, leaves_like, map_tree, paths
+
+BEHAVIOR = "default"
+MAX_KNOWN_BUFFERS = 8
+"""A transport rotates a few buffers; one that offers a new one each time must not make us keep them all."""
+
+ObsWriter = Callable[[list[Any], Any], None]
+"""``(views of one row's leaves, observation)``: check the observation and copy it there."""
+
+
+def equal_spaces(envs: Sequence[Any]) -> bool:
+    """Whether all environments have the first one's observation and action space."""
+    first = envs[0]
+    return all(
+        env.observation_space == first.observation_space and env.action_space == first.action_space for env in envs[1:]
+    )
+
+
+class GymnasiumEnvironment(EnvGroup):
+    """K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
+
+    Steps are written into the buffer last offered by ``offer_rows``, else into arrays of its own that the next step
+    writes into again. An environment whose episode ends is reset in the same step, without a seed and with the options
+    of the last ``reset``. Objects (texts, graphs) in observations and actions are handed on as they are, not copied.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
+    ) -> None:
+        self._envs = tuple(envs)
+        self.env_ids = tuple(env_ids)
+        self._all = range(len(self._envs))
+        self._infos = infos
+        self._number = finite_number if check_values else real_number
+        self._plain_rewards = frozenset() if check_values else REAL_NUMBERS
+        first = self._envs[0]
+        spec = behavior_spec(first.observation_space, first.action_space)
+        self._spec = spec
+        self._read_action = row_reader(first.action_space)
+        self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
+        self._agent_id = np.array([env_id << AGENT_BITS for env_id in self.env_ids], np.int64)
+        self._options: dict[str, Any] | None = None
+        self._known: dict[int, _Rows] = {}
+        self._rows = self._new_rows(self._agent_id)
+
+    @classmethod
+    def wrap(cls, env: Any) -> GymnasiumEnvironment:
+        """One environment, with infos; whoever hosts it drops what nobody asked for."""
+        return cls([env], infos=True)
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {BEHAVIOR: self._spec}
+
+    @property
+    def subjects(self) -> Sequence[Any]:
+        return self._envs
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        return {BEHAVIOR: len(self._envs)}
+
+    @property
+    def subject(self) -> Any:
+        return self._envs[0]
+
+    def offer_rows(self, buffer: RowBuffer) -> None:
+        """Write the next steps into ``buffer``, whose views are kept for when it is offered again."""
+        rows = self._known.get(id(buffer))
+        if rows is None:
+            if len(self._known) >= MAX_KNOWN_BUFFERS:
+                self._known.clear()
+            rows = self._known[id(buffer)] = _Rows(buffer)  # it holds the buffer, so the id stays the buffer's
+            buffer.steps.agent_id[:] = self._agent_id
+        self._rows = rows
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._options = None if options is None else dict(options)
+        rows = self._rows
+        rows.clear()
+        infos = []
+        for row, env in enumerate(self._envs):
+            self.current_env_id = self.env_ids[row]
+            infos.append(self._restart(env, rows.obs[row], seed=seeds[row]))
+        self.current_env_id = None
+        return {BEHAVIOR: rows.finish(0, infos, [], keep_infos=self._infos)}
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        if rows is None:
+            return {BEHAVIOR: self._step(self._all, actions[BEHAVIOR], self._rows)}
+        return {BEHAVIOR: self._step(rows.tolist(), actions[BEHAVIOR], self._new_rows(self._agent_id[rows]))}
+
+    def close(self) -> None:
+        """Close all environments, also when one of them raises; the first exception is raised afterwards."""
+        first_error: Exception | None = None
+        for env_id, env in zip(self.env_ids, self._envs, strict=True):
+            try:
+                env.close()
+            except Exception as error:
+                if first_error is None:
+                    first_error, self.current_env_id = error, env_id
+        if first_error is not None:
+            raise first_error
+
+    def _step(self, chosen: Iterable[int], batch: Tree, out: _Rows) -> AgentSteps:
+        """Step the environments ``chosen``; the i-th of them takes row i of ``batch`` and writes row i of ``out``."""
+        infos: list[Any] = []
+        reset_infos: list[Any] = []
+        for row, number in enumerate(chosen):
+            env = self._envs[number]
+            self.current_env_id = self.env_ids[number]
+            result = env.step(self._read_action(batch, row))
+            if result.__class__ is not tuple or len(result) != 5:
+                result = _five(result)
+            obs, reward, terminated, truncated, info = result
+            if reward.__class__ not in self._plain_rewards:
+                reward = self._number(reward, "reward")
+            if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+                terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+            out.reward[row] = reward
+            out.terminated[row] = terminated
+            out.truncated[row] = truncated
+            infos.append(info)
+            if terminated or truncated:
+                self._write_obs(out.final_obs[len(reset_infos)], obs)
+                reset_infos.append(self._restart(env, out.obs[row]))
+            else:
+                self._write_obs(out.obs[row], obs)
+        self.current_env_id = None
+        return out.finish(len(reset_infos), infos, reset_infos, keep_infos=self._infos)
+
+    def _restart(self, env: Any, views: list[Any], seed: int | None = None) -> Any:
+        # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
+        result = env.reset(seed=seed, options=None if self._options is None else dict(self._options))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpecMismatch("what reset returned", "a tuple of 2 (obs, info)", describe_value(result))
+        self._write_obs(views, result[0])
+        return result[1]
+
+    def _new_rows(self, agent_id: np.ndarray) -> _Rows:
+        k = len(agent_id)
+        flags = (np.zeros(k, np.float32), np.zeros(k, np.bool_), np.zeros(k, np.bool_))
+        steps = AgentSteps(agent_id.copy(), zeros(self._spec.observation, k), *flags)
+        return _Rows(RowBuffer(steps, zeros(self._spec.observation, k)))
+
+
+class _Rows:
+    """A RowBuffer with views of each row's leaves: assigning to a view that exists takes a third of making it first."""
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self.buffer = buffer
+        self.steps = buffer.steps
+        self.obs = _row_views(buffer.steps.obs, len(buffer.steps))
+        self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
+        self.reward = buffer.steps.reward
+        self.terminated = buffer.steps.terminated
+        self.truncated = buffer.steps.truncated
+
+    def clear(self) -> None:
+        """Reward 0 and nobody ended, as after a reset."""
+        self.reward[:] = 0
+        self.terminated[:] = False
+        self.truncated[:] = False
+
+    def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], *, keep_infos: bool) -> AgentSteps:
+        """The buffer's own steps; when episodes ended, steps on the same arrays with the final observations."""
+        steps = self.steps
+        if n_ended == 0:
+            steps.info = info if keep_infos else None
+            return steps
+        final_obs = map_tree(lambda leaf: leaf[:n_ended], self.buffer.final_obs)
+        flags = (self.terminated, self.truncated)
+        infos = (info, reset_info) if keep_infos else (None, None)
+        return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, *infos)
+
+
+class _ObjectRow:
+    """A row of an object column, written like a view. NumPy would look inside a list assigned to a real view."""
+
+    def __init__(self, column: np.ndarray, row: int) -> None:
+        self.column, self.row = column, row
+
+    def __setitem__(self, _: Any, value: Any) -> None:
+        self.column[self.row] = value
+
+
+def _row_views(tree: Tree, n: int) -> list[list[Any]]:
+    """For each of n rows the views of its leaves."""
+    columns = leaves(tree)
+    return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
+
+
+def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
+    if isinstance(spec, ArraySpec):
+        return _leaf_writer(spec, "obs", check_numbers)
+    writers = [
+        _leaf_writer(leaf, path, check_numbers) for leaf, path in zip(leaves(spec), paths(spec, "obs"), strict=True)
+    ]
+
+    def write(views: list[Any], obs: Any) -> None:
+        check_structure(spec, obs, "obs")
+        for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=True):
+            writer((view,), part)
+
+    return write
+
+
+def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> Callable[[Sequence[Any], Any], None]:
+    dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
+
+    def write(views: Sequence[Any], obs: Any) -> None:
+        if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
+            obs = fitting_array(spec, obs, path)
+        if check_numbers:
+            check_values(spec, obs, path)
+        views[0][...] = obs
+
+    return write
+
+
+def _five(result: Any) -> Any:
+    """What ``step`` returned, if it is some tuple of five after all."""
+    if isinstance(result, tuple) and len(result) == 5:
+        return result
+    got = describe_value(result)
+    if isinstance(result, tuple) and len(result) == 4:
+        got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"
+    raise SpecMismatch("what step returned", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)

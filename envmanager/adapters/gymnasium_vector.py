@@ -1,0 +1,223 @@
+"""A Gymnasium VectorEnv as one environment of M agents, whose episodes restart in the step in which they end.
+
+The rule: steps are neither invented nor hidden. A VectorEnv that restarts by itself one step later (Gymnasium's
+NEXT_STEP, the default) spends that step on the sub-environment, so its agent sits it out::
+
+    step    VectorEnv                       here
+    t       obs = last, terminated          obs = final_obs = last, terminated, acting False
+    t + 1   action ignored, obs = first     obs = first, reward 0, acting True, no transition
+
+Only when all sub-environments ended at once, so that nobody could act, is step t + 1 taken inside step t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from envmanager.adapters.spaces import behavior_spec
+from envmanager.environment import Environment
+from envmanager.specs import (
+    ArraySpec,
+    BehaviorSpecs,
+    SpecMismatch,
+    check_structure,
+    describe_value,
+    fitting_array,
+    object_array,
+    zeros,
+)
+from envmanager.steps import AgentSteps, Steps, take_rows
+from envmanager.trees import Tree, build, leaves, leaves_like, map_tree, paths
+
+BEHAVIOR = "default"
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
+
+Info = dict[str, Any]
+
+
+class VectorEnvironment(Environment):
+    """The M sub-environments of a VectorEnv, as agents 0 … M-1 of behavior ``"default"``.
+
+    One seed gives M unrelated ones to the vector environments that Gymnasium makes of single ones; others take the seed
+    itself. ``reset_info`` is empty in NEXT_STEP mode, where the info of a restart comes with the step that begins it.
+    """
+
+    def __init__(self, vector_env: Any) -> None:
+        self._vector_env = vector_env
+        self._n = int(vector_env.num_envs)
+        self._spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
+        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 knew no other and did not say it
+        ways = {NEXT_STEP: self._sit_out, SAME_STEP: self._take_restarted, DISABLED: self._reset_ended}
+        self._restart = ways[getattr(mode, "value", mode)]
+        self._options: Info | None = None
+        self._actions = zeros(self._spec.action, self._n)
+        self._acting = np.ones(self._n, np.bool_)
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {BEHAVIOR: self._spec}
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        return {BEHAVIOR: self._n}
+
+    @property
+    def subject(self) -> Any:
+        return self._vector_env
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._options = None if options is None else dict(options)
+        self._acting = np.ones(self._n, np.bool_)
+        obs, infos = self._vector_env.reset(seed=self._seed(seeds[0]), options=_own(self._options))
+        nobody = np.zeros(self._n, np.bool_)
+        reward = np.zeros(self._n, np.float32)
+        return {BEHAVIOR: self._steps(self._rows(obs), reward, nobody, nobody.copy(), infos)}
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        # A sub-environment that sits out ignores its action; its last one is surely valid.
+        _put(self._actions, self._acting, actions[BEHAVIOR])
+        obs, reward, terminated, truncated, infos = self._step_vector_env()
+        reward[~self._acting] = 0
+        self._acting = np.ones(self._n, np.bool_)
+        steps = self._steps(obs, reward, terminated, truncated, infos)
+        ended = steps.ended
+        if ended.any():
+            self._restart(steps, ended, infos)
+            steps.acting = None if self._acting.all() else self._acting.copy()
+        return {BEHAVIOR: steps}
+
+    def close(self) -> None:
+        self._vector_env.close()
+
+    def _seed(self, seed: int | None) -> int | list[int] | None:
+        # Sync and async vector environments would make seed + i of a number; others only promise to take a number.
+        unwrapped = getattr(self._vector_env, "unwrapped", self._vector_env)
+        if seed is None or not isinstance(unwrapped, SyncVectorEnv | AsyncVectorEnv):
+            return seed
+        return [int(word) for word in np.random.SeedSequence(seed).generate_state(self._n) >> 1]
+
+    def _step_vector_env(self) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
+        result = self._vector_env.step(map_tree(_batch, self._actions))
+        if not isinstance(result, tuple) or len(result) != 5:
+            what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
+            raise SpecMismatch("what step returned", what, describe_value(result))
+        obs, reward, terminated, truncated, infos = result
+        return (
+            self._rows(obs),
+            np.array(reward, np.float32),
+            _flags(terminated, self._n, "terminated"),
+            _flags(truncated, self._n, "truncated"),
+            infos,
+        )
+
+    def _steps(
+        self, obs: Tree, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, infos: Info
+    ) -> AgentSteps:
+        agent_id = np.arange(self._n, dtype=np.int64)
+        return AgentSteps(agent_id, obs, reward, terminated, truncated, info=info_rows(infos, self._n))
+
+    def _rows(self, obs: Tree) -> Tree:
+        """A batched observation as arrays of its own ``[M, …]``; VectorEnvs may write into theirs again."""
+        spec = self._spec.observation
+        check_structure(spec, obs, "obs")
+        parts = zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True)
+        return build(spec, [_column(leaf, part, self._n, path) for leaf, part, path in parts])
+
+    def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
+        """NEXT_STEP: the agents that ended miss the coming step, unless all of them would."""
+        steps.final_obs = take_rows(steps.obs, ended)
+        steps.reset_info = [{} for _ in range(np.count_nonzero(ended))]
+        if ended.all():
+            obs, _, _, _, infos = self._step_vector_env()
+            steps.obs, steps.reset_info = obs, info_rows(infos, self._n)
+        else:
+            self._acting = ~ended
+
+    def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
+        """SAME_STEP: the VectorEnv has restarted them, and tells their final observations in its infos."""
+        numbers = np.flatnonzero(ended).tolist()
+        if "final_obs" not in infos:
+            raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
+        steps.final_obs = self._final_rows(infos["final_obs"], numbers)
+        final_info = info_rows(infos.get("final_info", {}), self._n)
+        rest = {key: value for key, value in infos.items() if key.removeprefix("_") not in ("final_obs", "final_info")}
+        after = info_rows(rest, self._n)
+        steps.reset_info = [after[number] for number in numbers]
+        steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
+
+    def _final_rows(self, final_obs: Any, numbers: list[int]) -> Tree:
+        spec = self._spec.observation
+        if not isinstance(final_obs, np.ndarray) or final_obs.dtype.kind != "O":
+            return take_rows(self._rows(final_obs), numbers)
+        chosen = [final_obs[number] for number in numbers]
+        for value in chosen:
+            check_structure(spec, value, "final_obs")
+        columns = zip(*(leaves_like(spec, value) for value in chosen), strict=True)
+        parts = zip(leaves(spec), columns, paths(spec, "final_obs"), strict=True)
+        return build(spec, [_stacked(leaf, column, path) for leaf, column, path in parts])
+
+    def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
+        """DISABLED: nobody has restarted them, so do it now."""
+        steps.final_obs = take_rows(steps.obs, ended)
+        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended.copy()})
+        _put(steps.obs, ended, take_rows(self._rows(obs), ended))
+        after = info_rows(infos, self._n)
+        steps.reset_info = [after[number] for number in np.flatnonzero(ended)]
+
+
+def _own(options: Info | None) -> Info | None:
+    return None if options is None else dict(options)
+
+
+def _put(tree: Tree, rows: np.ndarray, values: Tree) -> None:
+    for column, part in zip(leaves(tree), leaves_like(tree, values), strict=True):
+        column[rows] = part
+
+
+def _batch(column: np.ndarray) -> Any:
+    """A column of actions as the batched space has it: an array of its own, or a tuple of objects."""
+    return tuple(column) if column.dtype.kind == "O" else column.copy()
+
+
+def _flags(value: Any, n: int, path: str) -> np.ndarray:
+    array = np.array(value)
+    if array.dtype != np.bool_ or array.shape != (n,):
+        raise SpecMismatch(path, f"bool[{n}]", describe_value(value))
+    return array
+
+
+def _column(spec: ArraySpec, value: Any, n: int, path: str) -> np.ndarray:
+    if not spec.is_object:
+        batched = ArraySpec((n, *spec.shape), spec.dtype)
+        return np.array(fitting_array(batched, value, path), spec.dtype)
+    if not hasattr(value, "__len__") or len(value) != n:
+        raise SpecMismatch(path, f"{n} objects", describe_value(value))
+    return object_array(value)
+
+
+def _stacked(spec: ArraySpec, values: Sequence[Any], path: str) -> np.ndarray:
+    if spec.is_object:
+        return object_array(values)
+    return np.array([fitting_array(spec, value, path) for value in values], spec.dtype)
+
+
+def info_rows(infos: Info, n: int) -> list[Info]:
+    """A VectorEnv's infos (arrays by key, with a mask ``_key`` of who has the key) as n dicts.
+
+    A key without a mask belongs to all when it holds n entries, and is left out otherwise.
+    """
+    rows: list[Info] = [{} for _ in range(n)]
+    for key, value in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        entries = info_rows(value, n) if isinstance(value, dict) else value
+        mask = infos.get(f"_{key}")
+        if not hasattr(entries, "__len__") or len(entries) != n:
+            continue
+        for number in range(n) if mask is None else np.flatnonzero(mask):
+            rows[number][key] = entries[number]
+    return rows

@@ -1,0 +1,277 @@
+"""A PettingZoo ParallelEnv as one environment whose agents come and go.
+
+The rule: an agent that acted always gets a row with what its action brought, also in the step in which it leaves and in
+the one in which everything starts anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.adapters.rows import RowReader, flag, real_number, stack_rows
+from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.environment import Environment
+from envmanager.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
+from envmanager.steps import AgentSteps, Steps
+from envmanager.trees import Tree
+
+Agent = Any
+"""PettingZoo's name of an agent: a str nearly always."""
+
+
+class ParallelEnvironment(Environment):
+    """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
+
+    All agents alike are behavior ``"default"``; else a behavior is called by its agents' names without their numbers
+    (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
+    behavior, decides otherwise. An environment without ``possible_agents`` has the behaviors of the agents it showed so
+    far.
+
+    ``info`` of an agent that joins with a new episode is that of the reset.
+    """
+
+    def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
+        self._env = env
+        self._behavior_of = behavior_of.__getitem__ if isinstance(behavior_of, Mapping) else behavior_of
+        self._kinds: dict[Agent, _Kind] = {}
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._numbers: dict[Agent, int] = {}
+        self._acting: dict[str, list[Agent]] = {}
+        self._options: dict[str, Any] | None = None
+        self._know_all(getattr(env, "possible_agents", None) or ())
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return dict(self._specs)
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        return Counter(kind.behavior for kind in self._kinds.values())
+
+    @property
+    def subject(self) -> Any:
+        return self._env
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._options = None if options is None else dict(options)
+        return self._as_steps([], self._begin(seeds[0]))
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        acted = [agent for agents in self._acting.values() for agent in agents]
+        outcome = _Outcome.of(self._env.step(self._actions(actions)))
+        alive = list(self._env.agents)
+        rows = [outcome.row(agent) for agent in acted]
+        for row in rows:
+            if row.agent not in alive and not row.ended:
+                raise SpecMismatch(f"terminated or truncated of agent {row.agent!r}", "true, as it left", "false")
+        if all(row.ended for row in rows) and set(alive) <= set(acted):
+            return self._as_steps(rows, self._begin(None))
+        for row in rows:
+            # One that ended and is listed all the same goes on: its last observation also begins its next episode.
+            row.next_obs = row.obs if row.agent in alive else None
+        joined = [outcome.joined(agent) for agent in alive if agent not in acted]
+        return self._as_steps(rows, joined)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _begin(self, seed: int | None) -> list[_Row]:
+        """Reset the environment: a joining row for each agent of the new episode."""
+        result = self._env.reset(seed=seed, options=None if self._options is None else dict(self._options))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SpecMismatch("what reset returned", "a tuple of 2 dicts (obs, info)", describe_value(result))
+        if not self._env.agents:
+            raise SpecMismatch("the agents after reset", "at least one", "none")
+        outcome = _Outcome(result[0], {}, {}, {}, result[1])
+        return [outcome.joined(agent) for agent in self._env.agents]
+
+    def _actions(self, actions: Mapping[str, Tree]) -> dict[Agent, Any]:
+        return {
+            agent: self._kinds[agent].read_action(actions[behavior], row)
+            for behavior, agents in self._acting.items()
+            for row, agent in enumerate(agents)
+        }
+
+    def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
+        """Rows of those that acted, then of those that join; one that ended and joins at once is one row."""
+        known = {row.agent: row for row in rows}
+        for new in joined:
+            old = known.setdefault(new.agent, new)
+            if old is not new:
+                old.next_obs, old.reset_info = new.obs, new.info
+        self._know_all(known)
+        for agent in known:
+            self._numbers.setdefault(agent, len(self._numbers))
+        groups: dict[str, list[_Row]] = {}
+        for agent, row in known.items():
+            groups.setdefault(self._kinds[agent].behavior, []).append(row)
+        self._acting = {
+            behavior: [row.agent for row in group if row.next_obs is not None] for behavior, group in groups.items()
+        }
+        return {behavior: self._stack(behavior, group) for behavior, group in groups.items()}
+
+    def _stack(self, behavior: str, rows: list[_Row]) -> AgentSteps:
+        spec = self._specs[behavior].observation
+        roots = [f"obs of agent {row.agent!r}" for row in rows]
+        ended = [index for index, row in enumerate(rows) if row.ended]
+        acting = np.array([row.next_obs is not None for row in rows])
+        final_obs = stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended]) if ended else None
+        return AgentSteps(
+            np.array([self._numbers[row.agent] for row in rows], np.int64),
+            stack_rows(spec, [row.obs if row.next_obs is None else row.next_obs for row in rows], roots),
+            np.array([row.reward for row in rows], np.float32),
+            np.array([row.terminated for row in rows], np.bool_),
+            np.array([row.truncated for row in rows], np.bool_),
+            final_obs,
+            None if acting.all() else acting,
+            [row.info for row in rows],
+            [rows[index].reset_info for index in ended] if ended else None,
+        )
+
+    def _know_all(self, agents: Iterable[Agent]) -> None:
+        """Look up the spaces of agents not met before, and sort them into behaviors."""
+        new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
+        if not new:
+            return
+        specs = {agent: behavior_spec(*spaces) for agent, spaces in new.items()}
+        for agent, behavior in self._named(specs).items():
+            known = self._specs.setdefault(behavior, specs[agent])
+            if known != specs[agent]:
+                raise SpecMismatch(f"agent {agent!r} of behavior {behavior!r}", str(known), str(specs[agent]))
+            self._kinds[agent] = _Kind(behavior, row_reader(new[agent][1]))
+
+    def _spaces(self, agent: Agent) -> tuple[Any, Any]:
+        return self._env.observation_space(agent), self._env.action_space(agent)
+
+    def _named(self, specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
+        if self._behavior_of is not None:
+            return {agent: self._behavior_of(agent) for agent in specs}
+        if not self._specs:
+            return name_behaviors(specs)
+        return {agent: self._name_of_newcomer(agent, spec) for agent, spec in specs.items()}
+
+    def _name_of_newcomer(self, agent: Agent, spec: BehaviorSpec) -> str:
+        for behavior, known in self._specs.items():
+            if known == spec:
+                return behavior
+        return str(agent) if prefix(agent) in self._specs else prefix(agent)
+
+
+def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
+    """The behavior of each agent: agents with equal specs share one.
+
+    One behavior is ``"default"``. Of several, each is called by its agents' prefixes, sorted and joined by ``+``; those
+    that would be called the same by their first agent's full name (all of them, should that clash too).
+    """
+    groups = _groups(specs)
+    if len(groups) == 1:
+        return dict.fromkeys(groups[0], "default")
+    by_prefix = ["+".join(sorted({prefix(agent) for agent in group})) for group in groups]
+    by_first = [str(group[0]) for group in groups]
+    names = [name if by_prefix.count(name) == 1 else first for name, first in zip(by_prefix, by_first, strict=True)]
+    if len(set(names)) < len(names):
+        names = by_first
+    return {agent: name for name, group in zip(names, groups, strict=True) for agent in group}
+
+
+def prefix(agent: Agent) -> str:
+    """The agent's name without its number: ``"speaker_0"`` → ``"speaker"``."""
+    name = str(agent)
+    stem, _, number = name.rpartition("_")
+    return stem if stem and number.isdecimal() else name
+
+
+def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
+    """Agents with equal specs, in order of the first of each group."""
+    groups: list[list[Agent]] = []
+    for agent, spec in specs.items():
+        for group in groups:
+            if specs[group[0]] == spec:
+                group.append(agent)
+                break
+        else:
+            groups.append([agent])
+    return groups
+
+
+@attrs.define
+class _Kind:
+    """What an agent is, as far as it never changes."""
+
+    behavior: str
+    read_action: RowReader
+
+
+@attrs.define
+class _Row:
+    """One agent's row: ``obs`` as returned, ``next_obs`` what to act on, or None for one that does not play on."""
+
+    agent: Agent
+    obs: Any
+    next_obs: Any
+    info: dict[str, Any]
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    reset_info: dict[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@attrs.define
+class _Outcome:
+    """The five dicts of a step, each by agent."""
+
+    obs: Mapping[Agent, Any]
+    reward: Mapping[Agent, Any]
+    terminated: Mapping[Agent, Any]
+    truncated: Mapping[Agent, Any]
+    info: Mapping[Agent, Any]
+
+    @classmethod
+    def of(cls, result: Any) -> _Outcome:
+        if not isinstance(result, tuple) or len(result) != 5:
+            what = "a tuple of 5 dicts (obs, reward, terminated, truncated, info)"
+            raise SpecMismatch("what step returned", what, describe_value(result))
+        return cls(*result)
+
+    def row(self, agent: Agent) -> _Row:
+        """The row of an agent that acted, not playing on unless the caller says so."""
+        return _Row(
+            agent,
+            _entry(self.obs, "obs", agent),
+            None,
+            self._info(agent),
+            real_number(_entry(self.reward, "reward", agent), f"reward of agent {agent!r}"),
+            flag(_entry(self.terminated, "terminated", agent), f"terminated of agent {agent!r}"),
+            flag(_entry(self.truncated, "truncated", agent), f"truncated of agent {agent!r}"),
+        )
+
+    def joined(self, agent: Agent) -> _Row:
+        """The row of an agent that did not act: its first observation."""
+        obs = _entry(self.obs, "obs", agent)
+        return _Row(agent, obs, obs, self._info(agent))
+
+    def _info(self, agent: Agent) -> dict[str, Any]:
+        if not isinstance(self.info, Mapping):
+            raise SpecMismatch("info of the agents", "a dict by agent", describe_value(self.info))
+        info: dict[str, Any] = self.info.get(agent, {})
+        return info
+
+
+def _entry(entries: Any, what: str, agent: Agent) -> Any:
+    if not isinstance(entries, Mapping):
+        raise SpecMismatch(f"{what} of the agents", "a dict by agent", describe_value(entries))
+    try:
+        return entries[agent]
+    except KeyError:
+        raise SpecMismatch(
+            f"{what} of agent {agent!r}", "there", f"missing (there are {sorted(map(str, entries))})"
+        ) from None

@@ -1,0 +1,92 @@
+"""Gymnasium's spaces as trees of ArraySpec, and rows of action arrays as what those spaces contain.
+
+The rule: a space is looked at once. What a step needs (``row_reader``) is a function made beforehand.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envmanager.adapters.rows import RowReader, compact_bound, read_array, read_dict, read_tuple
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.trees import Tree
+
+
+def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
+    """The spec of agents with these two spaces."""
+    return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
+
+
+@functools.singledispatch
+def to_spec(_space: Any) -> Tree:
+    """The space as a tree of ArraySpec. A space without arrays (Text, Graph, Sequence, …) is one leaf of objects."""
+    return ArraySpec(dtype=object)
+
+
+@to_spec.register(spaces.Box)
+def _(space: Any) -> Tree:
+    return ArraySpec(space.shape, space.dtype, compact_bound(space.low), compact_bound(space.high))
+
+
+@to_spec.register(spaces.Discrete)
+def _(space: Any) -> Tree:
+    # Always int64: environments with a smaller dtype still return plain ints and int64.
+    start = int(space.start)
+    return ArraySpec((), np.int64, start, start + int(space.n) - 1)
+
+
+@to_spec.register(spaces.MultiDiscrete)
+def _(space: Any) -> Tree:
+    maximum = space.start + (space.nvec - 1)
+    return ArraySpec(space.shape, space.dtype, compact_bound(space.start), compact_bound(maximum))
+
+
+@to_spec.register(spaces.MultiBinary)
+def _(space: Any) -> Tree:
+    return ArraySpec(space.shape, space.dtype, 0, 1)
+
+
+@to_spec.register(spaces.Dict)
+def _(space: Any) -> Tree:
+    return {key: to_spec(child) for key, child in space.spaces.items()}
+
+
+@to_spec.register(spaces.Tuple)
+def _(space: Any) -> Tree:
+    return tuple(to_spec(child) for child in space.spaces)
+
+
+@functools.singledispatch
+def row_reader(_space: Any) -> RowReader:
+    """What takes one agent's action out of a batch, as an element of the space that the environment may keep."""
+    return operator.getitem
+
+
+@row_reader.register(spaces.Box)
+@row_reader.register(spaces.MultiDiscrete)
+@row_reader.register(spaces.MultiBinary)
+def _(_: Any) -> RowReader:
+    return read_array
+
+
+@row_reader.register(spaces.Discrete)
+def _(space: Any) -> RowReader:
+    dtype = np.dtype(space.dtype)
+    if dtype == np.int64:
+        return operator.getitem
+    return lambda batch, row: dtype.type(batch[row])  # an int64 is not in an int8 space
+
+
+@row_reader.register(spaces.Dict)
+def _(space: Any) -> RowReader:
+    return read_dict({key: row_reader(child) for key, child in space.spaces.items()})
+
+
+@row_reader.register(spaces.Tuple)
+def _(space: Any) -> RowReader:
+    return read_tuple([row_reader(child) for child in space.spaces])

@@ -1,0 +1,25 @@
+"""The command line: ``envmanager run`` and ``envmanager check``.
+
+The rule: without the extra ``cli`` the command still exists and says what to install.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> int:
+    """Run the command line on ``sys.argv``; the exit code."""
+    missing = [library for library in NEEDED if find_spec(library) is None]
+    if missing:
+        print(
+            f"The command line needs {' and '.join(missing)}, not installed here: pip install 'envmanager[cli]'",
+            file=sys.stderr,
+        )
+        return 1
+    from envmanager.cli.app import run_command_line
+
+    return run_command_line(sys.argv[1:])

@@ -1,0 +1,130 @@
+"""The commands and their options: from words on the command line to a call.
+
+The rule: nothing is done here. Typer reads the words, ``plan.py`` checks them, ``run.py`` and ``check.py`` do the work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from envmanager import __version__
+from envmanager.cli.check import check
+from envmanager.cli.config_files import load_config
+from envmanager.cli.display import Display, PlainDisplay
+from envmanager.cli.live import LiveDisplay
+from envmanager.cli.plan import Plan
+from envmanager.cli.run import EXIT_FAILED, exit_code_of, run
+from envmanager.errors import EnvManagerError
+
+app = typer.Typer(
+    name="envmanager",
+    help="Run many reinforcement-learning environments side by side.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+EnvOption = Annotated[
+    str | None, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable that makes one.")
+]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same episodes.")]
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    # Names of modules on the command line mean those in the present directory too, as with `python -m`.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
+    try:
+        app(list(arguments))
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else int(bool(exit.code))
+    except EnvManagerError as error:
+        Console(stderr=True).print(Text(f"Error: {error}", style="red"), soft_wrap=True)
+        return exit_code_of(error)
+    except BrokenPipeError:  # `envmanager run | head`: the reader has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return 0
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"envmanager {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML or YAML file with the tables manager and run.")
+    ] = None,
+    env: EnvOption = None,
+    manager: Annotated[str | None, typer.Option(metavar="KIND", help="subprocess, simple, …")] = None,
+    n_envs: Annotated[int | None, typer.Option(help="How many environments.")] = None,
+    n_workers: Annotated[int | None, typer.Option(help="In how many workers; one per environment if unset.")] = None,
+    wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many environment steps.")] = None,
+    seed: SeedOption = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="MODULE:CALLABLE", help="Called with a behavior's name and spec; else random.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the summary there too.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    start_method: Annotated[str | None, typer.Option(metavar="forkserver|spawn|fork")] = None,
+) -> None:
+    """Run environments and show how fast they go and what they return.
+
+    Options given here come before those of CONFIG. Ends with exit code 0 when all steps were taken, 1 after an error,
+    2 after a mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
+    manager_flags = {"env": env, "kind": manager, "n_envs": n_envs, "n_workers": n_workers, "wait": wait}
+    manager_flags["start_method"] = start_method
+    run_flags = {"steps": steps, "seed": seed, "policy": policy}
+    plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
+    raise typer.Exit(run(plan, _display(plain)))
+
+
+@app.command("check")
+def check_command(
+    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable.")],
+    steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
+) -> None:
+    """Try one environment in this process and say in plain words what is wrong with it.
+
+    Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
+    """
+    raise typer.Exit(check(env, n_steps=steps, seed=seed, console=Console(highlight=False)))
+
+
+def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The table, with the flags that were given in place of its own values."""
+    return {**table, **{name: value for name, value in flags.items() if value is not None}}
+
+
+def _display(plain: bool) -> Display:
+    console = Console(highlight=False)
+    if plain or not console.is_terminal or console.is_dumb_terminal:
+        return PlainDisplay()
+    return LiveDisplay(console, Console(stderr=True, highlight=False))

@@ -1,0 +1,184 @@
+"""What ``envmanager run`` prints: the words and numbers, and plain lines of them.
+
+The rule: a display is asked for often and does little; :attr:`Display.due` says when it is worth calling.
+:mod:`envmanager.cli.live` shows the same in a terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from envmanager.cli.episodes import Episodes
+from envmanager.cli.plan import Plan
+from envmanager.cli.summary import RunSummary
+from envmanager.errors import EnvManagerError
+from envmanager.stats import ManagerStats, WorkerStats
+
+MAX_WORKERS_SHOWN = 16
+WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "idle")
+
+
+class Display(ABC):
+    """Where a run is shown."""
+
+    due: float = math.inf
+    """The ``time.monotonic`` from which on :meth:`update` has something new to say."""
+
+    @abstractmethod
+    def show_start(self, plan: Plan) -> None:
+        """Say what is being started; starting may take a while."""
+
+    @abstractmethod
+    @contextmanager
+    def running(self, now: float) -> Iterator[None]:
+        """The time during which steps are taken and :meth:`update` may be called."""
+
+    @abstractmethod
+    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
+        """Show how far the run is; sets :attr:`due`."""
+
+    @abstractmethod
+    def show_summary(self, summary: RunSummary) -> None:
+        """Show how the run went."""
+
+    @abstractmethod
+    def show_error(self, error: EnvManagerError) -> None:
+        """Show what ended the run, on stderr."""
+
+
+class PlainDisplay(Display):
+    """Lines of text without control characters, for files, pipes and logs."""
+
+    EVERY_S = 2.0
+
+    def show_start(self, plan: Plan) -> None:
+        print(describe_start(plan), flush=True)
+        self._n_steps = plan.steps
+
+    @contextmanager
+    def running(self, now: float) -> Iterator[None]:
+        self._started, self._rate = now, Rate(now, n_updates=1)
+        self.due = now + self.EVERY_S
+        yield
+
+    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
+        self.due = now + self.EVERY_S
+        progress = f"{episodes.env_steps:,}/{self._n_steps:,} steps ({episodes.env_steps / self._n_steps:.0%})"
+        rate = self._rate.at(now, episodes.env_steps)
+        parts = [progress, f"{rate:,.0f} steps/s", describe(episodes), f"workers {idle_share(stats.workers):.0%} idle"]
+        print(f"{now - self._started:7.1f} s  {'  '.join(parts)}", flush=True)
+
+    def show_summary(self, summary: RunSummary) -> None:
+        lines = summary_lines(summary)
+        width = max(len(name) for name, _ in lines)
+        print("\n".join(["", *(f"{name:<{width}}  {text}" for name, text in lines), ""]))
+        rows = [WORKER_COLUMNS, *(worker_cells(worker) for worker in summary.stats.workers[:MAX_WORKERS_SHOWN])]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(WORKER_COLUMNS))]
+        for row in rows:
+            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+        more = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
+        print(more + "\n" if more else "", end="", flush=True)
+
+    def show_error(self, error: EnvManagerError) -> None:
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+
+
+class Rate:
+    """Steps per second over the last ``n_updates``, so that it follows what happens."""
+
+    def __init__(self, now: float, *, n_updates: int) -> None:
+        self._points = deque([(now, 0)], maxlen=n_updates)
+
+    def at(self, now: float, n_steps: int) -> float:
+        """The rate up to ``now``, by when ``n_steps`` were taken."""
+        then, n_then = self._points[0]
+        self._points.append((now, n_steps))
+        return (n_steps - n_then) / (now - then) if now > then else 0.0
+
+
+def describe_start(plan: Plan) -> str:
+    """One line on what is being run."""
+    options = plan.manager
+    workers = "" if options.n_workers is None else f" in {count(options.n_workers, 'worker')}"
+    envs = count(options.n_envs, "environment")
+    return f"{options.env}: {envs}{workers}, manager {options.kind}, seed {plan.seed}"
+
+
+def describe(episodes: Episodes) -> str:
+    """One phrase on the episodes so far."""
+    if not episodes.count:
+        return "no episode has ended yet"
+    return (
+        f"{count(episodes.count, 'episode')}, mean return {episodes.mean_of_recent():.4g} (last {len(episodes.recent)})"
+    )
+
+
+def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
+    """The summary as names and texts."""
+    episodes, returns = summary.episodes, summary.returns()
+    ended = {"done": "all steps taken", "interrupted": "interrupted", "failed": "stopped by an error"}[summary.ended]
+    lines = [
+        ("result", ended),
+        ("steps", f"{episodes.env_steps:,} of {summary.plan.steps:,}"),
+        ("wall time", f"{summary.wall_s:.2f} s"),
+        ("steps/s", f"{summary.steps_per_s:,.0f}"),
+        ("episodes", f"{episodes.count:,}"),
+    ]
+    if episodes.count:
+        lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
+    if summary.plan.out is not None:
+        lines.append(("written to", str(summary.plan.out)))
+    return lines
+
+
+def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
+    """One worker as a row under WORKER_COLUMNS."""
+    state = "failed" if worker.failed else "waiting" if worker.waiting else "ready"
+    return (
+        str(worker.worker_id),
+        describe_env_ids(worker.env_ids),
+        state,
+        f"{worker.steps:,}",
+        describe_seconds(worker.step_time_s),
+        f"{worker.idle_share:.0%}",
+    )
+
+
+def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
+    """One line on the workers after the first ``n_shown``; empty when there are none."""
+    rest = workers[n_shown:]
+    if not rest:
+        return ""
+    failed = sum(worker.failed for worker in rest)
+    steps = sum(worker.steps for worker in rest)
+    return f"and {len(rest)} more: {steps:,} steps, {idle_share(rest):.0%} idle, {failed} failed"
+
+
+def idle_share(workers: Sequence[WorkerStats]) -> float:
+    """The mean share of the time that these workers waited for a command."""
+    return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
+
+
+def describe_env_ids(env_ids: Sequence[int]) -> str:
+    """``"3"``, ``"0-7"`` or ``"0, 4"``."""
+    if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
+        return f"{env_ids[0]}-{env_ids[-1]}"
+    return ", ".join(map(str, env_ids))
+
+
+def describe_seconds(seconds: float) -> str:
+    """A short time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def count(number: int, thing: str) -> str:
+    """``"1 worker"``, ``"2 workers"``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,109 @@
+"""Counting while a manager runs: environment steps, episodes and their returns.
+
+The rule: as cheap as it can be, for it runs once per StepInfo, tens of thousands of times a second. Who the rows of a
+worker belong to is looked up once and remembered until its agents change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import attrs
+import numpy as np
+
+from envmanager.steps import AGENT_BITS, AgentSteps, StepInfo
+
+RECENT = 100
+"""Over how many of the last episodes the running mean is taken."""
+
+
+@attrs.frozen
+class _Rows:
+    """Who the rows of one worker's StepInfo belong to."""
+
+    agent_ids: tuple[tuple[str, bytes], ...]
+    places: tuple[np.ndarray, ...]  # per behavior, where each row's running return is kept
+    n_envs: int
+
+
+@attrs.define
+class Episodes:
+    """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order."""
+
+    env_steps: int = 0
+    worker_steps: int = 0
+    count: int = 0
+    returns: dict[int, list[float]] = attrs.field(factory=dict)
+    recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
+    _place_of: dict[int, int] = attrs.field(factory=dict, init=False)
+    _agent_at: list[int] = attrs.field(factory=list, init=False)
+    _running: np.ndarray = attrs.field(factory=lambda: np.zeros(64), init=False)
+    _rows_of: dict[int, _Rows] = attrs.field(factory=dict, init=False)
+
+    def add(self, info: StepInfo) -> None:
+        """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
+        rows = self._rows(info)
+        if info.previous is None or info.lost is not None:
+            for places in rows.places:
+                self._running[places] = 0.0
+            return
+        self.worker_steps += 1
+        self.env_steps += rows.n_envs
+        for places, steps in zip(rows.places, info.current.values(), strict=True):
+            self._running[places] += steps.reward
+            ended = steps.terminated | steps.truncated
+            if np.count_nonzero(ended):  # cheaper than any()
+                self._end_episodes(places[ended])
+
+    def mean_of_recent(self) -> float:
+        """The mean return of the last episodes; NaN before the first has ended."""
+        return sum(self.recent) / len(self.recent) if self.recent else math.nan
+
+    def all_returns(self) -> list[float]:
+        """The returns of all episodes, agent by agent."""
+        return [value for values in self.returns.values() for value in values]
+
+    def returns_by_env(self) -> dict[str, list[float]]:
+        """The returns per environment, ``{"0": […]}``; where it has several agents, per agent, ``{"0/0": […], …}``."""
+        agents_of: dict[int, list[int]] = {}
+        for agent_id in sorted(self.returns):
+            agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)
+        named = {}
+        for env_id, agents in agents_of.items():
+            for agent_id in agents:
+                name = str(env_id) if len(agents) == 1 else f"{env_id}/{agent_id & (1 << AGENT_BITS) - 1}"
+                named[name] = self.returns[agent_id]
+        return named
+
+    def _end_episodes(self, places: np.ndarray) -> None:
+        for place, value in zip(places.tolist(), self._running[places].tolist(), strict=True):
+            self.returns[self._agent_at[place]].append(value)
+            self.recent.append(value)
+        self.count += len(places)
+        self._running[places] = 0.0
+
+    def _rows(self, info: StepInfo) -> _Rows:
+        agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
+        rows = self._rows_of.get(info.worker_id)
+        if rows is None or rows.agent_ids != agent_ids:
+            rows = self._rows_of[info.worker_id] = self._look_up(info, agent_ids)
+        return rows
+
+    def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _Rows:
+        current = list(info.current.values())
+        env_ids = {env_id for steps in current for env_id in steps.env_id.tolist()}
+        return _Rows(agent_ids, tuple(self._places(steps) for steps in current), len(env_ids))
+
+    def _places(self, steps: AgentSteps) -> np.ndarray:
+        places = []
+        for agent_id in steps.agent_id.tolist():
+            place = self._place_of.get(agent_id)
+            if place is None:
+                place = self._place_of[agent_id] = len(self._agent_at)
+                self._agent_at.append(agent_id)
+                self.returns[agent_id] = []
+            places.append(place)
+        if len(self._agent_at) > len(self._running):
+            self._running = np.append(self._running, np.zeros(len(self._agent_at)))
+        return np.array(places, dtype=np.intp)

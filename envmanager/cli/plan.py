@@ -1,0 +1,104 @@
+"""What one call of ``envmanager run`` is going to do.
+
+The rule: everything that can be checked without starting anything is checked here, so that a long run does not end with
+"no such directory".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.errors import ConfigError, UsageError
+from envmanager.factories import Importable
+from envmanager.options import ManagerOptions
+from envmanager.policy import Policy, RandomPolicy
+from envmanager.registry import structure
+from envmanager.specs import BehaviorSpec, describe_value
+
+
+@attrs.frozen(kw_only=True)
+class RunOptions:
+    """For how long to run and with which policy: the table ``run`` of a config file.
+
+    ``steps`` counts environment steps. Without a ``seed`` one is drawn, and shown, so that any run can be repeated.
+    ``policy`` is ``"module:callable"``, called with a behavior's name and spec; without it actions are random.
+    """
+
+    steps: int = 10_000
+    seed: int | None = None
+    policy: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
+        if self.seed is not None and self.seed < 0:
+            raise UsageError(f"seed must be a whole number from 0 up, not {self.seed!r}.")
+
+
+@attrs.frozen
+class Plan:
+    """How to run environments, for how many environment steps, with which seed and policy, and where to write."""
+
+    manager: ManagerOptions
+    steps: int
+    seed: int
+    policy: Any = None
+    out: Path | None = None
+
+    @classmethod
+    def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
+        """A Plan from the tables of a config, flags merged in. Raises UsageError."""
+        run_options = structure(RunOptions, run, where="run")
+        seed = draw_seed() if run_options.seed is None else run_options.seed
+        manager_options = structure(ManagerOptions, {"seed": seed, **manager}, where="manager")
+        if manager_options.env is None:
+            raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
+        check_out(out)
+        policy = None if run_options.policy is None else load_policy(run_options.policy)
+        return cls(manager_options, run_options.steps, seed, policy, out)
+
+    def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
+        """The policy of one behavior."""
+        if self.policy is None:
+            return RandomPolicy(spec, self.seed)
+        policy: Policy = self.policy(behavior, spec)
+        if not hasattr(policy, "get_action"):
+            raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
+        return policy
+
+
+def draw_seed() -> int:
+    """A seed from the system's randomness."""
+    return int(np.random.SeedSequence().generate_state(1)[0])
+
+
+def load_policy(text: str) -> Any:
+    """The callable that ``"module:callable"`` names."""
+    module, colon, attribute = text.partition(":")
+    if not colon or not module or not attribute:
+        raise UsageError(f"The policy should be module:callable, not {text!r}.")
+    try:
+        found = Importable(module, attribute).load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"policy {text!r} cannot be found: {error}.") from error
+    if not callable(found):
+        raise UsageError(f"policy {text!r} is {describe_value(found)}; it should be callable with a name and a spec.")
+    return found
+
+
+def check_out(out: Path | None) -> None:
+    """Raise UsageError when ``out`` cannot be written."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a directory; name a file.")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {out.parent}; make it first.")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: nothing can be written in {out.parent}.")

@@ -1,0 +1,137 @@
+"""``envmanager run``: step environments for so many steps, show how it goes, and leave a summary.
+
+::
+
+    Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, every now and then
+                                                                         └──▶ RunSummary ──▶ Display, --out
+
+The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is said.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+import attrs
+
+from envmanager.cli.display import Display
+from envmanager.cli.episodes import Episodes
+from envmanager.cli.plan import Plan
+from envmanager.cli.summary import RunSummary, write_json
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.registry import make_manager
+from envmanager.stats import ManagerStats
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+def run(plan: Plan, display: Display) -> int:
+    """Do what ``plan`` says; the exit code. What was done is shown, and written, whatever ended it."""
+    course = _Run(plan, display)
+    exit_code, ended = EXIT_DONE, "done"
+    with StopSignals() as signals:
+        try:
+            course.go(signals)
+        except Stopped as stopped:
+            exit_code, ended = stopped.exit_code, "interrupted"
+        except EnvManagerError as error:
+            display.show_error(error)
+            exit_code, ended = exit_code_of(error), "failed"
+    if course.stats is not None:
+        summary = RunSummary(plan, ended, course.episodes, course.wall_s, course.stats)
+        display.show_summary(summary)
+        if plan.out is not None:
+            write_json(plan.out, summary.to_json())
+    return exit_code
+
+
+def exit_code_of(error: EnvManagerError) -> int:
+    """2 for a mistake in the call, 1 for what went wrong while running."""
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+
+
+@attrs.define
+class _Run:
+    """One run; what it leaves can be read however it ended. ``stats`` is None when no manager came up."""
+
+    plan: Plan
+    display: Display
+    episodes: Episodes = attrs.field(factory=Episodes)
+    wall_s: float = 0.0
+    stats: ManagerStats | None = None
+
+    def go(self, signals: StopSignals) -> None:
+        self.display.show_start(self.plan)
+        with make_manager(self.plan.manager) as manager:
+            try:
+                self._step(manager)
+            finally:
+                signals.hold()
+                self.stats = manager.stats()
+
+    def _step(self, manager: EnvManager) -> None:
+        n_behaviors = self._set_policies(manager, 0)
+        for info in manager.reset({"seed": self.plan.seed}):
+            self.episodes.add(info)
+        started = time.monotonic()
+        with self.display.running(started):
+            try:
+                while self.episodes.env_steps < self.plan.steps:
+                    if len(manager.behavior_specs) > n_behaviors:
+                        n_behaviors = self._set_policies(manager, n_behaviors)
+                    for info in manager.step():
+                        self.episodes.add(info)
+                    if time.monotonic() >= self.display.due:
+                        self.display.update(time.monotonic(), self.episodes, manager.stats())
+            finally:
+                self.wall_s = time.monotonic() - started
+
+    def _set_policies(self, manager: EnvManager, n_known: int) -> int:
+        """Give every behavior after the first ``n_known`` its policy; how many there are now."""
+        behaviors = list(manager.behavior_specs.items())
+        for behavior, spec in behaviors[n_known:]:
+            manager.set_policy(behavior, self.plan.make_policy(behavior, spec))
+        return len(behaviors)
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, or SIGTERM, which means the same here."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+class StopSignals:
+    """Within this context, the first SIGINT or SIGTERM raises Stopped, and the later ones are dropped.
+
+    After ``hold()`` they are all dropped: closing takes at most ``Timeouts.close_s`` and must not be cut short.
+    """
+
+    def __init__(self) -> None:
+        self._holding = False
+
+    def hold(self) -> None:
+        """Drop signals from now on."""
+        self._holding = True
+
+    def _stop(self, signum: int, _: FrameType | None) -> None:
+        if not self._holding:
+            self._holding = True
+            raise Stopped(signum)
+
+    def __enter__(self) -> StopSignals:
+        self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)

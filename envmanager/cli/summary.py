@@ -1,0 +1,88 @@
+"""How a run went, as numbers, and as a JSON file.
+
+The rule: a file that other programs read is there wholly or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from envmanager.cli.episodes import Episodes
+from envmanager.cli.plan import Plan
+from envmanager.stats import ManagerStats
+
+
+@attrs.frozen
+class RunSummary:
+    """How a run went. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
+
+    plan: Plan
+    ended: str
+    episodes: Episodes
+    wall_s: float
+    stats: ManagerStats
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second since the reset."""
+        return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
+
+    def returns(self) -> dict[str, float]:
+        """Mean, least and greatest return over all episodes; NaN without one."""
+        values = self.episodes.all_returns()
+        if not values:
+            return dict.fromkeys(("mean", "min", "max"), math.nan)
+        return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain data; numbers that JSON cannot say are None."""
+        return {
+            "ended": self.ended,
+            "env": str(self.plan.manager.env),
+            "manager": self.plan.manager.kind,
+            "n_envs": self.plan.manager.n_envs,
+            "seed": self.plan.seed,
+            "env_steps": self.episodes.env_steps,
+            "worker_steps": self.episodes.worker_steps,
+            "wall_s": self.wall_s,
+            "env_steps_per_s": self.steps_per_s,
+            "episodes": self.episodes.count,
+            "return": _sayable(self.returns()),
+            "episode_returns": _sayable(self.episodes.returns_by_env()),
+            "workers": _sayable([attrs.asdict(worker) for worker in self.stats.workers]),
+        }
+
+
+def _sayable(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _sayable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_sayable(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write ``data`` to ``path``, one line per name: into a new file beside it, which then takes its place."""
+    file_descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(file_descriptor, "w", encoding="utf-8") as file:
+            lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
+            file.write("{\n" + ",\n".join(lines) + "\n}\n")
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

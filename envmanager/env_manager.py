@@ -1,0 +1,528 @@
+"""The abstract manager: what a trainer sees, whatever runs the environments.
+
+::
+
+    step():  _queue_steps ── policies ── send("step") ──▶ every worker that is not waiting
+             _collect(wait)              ◀── responses ── those that are ready, the others stay in flight
+             _postprocess_steps          pairs each response with the worker's previous step and actions
+
+A manager is this class plus ``env_workers`` (anything with the five members of :class:`EnvWorker`), ``_collect`` and
+``_close``. The rule: at most one step per worker is in flight, and whatever was collected but not handed out stays in
+``_ready``, so an error or an interrupt loses nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from envmanager.env_rows import EnvRows
+from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
+from envmanager.options import ResetConfig, Wait
+from envmanager.policy import Policy
+from envmanager.policy_calls import call_policies, check_policies, checked_actions
+from envmanager.specs import BehaviorSpec, SpecMismatch, describe_value, merge_specs
+from envmanager.stats import ManagerStats, WorkerStats
+from envmanager.steps import (
+    Actions,
+    ActionInfo,
+    AgentSteps,
+    Batch,
+    CommandName,
+    EnvironmentResponse,
+    StepInfo,
+    concat_steps,
+    take_rows,
+)
+from envmanager.trees import Tree
+
+__all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerStats"]
+
+
+class EnvWorker(Protocol):
+    """A worker as its manager sees it. ``waiting``: a step was sent and its response has not been handed out yet."""
+
+    worker_id: int
+    waiting: bool
+    previous_step: StepInfo | None
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Send a command. The answer to "step" comes out of the step queue, every other answer out of ``recv``."""
+        ...
+
+    def recv(self) -> EnvironmentResponse:
+        """The answer to the last command, within its deadline; a "failed" response when there is none."""
+        ...
+
+
+class StepQueue(Protocol):
+    """The one queue onto which all workers push the answers to "step". ``get_nowait`` and ``get`` raise queue.Empty."""
+
+    def get_nowait(self) -> EnvironmentResponse: ...
+
+    def get(self, *, timeout: float | None = None) -> EnvironmentResponse: ...
+
+    def empty(self) -> bool: ...
+
+
+class _Use(enum.Enum):
+    """Which of the two ways of stepping is in use between two resets."""
+
+    UNDECIDED = enum.auto()
+    STEP = enum.auto()
+    SEND_RECV = enum.auto()
+
+
+class EnvManager(ABC):
+    """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
+
+    step_queue: StepQueue
+
+    def __init__(
+        self, env_ids_of_workers: Sequence[Sequence[int]], *, wait: Wait | None = None, seed: int | None = None
+    ):
+        self.env_workers: list[Any] = []
+        self._env_rows = EnvRows(env_ids_of_workers)
+        self._wait = Wait.any() if wait is None else Wait.parse(wait)
+        self._seed = seed
+        self._use = _Use.UNDECIDED
+        self._closed = False
+        self._partial_actions = True
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._policies: dict[str, Policy] = {}
+        self._actions: dict[int, Actions] = {}
+        self._ready: list[EnvironmentResponse] = []
+        self._failed: dict[int, WorkerError] = {}
+        self._handed_out = [0] * len(env_ids_of_workers)
+        self._env_steps = 0
+
+    # What a manager adds.
+
+    @abstractmethod
+    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
+        """What is ready, in order of arrival; usually ``return self._collect_from(self.step_queue, wait)``."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give everything back. Called once."""
+
+    def _revive(self, worker: EnvWorker) -> None:
+        """Make a failed worker fit for the reset that follows."""
+
+    def _own(self, payload: Any) -> Any:
+        """The steps of a response in arrays that stay as they are. Here: they do already."""
+        return payload
+
+    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
+        """What is known of one worker."""
+        worker_id = worker.worker_id
+        return WorkerStats(
+            worker_id,
+            self._env_rows.blocks[worker_id],
+            waiting=worker.waiting,
+            failed=worker_id in self._failed,
+            steps=self._handed_out[worker_id],
+        )
+
+    # What a trainer uses.
+
+    @property
+    def n_envs(self) -> int:
+        """How many environments there are."""
+        return self._env_rows.n_envs
+
+    @property
+    def n_workers(self) -> int:
+        """How many workers host them."""
+        return len(self._env_rows.blocks)
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """The specs of all behaviors seen so far, merged over all workers; may grow."""
+        return self._specs
+
+    def set_policy(self, behavior: str, policy: Policy) -> None:
+        """Let ``policy`` decide for the agents of ``behavior`` from the next ``step()`` on.
+
+        Raises UsageError when it has no ``get_action``, or when the behaviors are known and this is none of them.
+        """
+        self._require_open("set_policy")
+        if not callable(getattr(policy, "get_action", None)):
+            raise UsageError(f"a policy needs a method get_action(steps), which {describe_value(policy)} has not.")
+        self._policies[behavior] = policy
+
+    def reset(self, config: Any = None) -> list[StepInfo]:
+        """Begin a new episode in every environment; one StepInfo per worker, in order.
+
+        ``config`` is None, a ResetConfig, or a mapping with ``seed`` (one number, or one per environment) and
+        ``options``. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
+        ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
+        """
+        self._require_open("reset")
+        parsed = ResetConfig.parse(config, n_envs=self.n_envs)
+        if self._seed is not None and parsed.seed is None:
+            config = attrs.evolve(parsed, seed=self._seed)
+        self._discard_steps_in_flight()
+        for worker_id in list(self._failed):
+            self._revive(self.env_workers[worker_id])
+            del self._failed[worker_id]
+        for worker in self.env_workers:
+            worker.previous_step = None
+            worker.send(CommandName.RESET, config)
+        responses = self._receive(self.env_workers)
+        self._seed = None  # later resets go on with the randomness there is, unless they name a seed
+        self._use = _Use.UNDECIDED
+        self._handed_out = [0] * len(self.env_workers)
+        return [self._first_step(response) for response in responses]
+
+    def step(self, wait: Wait | None = None) -> list[StepInfo]:
+        """Act in all environments that are not waiting, then hand back the steps that are ready.
+
+        One batched policy call per behavior. Which steps and how long: ``wait``, by default the manager's own. Raises
+        UsageError (no reset, no policy), BadAction (the policy's answer does not fit; nothing was sent), or the
+        WorkerError of a worker whose step would have been handed out now; the others' steps come with the next call.
+        """
+        self._enter(_Use.STEP, "step")
+        wait = self._wait if wait is None else wait
+        self._queue_steps(wait)
+        return self._postprocess_steps(self._collect(wait))
+
+    def send(self, actions: Tree, env_ids: Any) -> None:
+        """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
+
+        Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is still
+        waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
+        """
+        self._enter(_Use.SEND_RECV, "send")
+        behavior, spec = self._only_behavior()
+        ids = self._env_rows.checked(env_ids, BadAction)
+        actions = checked_actions(spec, actions, len(ids), "send")
+        groups = self._env_rows.by_worker(ids)
+        for group in groups:
+            self._check_can_send(group.worker_id, group.rows)
+        for group in groups:
+            own = {behavior: take_rows(actions, group.places)}
+            if len(group.rows) == len(self._env_rows.blocks[group.worker_id]):
+                self._send_step(self.env_workers[group.worker_id], CommandName.STEP, own)
+            else:
+                self._send_step(self.env_workers[group.worker_id], CommandName.STEP_ROWS, (group.rows, own))
+
+    def recv(self, wait: Wait | None = None) -> Batch:
+        """The steps that are ready, one row per environment; after a reset first the first observations.
+
+        Raises UsageError when nothing is in flight or ready, or for multi-agent environments, and WorkerErrors as
+        ``step()`` does.
+        """
+        if self._use is _Use.UNDECIDED:
+            self._offer_first_observations()
+        self._enter(_Use.SEND_RECV, "recv")
+        behavior, _ = self._only_behavior()
+        responses = self._collect(self._wait if wait is None else wait)
+        for response in responses:
+            self._mark_handed_out(response)
+        return self._batch(behavior, [response.payload[behavior] for response in responses])
+
+    def call(self, name: str, *args: Any, env_ids: Any = None) -> list[Any]:
+        """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
+
+        Waits behind a step in flight, at most ``Timeouts.call_s``. Raises EnvRaised when a call raises; the worker
+        stays usable.
+        """
+        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows))
+
+    def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
+        """``env.name`` of each environment; see ``call``."""
+        return self._ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
+
+    def set_attr(self, name: str, values: Sequence[Any], env_ids: Any = None) -> None:
+        """``env.name = value`` for each environment, one of ``values`` each; see ``call``."""
+        ids = self._ids(env_ids)
+        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(ids):
+            raise UsageError(f"set_attr needs one value for each of {len(ids)} environments, not {values!r}.")
+        self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows))
+
+    def render(self, env_ids: Any = None) -> list[Any]:
+        """``env.render()`` of each environment; see ``call``."""
+        return self._ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
+
+    def stats(self) -> ManagerStats:
+        """Counters and times of every worker."""
+        workers = tuple(self._worker_stats(worker) for worker in self.env_workers)
+        return ManagerStats(workers, sum(self._handed_out), self._env_steps, self._late_replies())
+
+    def close(self) -> None:
+        """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    def __enter__(self) -> EnvManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The template behind step().
+
+    def _queue_steps(self, wait: Wait) -> None:
+        """Send an action to every worker that is not waiting."""
+        ready = [worker for worker in self.env_workers if not worker.waiting and worker.worker_id not in self._failed]
+        if wait.max_lead is not None:
+            slowest = self._slowest()
+            ready = [w for w in ready if self._handed_out[w.worker_id] - slowest < wait.max_lead]
+        if not ready:
+            return
+        if any(worker.previous_step is None for worker in ready):
+            raise UsageError("step() before reset(): call reset() first.")
+        taken = self._take_steps([worker.previous_step for worker in ready])
+        for worker, actions in zip(ready, taken, strict=True):
+            self._actions[worker.worker_id] = actions
+            self._send_step(worker, CommandName.STEP, {name: info.action for name, info in actions.items()})
+
+    def _take_steps(self, last_steps: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
+        """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
+        check_policies(last_steps, self._policies, partial_actions=self._partial_actions)
+        return call_policies(last_steps, self._policies, self._specs)
+
+    def _postprocess_steps(self, responses: Sequence[EnvironmentResponse]) -> list[StepInfo]:
+        """Pair each response with its worker's previous step and actions."""
+        infos = []
+        for response in responses:
+            worker = self.env_workers[response.worker_id]
+            previous = None if worker.previous_step is None else worker.previous_step.current
+            actions = self._actions.pop(response.worker_id, None)
+            info = StepInfo(previous, self._own(response.payload), actions, response.worker_id)
+            self._mark_handed_out(response)
+            worker.previous_step = info
+            infos.append(info)
+        return infos
+
+    def _collect_from(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
+        """What is ready in ``step_queue``, by the rules of Wait. Raises a WorkerError that is among it."""
+        deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
+        self._take_arrived(step_queue)
+        if not self._ready and not any(worker.waiting for worker in self.env_workers):
+            raise UsageError(self._nothing_in_flight())
+        while not self._enough(wait):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                self._ready.append(step_queue.get(timeout=left))
+            except queue.Empty:
+                break
+            self._take_arrived(step_queue)
+        return self._hand_out(wait)
+
+    def _take_arrived(self, step_queue: StepQueue) -> None:
+        try:
+            while True:
+                self._ready.append(step_queue.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _enough(self, wait: Wait) -> bool:
+        in_flight = sum(worker.waiting for worker in self.env_workers)
+        if wait.max_lead is None:
+            return len(self._ready) >= min(wait.min_ready, in_flight)
+        held = sum(self._is_held_back(response, wait) for response in self._ready)
+        if held and held == in_flight:
+            raise UsageError(
+                f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
+                f"the environments of worker {self._handed_out.index(self._slowest())}."
+            )
+        return len(self._ready) - held >= min(wait.min_ready, in_flight - held)
+
+    def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
+        """Take what may be handed out from ``_ready``; a failure among it is raised and the rest stays."""
+        chosen = self._ready
+        if wait.max_lead is not None:
+            chosen = [response for response in chosen if not self._is_held_back(response, wait)]
+        if wait.max_ready is not None:
+            chosen = chosen[: wait.max_ready]
+        for response in chosen:
+            if response.name is CommandName.FAILED:
+                self._ready = [other for other in self._ready if other is not response]
+                raise self._out(response)
+        if len(chosen) == len(self._ready):
+            self._ready = []
+        else:
+            taken = {id(response) for response in chosen}
+            self._ready = [response for response in self._ready if id(response) not in taken]
+        return list(chosen)
+
+    def _is_held_back(self, response: EnvironmentResponse, wait: Wait) -> bool:
+        if wait.max_lead is None or response.name is CommandName.FAILED or self._use is not _Use.SEND_RECV:
+            return False
+        return self._handed_out[response.worker_id] - self._slowest() >= wait.max_lead
+
+    def _slowest(self) -> int:
+        """The fewest steps handed out by any worker that takes part."""
+        counts = [count for worker_id, count in enumerate(self._handed_out) if worker_id not in self._failed]
+        return min(counts, default=0)
+
+    def _nothing_in_flight(self) -> str:
+        if len(self._failed) == len(self.env_workers):
+            first = next(iter(self._failed.values()))
+            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first}"
+        return "nothing is in flight: send() actions first."
+
+    def _mark_handed_out(self, response: EnvironmentResponse) -> None:
+        self.env_workers[response.worker_id].waiting = False
+        if response.name is CommandName.STEP:
+            self._handed_out[response.worker_id] += 1
+            self._env_steps += len(self._env_rows.blocks[response.worker_id])
+
+    def _out(self, response: EnvironmentResponse) -> WorkerError:
+        """Leave a failed worker out until the next reset."""
+        error = response.payload
+        self._failed[response.worker_id] = error
+        self.env_workers[response.worker_id].waiting = False
+        self._actions.pop(response.worker_id, None)
+        return error  # type: ignore[no-any-return]
+
+    # Behind the other calls.
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise ManagerClosed(what)
+
+    def _enter(self, use: _Use, what: str) -> None:
+        self._require_open(what)
+        if self._use is _Use.UNDECIDED:
+            self._use = use
+        elif self._use is not use:
+            raise UsageError("use either step() or send()/recv() between two resets, not both.")
+
+    def _discard_steps_in_flight(self) -> None:
+        while self._ready or any(worker.waiting for worker in self.env_workers):
+            try:
+                for response in self._collect(Wait.all()):
+                    self.env_workers[response.worker_id].waiting = False
+            except WorkerError:
+                pass  # the reset revives the worker
+        self._actions.clear()
+
+    def _receive(self, workers: Sequence[EnvWorker]) -> list[EnvironmentResponse]:
+        """Every worker's answer; when some failed, the first failure is raised after all have answered."""
+        responses = [worker.recv() for worker in workers]
+        failures = [response for response in responses if response.name is CommandName.FAILED]
+        for response in reversed(failures):
+            error = self._out(response)
+        if failures:
+            raise error
+        return responses
+
+    def _first_step(self, response: EnvironmentResponse) -> StepInfo:
+        info = StepInfo(None, self._own(response.payload), None, response.worker_id)
+        self.env_workers[response.worker_id].previous_step = info
+        return info
+
+    def _offer_first_observations(self) -> None:
+        self._require_open("recv")
+        if any(worker.previous_step is None for worker in self.env_workers):
+            raise UsageError("recv() before reset(): call reset() first.")
+        for worker in self.env_workers:
+            worker.waiting = True
+            response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
+            self._ready.append(response)
+
+    def _send_step(self, worker: EnvWorker, name: CommandName, payload: Any) -> None:
+        worker.send(name, payload)
+        worker.waiting = True
+
+    def _check_can_send(self, worker_id: int, rows: np.ndarray) -> None:
+        env_id = self._env_rows.blocks[worker_id][rows[0]]
+        if worker_id in self._failed:
+            raise self._failed[worker_id]
+        if self.env_workers[worker_id].previous_step is None:
+            raise UsageError("send() before reset(): call reset() first.")
+        if self.env_workers[worker_id].waiting:
+            raise BadAction(
+                f"env {env_id} is still waiting: the answer of worker {worker_id} to the last actions has not been "
+                "handed out. Call recv() first. Nothing was sent."
+            )
+
+    def _only_behavior(self) -> tuple[str, BehaviorSpec | None]:
+        if not self._specs:
+            return "default", None
+        if len(self._specs) > 1:
+            raise UsageError(
+                f"send() and recv() serve single-agent environments; these have the behaviors {sorted(self._specs)}. "
+                "Use step()."
+            )
+        return next(iter(self._specs.items()))
+
+    def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
+        """The rows of some workers as one Batch, in env_id order when it holds all environments."""
+        if not parts:
+            return self._empty_batch(behavior)
+        steps = concat_steps(parts)
+        env_ids = steps.env_id
+        if len(env_ids) != len(np.unique(env_ids)):
+            raise UsageError("send() and recv() serve environments of one agent each. Use step().")
+        if len(env_ids) == self.n_envs and (np.diff(env_ids) < 0).any():
+            steps = steps.take(np.argsort(env_ids))
+            env_ids = steps.env_id
+        lost = np.zeros(len(env_ids), bool)
+        return Batch(
+            env_ids,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            lost,
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+        )
+
+    def _empty_batch(self, behavior: str) -> Batch:
+        none = self.env_workers[0].previous_step.current[behavior].take(np.arange(0))
+        no_flags = np.zeros(0, bool)
+        return Batch(none.env_id, none.obs, none.reward, none.terminated, none.truncated, no_flags)
+
+    def _ids(self, env_ids: Any) -> np.ndarray:
+        return np.arange(self.n_envs) if env_ids is None else self._env_rows.checked(env_ids, UsageError)
+
+    def _ask(self, name: CommandName, env_ids: Any, payload: Any) -> list[Any]:
+        """Ask the workers of some environments; the answers in the order of ``env_ids``."""
+        self._require_open(name)
+        ids = self._ids(env_ids)
+        groups = self._env_rows.by_worker(ids)
+        for group in groups:
+            if group.worker_id in self._failed:
+                raise self._failed[group.worker_id]
+        for group in groups:
+            self.env_workers[group.worker_id].send(name, payload(group.rows.tolist(), group.places.tolist()))
+        responses = [self.env_workers[group.worker_id].recv() for group in groups]
+        for response in responses:
+            if response.name is CommandName.FAILED:
+                raise self._after_failed_call(response)
+        answers: list[Any] = [None] * len(ids)
+        for group, response in zip(groups, responses, strict=True):
+            for place, answer in zip(group.places, response.payload or [None] * len(group.places), strict=True):
+                answers[place] = answer
+        return answers
+
+    def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
+        """What a failed call means for its worker. Here: nothing, it stays usable."""
+        return response.payload  # type: ignore[no-any-return]
+
+    def _late_replies(self) -> int:
+        return 0
+
+    def _learn_specs(self, specs: Mapping[str, BehaviorSpec], worker_id: int) -> None:
+        """Add a worker's specs to the manager's; UsageError when a behavior has two."""
+        try:
+            merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
+        except SpecMismatch as error:
+            raise UsageError(f"{error}. Agents of one behavior share their specs in all environments.") from error

@@ -1,0 +1,68 @@
+"""Which worker hosts which environment, and rows of environments sorted by worker.
+
+::
+
+    n_envs=8 over n_workers=3      worker 0: envs 0 1 2    worker 1: envs 3 4 5    worker 2: envs 6 7
+
+The rule: environments are dealt in contiguous blocks, so a worker's rows lie together in every array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmanager.errors import BadAction, UsageError
+from envmanager.specs import describe_value
+
+
+def deal(n_envs: int, n_workers: int) -> list[range]:
+    """The env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
+    small, extra = divmod(n_envs, n_workers)
+    starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
+    return [range(int(start), int(stop)) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+
+
+class WorkerRows(NamedTuple):
+    """Some environments of one worker: ``rows`` within the worker, ``places`` within what the caller passed."""
+
+    worker_id: int
+    rows: np.ndarray
+    places: np.ndarray
+
+
+class EnvRows:
+    """The map from environments to workers."""
+
+    def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
+        self.blocks = [tuple(block) for block in blocks]
+        self.n_envs = sum(len(block) for block in self.blocks)
+        self._first = np.array([block[0] for block in self.blocks])
+        self._worker_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+
+    def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
+        """``env_ids`` as int64[n]; ``error`` unless they are known and each is named once."""
+        ids = np.asarray(env_ids)
+        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+            raise error(f"env_ids should be a list of whole numbers, but is {describe_value(env_ids)}.")
+        ids = ids.astype(np.int64)
+        unknown = ids[(ids < 0) | (ids >= self.n_envs)]
+        if len(unknown):
+            raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
+        if len(np.unique(ids)) < len(ids):
+            raise error(f"env_ids names an environment twice: {ids.tolist()}.")
+        return ids
+
+    def by_worker(self, env_ids: np.ndarray) -> list[WorkerRows]:
+        """The environments sorted by worker, each worker's by row."""
+        order = np.argsort(env_ids, kind="stable")
+        workers = self._worker_of[env_ids[order]]
+        cuts = np.flatnonzero(np.diff(workers)) + 1
+        groups = []
+        for places in np.split(order, cuts):
+            if len(places):
+                worker_id = int(self._worker_of[env_ids[places[0]]])
+                groups.append(WorkerRows(worker_id, env_ids[places] - self._first[worker_id], places))
+        return groups

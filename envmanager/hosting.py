@@ -1,0 +1,148 @@
+"""What a worker does with a command, in whatever process it lives.
+
+The rule: one table from command to function; nothing here knows about pipes or memory.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from envmanager.environment import EnvContext, EnvGroup, build_group
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, WorkerError
+from envmanager.factories import call_factory
+from envmanager.options import ResetConfig
+from envmanager.seeding import derive_seeds
+from envmanager.specs import BehaviorSpecs, SpecMismatch
+from envmanager.steps import CommandName
+
+
+@attrs.frozen
+class StartReport:
+    """What a worker tells about its environments once they are made."""
+
+    specs: BehaviorSpecs
+    max_agents: Mapping[str, int]
+    partial_actions: bool
+
+
+@attrs.frozen
+class GroupFactory:
+    """Makes all environments of one worker."""
+
+    factories: Sequence[Any]
+    contexts: Sequence[EnvContext]
+    infos: bool
+    check_values: bool
+
+    def __call__(self) -> EnvGroup:
+        """The environments, side by side. When one cannot be made, those before it are closed."""
+        made: list[Any] = []
+        try:
+            for factory, context in zip(self.factories, self.contexts, strict=True):
+                made.append(call_factory(factory, context))
+            env_ids = [context.env_id for context in self.contexts]
+            group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        except BaseException:
+            for environment in made:
+                _close_quietly(environment)
+            raise
+        group.generation = self.contexts[0].generation
+        return group
+
+
+def _close_quietly(environment: Any) -> None:
+    try:
+        environment.close()
+    except Exception:
+        traceback.print_exc()  # the error that is on its way matters more
+
+
+def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
+    """A worker's environments from a GroupFactory, or one environment from a user's factory."""
+    made = call_factory(env_factory, EnvContext(worker_id, worker_id))
+    return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
+
+
+def _start(group: EnvGroup, _: Any) -> StartReport:
+    return StartReport(dict(group.behavior_specs), dict(group.max_agents), group.partial_actions)
+
+
+def _reset(group: EnvGroup, config: Any) -> Any:
+    wanted = ResetConfig.of(config)
+    seeds = derive_seeds(wanted.seed, group.env_ids, group.generation)
+    return group.reset(seeds=seeds, options=wanted.options)
+
+
+def _step_rows(group: EnvGroup, payload: Any) -> Any:
+    rows, actions = payload
+    return group.step(actions, rows)
+
+
+def _set_attr(group: EnvGroup, payload: Any) -> None:
+    group.set_attr(*payload)
+
+
+COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
+    CommandName.START: _start,
+    CommandName.RESET: _reset,
+    CommandName.STEP: lambda group, actions: group.step(actions),
+    CommandName.STEP_ROWS: _step_rows,
+    CommandName.CALL: lambda group, payload: group.call(*payload),
+    CommandName.GET_ATTR: lambda group, payload: group.get_attr(*payload),
+    CommandName.SET_ATTR: _set_attr,
+    CommandName.RENDER: lambda group, rows: group.render(rows),
+}
+
+PHASES = {
+    CommandName.STEP_ROWS: "step",
+    CommandName.GET_ATTR: "call",
+    CommandName.SET_ATTR: "call",
+    CommandName.RENDER: "call",
+}
+
+
+def phase_of(name: CommandName) -> str:
+    """What a worker is doing, in the words of an error."""
+    return PHASES.get(name, str(name))
+
+
+def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
+    """``error``, raised by the code in a worker, as an error of the library; its own errors stay what they are."""
+    if isinstance(error, WorkerError):
+        return error
+    if isinstance(error, SpecMismatch):
+        return BadObservation(
+            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
+        )
+    if isinstance(error, EnvManagerError):
+        return error
+    raised = EnvRaised(
+        worker_id=worker_id,
+        env_ids=env_ids,
+        phase=phase,
+        type_name=type(error).__qualname__,
+        cause=_text_of(error),
+        remote_traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+    )
+    raised.__cause__ = error
+    return raised
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error) or repr(error)
+    except Exception as broken:  # a __str__ that raises must not hide the error
+        return f"(its text cannot be shown: {type(broken).__name__})"
+
+
+def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:
+    """The environment whose code was running, else all of the worker."""
+    if group is None:
+        return (worker_id,)
+    if group.current_env_id is not None:
+        return (group.current_env_id,)
+    return group.env_ids

@@ -1,0 +1,93 @@
+"""One policy call per behavior over all workers that are ready, and its rows dealt back to them.
+
+The rule: everything is checked here, before the first byte is sent, so that a BadAction leaves the manager as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from envmanager.errors import BadAction, UsageError
+from envmanager.policy import Policy
+from envmanager.specs import BehaviorSpec, SpecMismatch, check_batch, describe_value, zeros
+from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
+from envmanager.trees import Tree, leaves, map_tree
+
+
+def check_policies(infos: Sequence[StepInfo], policies: Mapping[str, Policy], *, partial_actions: bool) -> None:
+    """Raise UsageError when some worker would get no action, or too few for its environments."""
+    for info in infos:
+        acting = [name for name, steps in info.current.items() if len(steps.acting_rows)]
+        missing = [name for name in acting if name not in policies]
+        if missing and (not partial_actions or len(missing) == len(acting)):
+            raise UsageError(
+                f"worker {info.worker_id} has agents of behavior {', '.join(map(repr, missing))}, but no policy was "
+                f"set for it: call manager.set_policy({missing[0]!r}, policy) before step()."
+            )
+
+
+def call_policies(
+    infos: Sequence[StepInfo], policies: Mapping[str, Policy], specs: Mapping[str, BehaviorSpec]
+) -> list[dict[str, ActionInfo]]:
+    """``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out."""
+    shares: list[dict[str, ActionInfo]] = [{} for _ in infos]
+    for behavior in dict.fromkeys(name for info in infos for name in info.current):
+        policy = policies.get(behavior)
+        if policy is None:
+            continue
+        members = [index for index, info in enumerate(infos) if behavior in info.current]
+        parts = [deciding(infos[index].current[behavior]) for index in members]
+        taken = _call(policy, behavior, parts, specs.get(behavior))
+        stop = 0
+        for index, part in zip(members, parts, strict=True):
+            start, stop = stop, stop + len(part)
+            shares[index][behavior] = taken.take(slice(start, stop))
+    return shares
+
+
+def deciding(steps: AgentSteps) -> AgentSteps:
+    """The rows that want an action."""
+    if steps.acting is None or steps.acting.all():
+        return steps
+    return steps.take(steps.acting_rows)
+
+
+def _call(policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None) -> ActionInfo:
+    steps = parts[0] if len(parts) == 1 else concat_steps(parts)
+    if not len(steps) and spec is not None:
+        return ActionInfo(zeros(spec.action, 0))
+    taken = policy.get_action(steps)
+    if not isinstance(taken, ActionInfo):
+        raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
+    return ActionInfo(
+        checked_actions(spec, taken.action, len(steps), f"action of behavior {behavior!r}"),
+        _checked_outputs(taken.outputs, len(steps), behavior),
+        taken.version,
+    )
+
+
+def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str) -> Tree:
+    """``action`` as arrays of its own ``[n, …]``; BadAction when it does not fit. Without a spec, as it is.
+
+    The arrays are copies because a policy may write its next actions into the same ones.
+    """
+    if spec is None:
+        return action
+    try:
+        checked = check_batch(spec.action, action, n, "action")
+    except SpecMismatch as error:
+        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
+    given = {id(leaf) for leaf in leaves(action)}
+    return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
+
+
+def _checked_outputs(outputs: Mapping[str, np.ndarray], n: int, behavior: str) -> dict[str, np.ndarray]:
+    for name, values in outputs.items():
+        if not hasattr(values, "__len__") or len(values) != n:
+            raise BadAction(
+                f"output {name!r} of the policy of behavior {behavior!r} should have {n} rows, one per agent, but is "
+                f"{describe_value(values)}."
+            )
+    return dict(outputs)

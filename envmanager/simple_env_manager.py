@@ -1,0 +1,214 @@
+"""Environments in the trainer's own process: no process, no pipe, the same contract.
+
+The rule: one worker hosts all environments, and its step is taken when it is asked for, so exceptions come out where
+they would with processes.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from envmanager.env_manager import EnvManager, EnvWorker
+from envmanager.environment import EnvContext, EnvGroup
+from envmanager.factories import EnvFactory, factories_for
+from envmanager.hosting import COMMANDS, GroupFactory, StartReport, describe_failure, env_ids_of_failure, phase_of
+from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
+from envmanager.seeding import derive_seed
+from envmanager.specs import zeros
+from envmanager.stats import WorkerStats
+from envmanager.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, RowBuffer, StepInfo
+
+import numpy as np
+
+
+class SimpleEnvManager(EnvManager):
+    """Runs ``n_envs`` environments one after the other in this process, as one worker.
+
+    The choice for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are those
+    of SubprocessEnvManager; ``n_workers``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir`` (but for the
+    factory's EnvContext) mean nothing here. Nobody can stop an environment that hangs or crashes this process.
+    """
+
+    def __init__(
+        self,
+        env_factory: EnvFactory,
+        n_envs: int = 1,
+        *,
+        n_workers: int | None = None,
+        start_method: StartMethod | None = None,
+        wait: Wait | str | int = "any",
+        timeouts: Timeouts | None = None,
+        zero_copy: bool = False,
+        infos: bool = False,
+        check_values: bool = False,
+        seed: int | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        log_dir: str | None = None,
+    ) -> None:
+        options = ManagerOptions(
+            kind="simple",
+            n_envs=n_envs,
+            n_workers=n_workers,
+            start_method=start_method,
+            wait=wait,
+            timeouts=timeouts or Timeouts(),
+            zero_copy=zero_copy,
+            infos=infos,
+            check_values=check_values,
+            seed=seed,
+            worker_env=worker_env,
+            log_dir=log_dir,
+        )
+        super().__init__([range(n_envs)], wait=options.wait, seed=seed)
+        self._zero_copy = zero_copy
+        contexts = [
+            EnvContext(env_id, 0, 0, env_id, None if seed is None else derive_seed(seed, env_id), log_dir)
+            for env_id in range(n_envs)
+        ]
+        worker = LocalWorker(GroupFactory(factories_for(env_factory, n_envs), contexts, infos, check_values))
+        report = worker.start()
+        self.env_workers.append(worker)
+        self.step_queue = LocalStepQueue(worker)
+        self._partial_actions = report.partial_actions
+        self._learn_specs(report.specs, 0)
+        if zero_copy:
+            worker.rotate_buffers()
+
+    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
+        responses = self._collect_from(self.step_queue, wait)
+        self._learn_specs(self.env_workers[0].group.behavior_specs, 0)
+        return responses
+
+    def _own(self, payload: Any) -> Any:
+        if self._zero_copy:
+            return payload
+        return {behavior: steps.copy() for behavior, steps in payload.items()}
+
+    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
+        known = super()._worker_stats(worker)
+        local: LocalWorker = self.env_workers[0]
+        total_ns = local.busy_ns + local.idle_ns
+        return WorkerStats(
+            known.worker_id,
+            known.env_ids,
+            waiting=known.waiting,
+            failed=known.failed,
+            steps=known.steps,
+            step_time_s=local.busy_ns / max(1, local.steps) / 1e9,
+            idle_share=local.idle_ns / total_ns if total_ns else 0.0,
+        )
+
+    def _close(self) -> None:
+        for worker in self.env_workers:
+            worker.group.close()
+
+
+class LocalWorker:
+    """A worker that is an object in this process."""
+
+    def __init__(self, factory: GroupFactory) -> None:
+        self.worker_id = 0
+        self.waiting = False
+        self.previous_step: StepInfo | None = None
+        self.steps = self.busy_ns = self.idle_ns = 0
+        self._factory = factory
+        self._pending: tuple[CommandName, Any] | None = None
+        self._interrupted: EnvironmentResponse | None = None
+        self._buffers: list[RowBuffer] = []
+        self._ended_ns = time.monotonic_ns()
+
+    def start(self) -> StartReport:
+        """Make the environments; raises as a worker process's start does."""
+        try:
+            self.group: EnvGroup = self._factory()
+        except Exception as error:
+            env_ids = [context.env_id for context in self._factory.contexts]
+            raise describe_failure(error, worker_id=0, env_ids=env_ids, phase="start") from error
+        report: StartReport = COMMANDS[CommandName.START](self.group, None)
+        return report
+
+    def rotate_buffers(self) -> None:
+        """Let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for a while."""
+        if len(self.group.behavior_specs) == 1:
+            ((behavior, spec),) = self.group.behavior_specs.items()
+            n = self.group.max_agents[behavior]
+            ids = np.array([env_id << AGENT_BITS for env_id in self.group.env_ids])
+            if len(ids) == n:
+                self._buffers = [_row_buffer(spec.observation, ids) for _ in range(3)]
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Remember a command; it is carried out when its answer is asked for."""
+        self._pending = (CommandName(name), payload)
+
+    def recv(self) -> EnvironmentResponse:
+        """Carry out the command that was sent."""
+        if self._pending is None:
+            raise RuntimeError("recv() without send()")
+        (name, payload), self._pending = self._pending, None
+        try:
+            return EnvironmentResponse(name, 0, COMMANDS[name](self.group, payload))
+        except KeyboardInterrupt as error:
+            # The environment was stopped half-way: whoever goes on after this must reset first.
+            self._interrupted = self._failed(error, name)
+            raise
+        except BaseException as error:
+            return self._failed(error, name)
+
+    def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
+        env_ids = env_ids_of_failure(self.group, 0)
+        self.group.current_env_id = None
+        failure = describe_failure(error, worker_id=0, env_ids=env_ids, phase=phase_of(name))
+        return EnvironmentResponse(CommandName.FAILED, 0, failure)
+
+    def take_step(self) -> EnvironmentResponse | None:
+        """The answer to the step that was sent, taking it now; None when there is none."""
+        if self._interrupted is not None:
+            interrupted, self._interrupted = self._interrupted, None
+            return interrupted
+        if self._pending is None or self._pending[0] not in (CommandName.STEP, CommandName.STEP_ROWS):
+            return None
+        if self._buffers:
+            self._buffers.append(self._buffers.pop(0))
+            self.group.offer_rows(self._buffers[0])
+        started_ns = time.monotonic_ns()
+        response = self.recv()
+        self.steps += 1
+        self.idle_ns += started_ns - self._ended_ns
+        self._ended_ns = time.monotonic_ns()
+        self.busy_ns += self._ended_ns - started_ns
+        if response.name is CommandName.STEP_ROWS:
+            response.name = CommandName.STEP
+        return response
+
+
+def _row_buffer(observation: Any, agent_id: np.ndarray) -> RowBuffer:
+    n = len(agent_id)
+    steps = AgentSteps(
+        agent_id, zeros(observation, n), np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    )
+    return RowBuffer(steps, zeros(observation, n))
+
+
+class LocalStepQueue:
+    """A step queue whose one step is taken when somebody asks for it."""
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self._worker = worker
+
+    def empty(self) -> bool:
+        """Whether no step was sent."""
+        return not self._worker.waiting
+
+    def get_nowait(self) -> EnvironmentResponse:
+        """The answer to the step that was sent."""
+        response = self._worker.take_step()
+        if response is None:
+            raise queue.Empty
+        return response
+
+    def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
+        """As ``get_nowait``: there is nobody else to wait for, whatever the ``timeout``."""
+        return self.get_nowait()

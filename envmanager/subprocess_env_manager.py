@@ -1,0 +1,322 @@
+"""Environments in worker processes.
+
+::
+
+    trainer                                         worker 0          worker 1
+    SubprocessEnvManager ── command pipe each ──▶   envs 0 1 2        envs 3 4 5
+          ▲                 shared memory ◀──────▶  their rows        their rows
+          └── one step pipe ◀── records ────────────┴─────────────────┘
+
+The rule: the trainer's process never makes an environment, and the constructor sends nothing through a worker that
+``create_worker`` did not start itself, so that tests can put fakes in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envmanager._workers import descriptors
+from envmanager._workers.block import Block, BlockLayout, allocate, create_memory
+from envmanager._workers.child import worker
+from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
+from envmanager._workers.processes import default_start_method
+from envmanager._workers.step_queue import StepQueue
+from envmanager.env_manager import EnvManager, EnvWorker
+from envmanager.env_rows import deal
+from envmanager.environment import EnvContext
+from envmanager.errors import UsageError, WorkerError
+from envmanager.factories import EnvFactory, factories_for
+from envmanager.hosting import GroupFactory, StartReport
+from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
+from envmanager.seeding import derive_seed
+from envmanager.stats import WorkerStats
+from envmanager.steps import CommandName, EnvironmentResponse
+
+__all__ = ["SubprocessEnvManager", "worker"]
+
+
+class SubprocessEnvManager(EnvManager):
+    """Runs ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
+
+    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may be
+    defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
+    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: hand out views of shared memory, see
+    StepInfo. ``infos``: bring the environments' info dicts along (they travel pickled). ``check_values``: also check
+    observations for NaN and for their bounds. ``worker_env``: exactly these environment variables, instead of the
+    trainer's. ``log_dir``: a file per worker for its output, whose end goes into errors.
+
+    The constructor returns when all workers are ready, at most after ``timeouts.start_s``. Raises UsageError when the
+    options or the factory cannot work, and the WorkerError of the first worker that could not start; then all others
+    are stopped.
+    """
+
+    def __init__(
+        self,
+        env_factory: EnvFactory,
+        n_envs: int = 1,
+        *,
+        n_workers: int | None = None,
+        start_method: StartMethod | None = None,
+        wait: Wait | str | int = "any",
+        timeouts: Timeouts | None = None,
+        zero_copy: bool = False,
+        infos: bool = False,
+        check_values: bool = False,
+        seed: int | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        log_dir: str | None = None,
+    ) -> None:
+        self._options = ManagerOptions(
+            n_envs=n_envs,
+            n_workers=n_workers,
+            start_method=start_method,
+            wait=wait,
+            timeouts=timeouts or Timeouts(),
+            zero_copy=zero_copy,
+            infos=infos,
+            check_values=check_values,
+            seed=seed,
+            worker_env=worker_env,
+            log_dir=log_dir,
+        )
+        blocks = deal(n_envs, n_envs if n_workers is None else n_workers)
+        super().__init__(blocks, wait=self._options.wait, seed=seed)
+        _require_linux()
+        self._factories = factories_for(env_factory, n_envs)
+        self._starting: list[WorkerHandle] = []
+        self._slots = 0
+        self._block: Block | None = None
+        self._resources = _Resources(self._learn_specs, self._options.timeouts.close_s)
+        self._finalizer = weakref.finalize(self, self._resources.close)
+        self.step_queue = self._resources.step_queue
+        try:
+            self._check_factories_travel()
+            for worker_id in range(self.n_workers):
+                self.env_workers.append(self.create_worker(worker_id, self.step_queue, env_factory))
+            self._wait_for_start()
+        except BaseException:
+            self.close()
+            raise
+
+    def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
+        """Start one worker process. Tests replace this by something that returns a fake."""
+        handle = self._launch(worker_id, generation=0)
+        self._starting.append(handle)
+        return handle
+
+    # Start.
+
+    def _contexts(self, worker_id: int, generation: int) -> list[EnvContext]:
+        seed = self._options.seed
+        contexts = []
+        for env_id in self._env_rows.blocks[worker_id]:
+            own_seed = None if seed is None else derive_seed(seed, env_id, generation)
+            contexts.append(EnvContext(env_id, worker_id, generation, self._slots, own_seed, self._options.log_dir))
+            self._slots += 1
+        return contexts
+
+    def _check_factories_travel(self) -> None:
+        """Refuse, before any process starts, what cannot travel."""
+        try:
+            cloudpickle.dumps(self._factories, protocol=5)
+        except Exception as error:
+            raise UsageError(
+                f"env_factory cannot be sent to a worker, because it cannot be pickled: {error}. Make what it holds "
+                "(locks, open files, connections) inside the factory instead."
+            ) from error
+
+    def _launch(self, worker_id: int, generation: int) -> WorkerHandle:
+        options = self._options
+        contexts = self._contexts(worker_id, generation)
+        own = [self._factories[context.env_id] for context in contexts]
+        factory = GroupFactory(own, contexts, options.infos, options.check_values)
+        environ = options.worker_env
+        if environ is None and options.start_method != "fork":
+            environ = dict(os.environ)
+        plan = LaunchPlan(
+            env_ids=self._env_rows.blocks[worker_id],
+            generation=generation,
+            seed=int(np.random.SeedSequence().generate_state(1)[0]),
+            start_method=options.start_method or default_start_method(),
+            memory_fd=self._resources.memory_fd,
+            steps_fd=self._resources.step_queue.write_fd,
+            life_fd=self._resources.life_read_fd,
+            n_slots=3 if options.zero_copy else 1,
+            timeouts=options.timeouts,
+            environ=environ,
+            log_path=_log_path(options.log_dir, worker_id, generation),
+        )
+        handle = WorkerHandle(worker_id, cloudpickle.dumps(factory, protocol=5), plan)
+        self._resources.watch(handle)
+        handle.send(CommandName.START)
+        return handle
+
+    def _wait_for_start(self) -> None:
+        """Wait for all workers' specs, then lay out the memory they share."""
+        reports = [self._report(handle) for handle in self._starting]
+        if not reports:
+            return
+        for handle, report in zip(self._starting, reports, strict=True):
+            self._learn_specs(report.specs, handle.worker_id)
+        self._partial_actions = all(report.partial_actions for report in reports)
+        n_slots = 3 if self._options.zero_copy else 1
+        layout = BlockLayout.of(self._specs, [report.max_agents for report in reports], n_slots=n_slots)
+        allocate(self._resources.memory_fd, Block(layout).size_bytes)
+        self._block = Block(layout, self._resources.memory_fd)
+        for handle in self._starting:
+            handle.attach(self._block)
+        self._starting = []
+
+    def _report(self, handle: WorkerHandle) -> StartReport:
+        response = handle.recv()
+        if response.name is CommandName.FAILED:
+            raise response.payload
+        return response.payload  # type: ignore[no-any-return]
+
+    def _revive(self, worker: EnvWorker) -> None:
+        if not isinstance(worker, WorkerHandle) or worker.state is State.RUNNING:
+            return
+        self._resources.drop(worker)
+        handle = self._launch(worker.worker_id, worker.generation + 1)
+        self.env_workers[worker.worker_id] = handle
+        self._learn_specs(self._report(handle).specs, handle.worker_id)
+        if self._block is not None:
+            handle.attach(self._block)
+
+    # What the abstract manager asks for.
+
+    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
+        return self._collect_from(self.step_queue, wait)
+
+    def _own(self, payload: Any) -> Any:
+        if self._options.zero_copy or self._block is None:
+            return payload
+        return {behavior: steps.copy() for behavior, steps in payload.items()}
+
+    def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
+        handle = self.env_workers[response.worker_id]
+        if isinstance(handle, WorkerHandle) and handle.state is State.GONE:
+            return self._out(response)
+        return response.payload  # type: ignore[no-any-return]
+
+    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
+        known = super()._worker_stats(worker)
+        if not isinstance(worker, WorkerHandle):
+            return known
+        total_ns = worker.busy_ns + worker.idle_ns
+        return WorkerStats(
+            known.worker_id,
+            known.env_ids,
+            worker.generation,
+            worker.process.pid,
+            known.waiting,
+            known.failed,
+            known.steps,
+            worker.busy_ns / max(1, worker.steps) / 1e9,
+            worker.idle_ns / total_ns if total_ns else 0.0,
+        )
+
+    def _late_replies(self) -> int:
+        handles = [worker for worker in self.env_workers if isinstance(worker, WorkerHandle)]
+        return self._resources.step_queue.late_records + sum(handle.late_replies for handle in handles)
+
+    def _close(self) -> None:
+        self._finalizer()
+
+
+class _Resources:
+    """What must be given back, also when the manager is garbage or the program ends: processes, pipes, memory.
+
+    It holds no reference to the manager, which could otherwise never become garbage.
+    """
+
+    def __init__(self, learn_specs: Any, close_s: float) -> None:
+        self._close_s = close_s
+        self._owner_pid = os.getpid()
+        self._handles: dict[int, WorkerHandle] = {}
+        method = weakref.WeakMethod(learn_specs)
+        self.step_queue = StepQueue(lambda worker_id, specs: _call_if_alive(method, specs, worker_id))
+        self.memory_fd = create_memory()
+        self.life_read_fd, self._life_write_fd = os.pipe()
+        descriptors.register(self.life_read_fd)
+        descriptors.register(self._life_write_fd)
+
+    def watch(self, handle: WorkerHandle) -> None:
+        """Take a worker into care."""
+        self._handles[handle.worker_id] = handle
+        self.step_queue.register(handle)
+
+    def drop(self, handle: WorkerHandle) -> None:
+        """Give back a worker that has ended or must."""
+        handle.kill()
+        self.step_queue.forget(handle)
+        handle.release()
+
+    def close(self) -> None:
+        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back."""
+        if os.getpid() != self._owner_pid:
+            return  # a process that the trainer forked: the workers are not its own
+        handles = list(self._handles.values())
+        deadline = time.monotonic() + self._close_s
+        for handle in handles:
+            handle.ask_to_close()
+        for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
+            left = _wait_for_ends(handles, deadline - (1 - share) * self._close_s)
+            for handle in left:
+                handle.process.signal(number)
+        _wait_for_ends(handles, deadline)
+        for handle in handles:
+            handle.process.signal(signal.SIGKILL)  # what it started and left behind
+            self.step_queue.forget(handle)
+            handle.release()
+        self._handles = {}
+        self.step_queue.close()
+        for fd in (self.memory_fd, self.life_read_fd, self._life_write_fd):
+            descriptors.close(fd)
+
+
+def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerHandle]:
+    """Wait until all processes have ended or the time is up; those that have not."""
+    left = {handle.process.pidfd: handle for handle in handles}
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left:
+        left_s = deadline - time.monotonic()
+        events = poll.poll(max(0.0, left_s * 1000))
+        for fd, _ in events:
+            poll.unregister(fd)
+            del left[fd]
+        if not events and left_s <= 0:
+            break
+        for handle in left.values():
+            handle.pump()  # a worker that blocks on a full pipe cannot end
+    return list(left.values())
+
+
+def _call_if_alive(method: weakref.WeakMethod[Any], *args: Any) -> None:
+    function = method()
+    if function is not None:
+        function(*args)
+
+
+def _log_path(log_dir: str | None, worker_id: int, generation: int) -> str | None:
+    if log_dir is None:
+        return None
+    os.makedirs(log_dir, exist_ok=True)
+    return os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise UsageError("SubprocessEnvManager needs Linux (memfd and pidfd); use SimpleEnvManager here.")
