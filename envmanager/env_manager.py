@@ -262,6 +262,9 @@ class EnvManager(ABC):
         """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
         if not self._closed:
             self._closed = True
+            self._ready = []
+            for worker in self.env_workers:
+                worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
             self._close()
 
     def __enter__(self) -> EnvManager:

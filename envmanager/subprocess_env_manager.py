@@ -232,6 +232,7 @@ class SubprocessEnvManager(EnvManager):
 
     def _close(self) -> None:
         self._finalizer()
+        self._block = None
 
 
 class _Resources:

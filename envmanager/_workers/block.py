@@ -17,8 +17,10 @@ full before it is used, so that a full machine is an error here and not a SIGBUS
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,9 +79,9 @@ class Block:
     def __init__(self, layout: BlockLayout, fd: int | None = None) -> None:
         self.layout = layout
         self._offset = 0
-        self._map: mmap.mmap | None = None
+        self._map: Any = None
         if fd is not None:
-            self._map = mmap.mmap(fd, Block(layout).size_bytes)
+            self._map = _map_memory(fd, Block(layout).size_bytes)
         n_workers, n_behaviors = layout.n_workers, max(1, len(layout.behaviors))
         self.counts = self._array((layout.n_slots, n_workers, n_behaviors, 3), np.dtype(np.int32))
         self.action_counts = self._array((n_workers, n_behaviors), np.dtype(np.int32))
@@ -281,6 +283,26 @@ def _first_rows(tree: Tree, n: int) -> Tree:
 def _copy_tree_into(target: Tree, source: Tree) -> None:
     for into, values in zip(leaves(target), leaves_like(target, source), strict=True):
         into[...] = values
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _map_memory(fd: int, size_bytes: int) -> Any:
+    """A buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
+
+    Python's own mmap keeps a copy of the descriptor (up to 3.12), so that a trainer that holds on to one zero-copy
+    array, or to the traceback of an error, would hold on to a descriptor too.
+    """
+    address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap failed")
+    memory = (ctypes.c_char * size_bytes).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
+    return memory
 
 
 def create_memory() -> int:

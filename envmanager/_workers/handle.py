@@ -330,6 +330,7 @@ class WorkerHandle:
         """Give back descriptors, once the process has ended."""
         if self.state is not State.GONE:
             self.move(State.GONE)
+        self._rows = None
         self.process.release()
         descriptors.close(self._command_fd)
         descriptors.close(self.reply_fd)

@@ -53,7 +53,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 class _ForkServerPopen(popen_forkserver.Popen):
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(self, process_obj)
-        _start_server()
+        start_server()
         self.sentinel, write_fd = _server.connect_to_new_process(self._fds)
         self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))
         _write_all(write_fd, data)
@@ -111,7 +111,8 @@ def default_start_method() -> str:
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
-def _start_server() -> None:
+def start_server() -> None:
+    """Start the private forkserver unless it runs; it ends with this process."""
     with _server_lock:
         loaded = [name for name in PRELOADABLE if name in sys.modules]
         os.environ[boot.PRELOAD_VARIABLE] = " ".join([*loaded, "envmanager._workers.child"])

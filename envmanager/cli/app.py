@@ -50,7 +50,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else int(bool(exit.code))
     except EnvManagerError as error:
-        Console(stderr=True).print(Text(f"Error: {error}", style="red"), soft_wrap=True)
+        Console(stderr=True).print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
         return exit_code_of(error)
     except BrokenPipeError:  # `envmanager run | head`: the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -85,7 +85,7 @@ class PlainDisplay(Display):
         print(more + "\n" if more else "", end="", flush=True)
 
     def show_error(self, error: EnvManagerError) -> None:
-        print(f"Error: {error}", file=sys.stderr, flush=True)
+        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
 
 
 class Rate:
@@ -106,7 +106,8 @@ def describe_start(plan: Plan) -> str:
     options = plan.manager
     workers = "" if options.n_workers is None else f" in {count(options.n_workers, 'worker')}"
     envs = count(options.n_envs, "environment")
-    return f"{options.env}: {envs}{workers}, manager {options.kind}, seed {plan.seed}"
+    seed = "not seeded" if plan.seed is None else f"seed {plan.seed}"
+    return f"{options.env}: {envs}{workers}, manager {options.kind}, {seed}"
 
 
 def describe(episodes: Episodes) -> str:

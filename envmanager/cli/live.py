@@ -67,10 +67,11 @@ class LiveDisplay(Display):
         table = Table.grid(padding=(0, 2))
         for name, text in summary_lines(summary):
             table.add_row(Text(name, style="dim"), Text(text))
-        self._console.print(Text(), table, Text(), *worker_table(summary.stats, MAX_WORKERS_SHOWN), sep="\n", end="")
+        for part in ("", table, "", *worker_table(summary.stats, MAX_WORKERS_SHOWN)):
+            self._console.print(part)
 
     def show_error(self, error: EnvManagerError) -> None:
-        self._errors.print(Text(f"Error: {error}", style="red"), soft_wrap=True)
+        self._errors.print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
 
     def _progress(self, now: float, n_steps: int, rate: float) -> RenderableType:
         total = self._plan.steps

@@ -26,7 +26,7 @@ from envmanager.specs import BehaviorSpec, describe_value
 class RunOptions:
     """For how long to run and with which policy: the table ``run`` of a config file.
 
-    ``steps`` counts environment steps. Without a ``seed`` one is drawn, and shown, so that any run can be repeated.
+    ``steps`` counts environment steps. With a ``seed`` the same episodes come again; without, nothing is seeded.
     ``policy`` is ``"module:callable"``, called with a behavior's name and spec; without it actions are random.
     """
 
@@ -47,15 +47,20 @@ class Plan:
 
     manager: ManagerOptions
     steps: int
-    seed: int
+    seed: int | None = None
     policy: Any = None
     out: Path | None = None
+    policy_seed: int = attrs.field()
+
+    @policy_seed.default
+    def _seed_or_chance(self) -> int:
+        return int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
         """A Plan from the tables of a config, flags merged in. Raises UsageError."""
         run_options = structure(RunOptions, run, where="run")
-        seed = draw_seed() if run_options.seed is None else run_options.seed
+        seed = run_options.seed
         manager_options = structure(ManagerOptions, {"seed": seed, **manager}, where="manager")
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
@@ -66,16 +71,11 @@ class Plan:
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
         """The policy of one behavior."""
         if self.policy is None:
-            return RandomPolicy(spec, self.seed)
+            return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
         if not hasattr(policy, "get_action"):
             raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
         return policy
-
-
-def draw_seed() -> int:
-    """A seed from the system's randomness."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
 
 
 def load_policy(text: str) -> Any:

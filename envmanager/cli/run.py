@@ -34,20 +34,21 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 def run(plan: Plan, display: Display) -> int:
     """Do what ``plan`` says; the exit code. What was done is shown, and written, whatever ended it."""
     course = _Run(plan, display)
-    exit_code, ended = EXIT_DONE, "done"
+    exit_code, ended, failure = EXIT_DONE, "done", None
     with StopSignals() as signals:
         try:
             course.go(signals)
         except Stopped as stopped:
             exit_code, ended = stopped.exit_code, "interrupted"
         except EnvManagerError as error:
-            display.show_error(error)
-            exit_code, ended = exit_code_of(error), "failed"
+            exit_code, ended, failure = exit_code_of(error), "failed", error
     if course.stats is not None:
         summary = RunSummary(plan, ended, course.episodes, course.wall_s, course.stats)
         display.show_summary(summary)
         if plan.out is not None:
             write_json(plan.out, summary.to_json())
+    if failure is not None:
+        display.show_error(failure)
     return exit_code
 
 

@@ -72,9 +72,14 @@ class _Examination:
             yield _construction_problem(error)
             return
         yield Finding("constructs", "ok", f"It can be made: {_describe(instance.specs)}.")
-        first = self._play(instance)
-        again = self._play(instance) if first.failure is None else None
-        other = self._play(instance, another_seed=True) if first.failure is None else None
+        first = self._play(instance, self.seed)
+        refusal = first.failure if first.failed_in == "reset" and isinstance(first.failure, UsageError) else None
+        if refusal is not None:  # it cannot be seeded (a dm_env environment): look at the rest without
+            first = self._play(instance, None)
+        again = other = None
+        if first.failure is None and refusal is None:
+            again = self._play(instance, self.seed)
+            other = self._play(instance, self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
         yield from _reset_findings(first)
         if first.failure is None or first.failed_in != "reset":
             yield from _step_findings(first)
@@ -83,6 +88,8 @@ class _Examination:
         closing = _close(instance.group)
         if again is not None and other is not None:
             yield from self._seeding_findings(instance, first, again, other)
+        elif refusal is not None:
+            yield Finding("seeding", "note", str(refusal))
         else:
             yield Finding("seeding", "note", "Not tried, because of the problem above.")
         yield closing
@@ -94,13 +101,12 @@ class _Examination:
         group = build_group([subject], [0])
         return _Instance(group, watch, watch.attach(subject), dict(group.behavior_specs))
 
-    def _play(self, instance: _Instance, *, another_seed: bool = False) -> Playthrough:
-        n_steps = min(self.n_steps, N_STEPS_OF_ANOTHER_SEED) if another_seed else self.n_steps
+    def _play(self, instance: _Instance, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough:
         return play(
             instance.group,
-            n_steps=n_steps,
+            n_steps=self.n_steps if n_steps is None else n_steps,
             seed=self.seed,
-            env_seed=self.seed + another_seed,
+            env_seed=env_seed,
             resets=lambda: instance.watch.n_resets,
         )
 
@@ -125,7 +131,7 @@ class _Examination:
                     f"A second one has other specs: {_describe(second.specs)}.",
                     "All environments of a manager need the same spaces; do not let them depend on chance.",
                 )
-            problems += _repeat_problems(first, self._play(second), "in a second, new environment")
+            problems += _repeat_problems(first, self._play(second, self.seed), "in a second, new environment")
             _close(second.group)
         yield from problems
         if not problems:
@@ -194,7 +200,8 @@ def _episode_findings(played: Playthrough) -> Iterator[Finding]:
         text = f"No episode ended within {played.n_steps} steps, so restarting was not tried."
         yield Finding("episodes", "note", text, "Try more steps (--steps), or check that episodes can end at all.")
     elif not mismatches:
-        yield Finding("episodes", "ok", f"{len(lengths)} episodes ended, and each was followed by a proper first one.")
+        text = f"Ended episodes were followed by proper first observations ({len(lengths)} in {played.n_steps} steps)."
+        yield Finding("episodes", "ok", text)
 
 
 def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iterator[Finding]:
@@ -203,7 +210,9 @@ def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iter
         "clear everything that an episode changes."
     )
     if later.failure is not None:
-        yield Finding("seeding", "problem", f"The same steps failed {where}: {_describe_error(later.failure)}.", advice)
+        yield Finding(
+            "seeding", "problem", f"The same seed and actions failed {where}: {_describe_error(later.failure)}.", advice
+        )
         return
     difference = first.first_difference(later)
     if difference is not None:

@@ -59,7 +59,7 @@ class Playthrough:
 
 
 def play(
-    group: EnvGroup, *, n_steps: int, seed: int, env_seed: int, resets: Callable[[], int] = lambda: 0
+    group: EnvGroup, *, n_steps: int, seed: int, env_seed: int | None, resets: Callable[[], int] = lambda: 0
 ) -> Playthrough:
     """Reset ``group`` (of one environment) with ``env_seed`` and take ``n_steps`` random steps, or as many as it can.
 
@@ -70,7 +70,7 @@ def play(
     policies: dict[str, _ByRow] = {}
     n_resets = resets()
     try:
-        steps = group.reset(seeds=[derive_seed(env_seed, 0)], options=None)
+        steps = group.reset(seeds=[None if env_seed is None else derive_seed(env_seed, 0)], options=None)
         _record(played, steps, group.behavior_specs)
         length = 0
         for _ in range(n_steps):

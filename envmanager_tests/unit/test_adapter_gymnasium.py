@@ -141,7 +141,9 @@ def buffers_for(group, count):
     spec, k = group.behavior_specs["default"].observation, len(group.env_ids)
     return [
         RowBuffer(
-            AgentSteps(np.zeros(k, np.int64), zeros(spec, k), np.ones(k, np.float32), np.ones(k, bool), np.ones(k, bool)),
+            AgentSteps(
+                np.zeros(k, np.int64), zeros(spec, k), np.ones(k, np.float32), np.ones(k, bool), np.ones(k, bool)
+            ),
             zeros(spec, k),
         )
         for _ in range(count)

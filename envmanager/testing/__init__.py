@@ -1,0 +1,46 @@
+"""For tests of your own code: fakes of workers and environments, and the contracts as classes to inherit.
+
+Nothing here starts a process by itself. The contracts need pytest; the fakes need nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envmanager.testing.contract import EnvironmentContract, ManagerContract
+    from envmanager.testing.environment_check import Finding, check_environment
+    from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Sleep, Step
+    from envmanager.testing.leaks import Traces, nothing_left_behind
+
+_HOMES = {
+    "contract": ["EnvironmentContract", "ManagerContract"],
+    "environment_check": ["Finding", "check_environment"],
+    "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Raise", "Sleep", "Step"],
+    "leaks": ["Traces", "nothing_left_behind"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022  (in the order of the docs)
+    "FakeWorker",
+    "FakeEnvironment",
+    "Step",
+    "Sleep",
+    "Raise",
+    "Die",
+    "EchoEnvironment",
+    "ManagerContract",
+    "EnvironmentContract",
+    "check_environment",
+    "Finding",
+    "Traces",
+    "nothing_left_behind",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'envmanager.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"envmanager.testing.{home}"), name)

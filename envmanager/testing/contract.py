@@ -1,0 +1,455 @@
+"""The contracts as test classes: inherit one, say how to make your manager or environment, and run pytest.
+
+::
+
+    class TestMyManager(ManagerContract):
+        def make_manager(self, env_factory, n_envs, **options):
+            return MyManager(env_factory, n_envs, **options)
+
+The rule: a contract test uses public names only, so that it holds for a manager it has never seen.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager.env_manager import EnvManager
+from envmanager.environment import EnvContext
+from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
+from envmanager.options import Wait
+from envmanager.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.testing.environment_check import check_environment
+from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
+
+
+class NumberedActions:
+    """A policy whose actions are never the same twice, and which remembers what it gave to whom."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self.given: dict[int, int] = {}
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """The next numbers, one per row."""
+        action = np.arange(self._next, self._next + len(steps), dtype=np.int64)
+        self._next += len(steps)
+        self.given.update(zip(steps.agent_id.tolist(), action.tolist(), strict=True))
+        return ActionInfo(action, {"twice": action * 2}, version=3)
+
+
+def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
+    """Assert that every row of ``info`` belongs to its agent, its step and the action given; counts steps per agent."""
+    steps = info.current["default"]
+    assert info.previous is not None
+    assert info.actions is not None
+    for row, agent_id in enumerate(steps.agent_id.tolist()):
+        n_steps[agent_id] += 1
+        env_id, agent, step, action, episode = steps.obs[row].tolist()
+        assert (env_id, agent) == (agent_id >> 32, agent_id & 0xFFFFFFFF)
+        assert step == n_steps[agent_id]
+        assert action == given[agent_id]
+        assert steps.reward[row] == action % 1000
+    _check_transitions(info, given)
+
+
+def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
+    made = info.transitions("default")
+    assert made is not None
+    assert made.action.tolist() == [given[agent_id] for agent_id in made.agent_id.tolist()]
+    assert (made.next_obs[:, 3] == made.action).all()
+    assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
+    assert (made.next_obs[:, 4] == made.obs[:, 4]).all(), "a transition crosses the end of an episode"
+
+
+class ManagerContract:
+    """What every manager does. ``zero_copy`` and ``supports_send_recv`` say what yours can."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager. ``options`` are of those that ManagerOptions knows: ``wait``, ``infos``, ``seed``, …"""
+
+    def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
+        with self.make_manager(EchoEnvironment, 5) as manager:
+            infos = manager.reset()
+
+            assert [info.worker_id for info in infos] == [worker.worker_id for worker in manager.env_workers]
+            assert [env_id for info in infos for env_id in info.current["default"].env_id] == [0, 1, 2, 3, 4]
+            assert all(info.previous is None and info.actions is None for info in infos)
+            assert all(info.transitions("default") is None for info in infos)
+
+    @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
+    def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", policy)
+            manager.reset()
+            for _ in range(60):
+                for info in manager.step(wait):
+                    check_echo(info, policy.given, n_steps)
+
+            assert len(n_steps) == 3, "some environment never got a step"
+
+    def test_previous_is_the_current_of_the_workers_last_step(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", NumberedActions())
+            last = {info.worker_id: info for info in manager.reset()}
+            for _ in range(20):
+                for info in manager.step():
+                    assert info.previous is last[info.worker_id].current
+                    last[info.worker_id] = info
+
+    def test_the_policys_outputs_come_back_with_the_step(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            (info, *_) = manager.step(Wait.all())
+
+            assert info.actions is not None
+            taken = info.actions["default"]
+            assert (taken.outputs["twice"] == 2 * taken.action).all()
+            assert taken.version == 3
+
+    def test_earlier_steps_stay_as_they_were(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            kept = [info for _ in range(5) for info in manager.step(Wait.all())]
+            copies = [info.current["default"].obs.copy() for info in kept]
+            for _ in range(10):
+                manager.step(Wait.all())
+
+            assert all((info.current["default"].obs == copy).all() for info, copy in zip(kept, copies, strict=True))
+
+    def test_an_episode_restarts_in_the_step_that_ends_it(self) -> None:
+        script = [Step(), Step(reward=2.0, terminated=True)]
+        with self.make_manager(lambda: FakeEnvironment(script), 1) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            manager.step(Wait.all())
+            (info,) = manager.step(Wait.all())
+
+            steps = info.current["default"]
+            assert steps.terminated.tolist() == [True]
+            assert steps.reward.tolist() == [2.0]
+            assert steps.obs.tolist() == [[1.0, 0.0, 0.0]]
+            assert steps.final_obs.tolist() == [[0.0, 2.0, 2.0]]
+
+    def test_the_same_seed_gives_every_environment_the_same_seed_again(self) -> None:
+        with self.make_manager(FakeEnvironment, 3) as manager:
+            manager.reset({"seed": 4})
+            manager.reset({"seed": 4})
+            manager.reset({"seed": [7, 8, 9]})
+            manager.reset()
+
+            seeds = manager.get_attr("seeds")
+        assert all(first == again for first, again, *_ in seeds)
+        assert len({first for first, *_ in seeds}) == 3
+        assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
+
+    def test_a_reset_waits_out_and_discards_steps_in_flight(self) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", policy)
+            manager.reset()
+            manager.step(Wait(max_ready=1))
+            infos = manager.reset()
+            assert all((info.current["default"].obs[:, 2] == 0).all() for info in infos)
+            for _ in range(10):
+                for info in manager.step(Wait.all()):
+                    check_echo(info, policy.given, n_steps)
+
+    def test_send_and_recv_pair_every_row_with_its_action(self) -> None:
+        with self.make_manager(EchoEnvironment, 4) as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            assert batch.env_ids.tolist() == [0, 1, 2, 3]
+            for number in range(1, 30):
+                sent = number * 10 + batch.env_ids
+                manager.send(sent, batch.env_ids)
+                sent_to = dict(zip(batch.env_ids.tolist(), sent.tolist(), strict=True))
+                batch = manager.recv(Wait.all())
+                assert batch.env_ids.tolist() == sorted(sent_to)
+                assert batch.obs[:, 0].tolist() == batch.env_ids.tolist()
+                assert batch.obs[:, 3].tolist() == [sent_to[env_id] for env_id in batch.env_ids.tolist()]
+                assert (batch.obs[:, 2] == number).all()
+
+    def test_send_takes_some_environments_and_leaves_the_others_ready(self) -> None:
+        with self.make_manager(EchoEnvironment, 4) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.send(np.array([20, 10]), [2, 1])
+            first = manager.recv(Wait.all())
+            manager.send(np.array([30, 0]), [3, 0])
+            second = manager.recv(Wait.all())
+
+            assert sorted(zip(first.env_ids.tolist(), first.obs[:, 3].tolist(), strict=True)) == [(1, 10), (2, 20)]
+            assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
+
+    @pytest.mark.parametrize(
+        ("actions", "env_ids"),
+        [
+            (np.zeros(2, np.int64), [0, 1, 2]),
+            (np.zeros((3, 1), np.int64), [0, 1, 2]),
+            (np.full(3, 0.5), [0, 1, 2]),
+            (None, [0, 1, 2]),
+            (np.zeros(3, np.int64), [0, 1, 3]),
+            (np.zeros(3, np.int64), [0, 1, -1]),
+            (np.zeros(3, np.int64), [0, 1, 1]),
+            (np.zeros(3, np.int64), ["0", "1", "2"]),
+            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
+        ],
+        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
+    )
+    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            with pytest.raises(BadAction):
+                manager.send(actions, env_ids)
+
+            manager.send(np.array([5, 6, 7]), [0, 1, 2])
+            batch = manager.recv(Wait.all())
+            assert batch.obs[:, 3].tolist() == [5, 6, 7]
+            assert batch.obs[:, 2].tolist() == [1, 1, 1]
+
+    def test_a_second_send_before_the_answer_is_refused(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.send(np.array([1, 2]), [0, 1])
+            with pytest.raises(BadAction, match="waiting"):
+                manager.send(np.array([3, 4]), [0, 1])
+
+            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [1, 2]
+
+    def test_a_policys_bad_answer_is_refused_and_the_next_one_is_paired(self) -> None:
+        class Short:
+            def get_action(self, steps: AgentSteps) -> ActionInfo:
+                return ActionInfo(np.zeros(len(steps) + 1, np.int64))
+
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", Short())
+            manager.reset()
+            with pytest.raises(BadAction):
+                manager.step(Wait.all())
+            manager.set_policy("default", policy)
+            for _ in range(5):
+                for info in manager.step(Wait.all()):
+                    check_echo(info, policy.given, n_steps)
+
+    def test_step_without_a_policy_says_so(self) -> None:
+        with self.make_manager(EchoEnvironment, 1) as manager:
+            manager.reset()
+            with pytest.raises(UsageError, match="set_policy"):
+                manager.step()
+
+    def test_calls_before_reset_say_so(self) -> None:
+        with self.make_manager(EchoEnvironment, 1) as manager:
+            manager.set_policy("default", NumberedActions())
+            with pytest.raises(UsageError, match="reset"):
+                manager.step()
+            with pytest.raises(UsageError, match="reset"):
+                manager.recv()
+            with pytest.raises(UsageError, match="reset"):
+                manager.send(np.zeros(1, np.int64), [0])
+            manager.reset()
+            assert len(manager.step()) == 1
+
+    def test_recv_with_nothing_in_flight_says_so(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            with pytest.raises(UsageError, match="in flight"):
+                manager.recv()
+
+    def test_step_and_send_do_not_mix_between_two_resets(self) -> None:
+        with self.make_manager(EchoEnvironment, 1) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            manager.step()
+            with pytest.raises(UsageError, match="not both"):
+                manager.recv()
+            manager.reset()
+            assert len(manager.recv()) == 1
+
+    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.make_manager(_two_agents, 3) as manager:
+            manager.set_policy("default", policy)
+            manager.reset()
+            for _ in range(20):
+                for info in manager.step():
+                    check_echo(info, policy.given, n_steps)
+            manager.reset()
+            with pytest.raises(UsageError, match=r"step\(\)"):
+                manager.recv()
+
+    def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
+        with self.make_manager(EchoEnvironment, 4) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            manager.step(Wait(max_ready=1))
+
+            assert manager.call("who", "you", env_ids=[3, 0]) == ["you: env 3", "you: env 0"]
+            manager.set_attr("label", ["x", "y"], env_ids=[2, 1])
+            assert manager.get_attr("label") == ["env 0", "y", "x", "env 3"]
+            assert manager.render(env_ids=[1]) == ["picture of env 1"]
+            assert manager.step(Wait.all())
+
+    def test_an_exception_in_a_call_leaves_the_worker_usable(self) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_policy("default", policy)
+            manager.reset()
+            with pytest.raises(EnvRaised, match="no_such_name") as raised:
+                manager.call("no_such_name")
+            assert raised.value.phase == "call"
+            for info in manager.step(Wait.all()):
+                check_echo(info, policy.given, n_steps)
+
+    def test_an_exception_in_step_is_raised_once_and_reset_revives(self) -> None:
+        def make(context: EnvContext) -> FakeEnvironment:
+            script = [Step(), Raise(ValueError("gear 7 broke"))] if context.env_id == 0 else [Step()]
+            return FakeEnvironment(script)
+
+        with self.make_manager(make, 2) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            manager.step(Wait.all())
+            with pytest.raises(EnvRaised, match="gear 7 broke") as raised:
+                for _ in range(3):
+                    manager.step(Wait.all())
+            assert raised.value.env_ids == (0,)
+            assert raised.value.phase == "step"
+            assert isinstance(raised.value.__cause__, ValueError)
+            assert str(raised.value).rstrip().endswith("ValueError: gear 7 broke")
+            if len(manager.env_workers) > 1:
+                assert [info.worker_id for info in manager.step(Wait.all())] == [1]
+            manager.reset()
+            assert manager.step(Wait.all())
+
+    def test_an_exception_in_reset_is_raised_and_another_reset_works(self) -> None:
+        with self.make_manager([_FailsFirstReset, FakeEnvironment], 2) as manager:
+            manager.set_policy("default", NumberedActions())
+            with pytest.raises(EnvRaised, match="not yet") as raised:
+                manager.reset()
+            assert raised.value.phase == "reset"
+            manager.reset()
+            assert manager.step(Wait.all())
+
+    def test_an_exception_in_the_factory_is_raised_by_the_constructor(self) -> None:
+        def make() -> None:
+            raise RuntimeError("no license")
+
+        with pytest.raises(EnvRaised, match="no license") as raised:
+            self.make_manager(make, 2)
+        assert raised.value.phase == "start"
+
+    def test_a_factory_without_a_return_is_named(self) -> None:
+        with pytest.raises(UsageError, match="returned None"):
+            self.make_manager(lambda: None, 1)
+
+    def test_an_environment_instead_of_a_factory_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="Pass what makes one"):
+            self.make_manager(FakeEnvironment(), 1)
+
+    def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
+        with self.make_manager(_BreaksItsSpec, 1) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert raised.value.path == "obs"
+            assert "float32[1, 3]" in raised.value.expected
+            assert raised.value.got == "float64[1, 3]"
+            manager.reset()
+            assert manager.get_attr("closed") == [False]
+
+    def test_max_ready_hands_out_no_more(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
+
+    def test_stats_count_what_was_handed_out(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            handed_out = Counter(info.worker_id for _ in range(10) for info in manager.step())
+            stats = manager.stats()
+
+            assert {worker.worker_id: worker.steps for worker in stats.workers if worker.steps} == handed_out
+            assert stats.steps == sum(handed_out.values())
+            assert [env_id for worker in stats.workers for env_id in worker.env_ids] == [0, 1, 2]
+
+    def test_close_works_any_number_of_times_and_at_any_moment(self) -> None:
+        manager = self.make_manager(EchoEnvironment, 2)
+        manager.set_policy("default", NumberedActions())
+        manager.reset()
+        manager.step(Wait(max_ready=1))
+        manager.close()
+        manager.close()
+        self.make_manager(EchoEnvironment, 1).close()
+
+    def test_every_call_after_close_says_so(self) -> None:
+        manager = self.make_manager(EchoEnvironment, 1)
+        manager.reset()
+        manager.close()
+        calls = [
+            manager.reset,
+            manager.step,
+            manager.recv,
+            manager.render,
+            lambda: manager.send(np.zeros(1, np.int64), [0]),
+            lambda: manager.call("who", ""),
+            lambda: manager.get_attr("label"),
+            lambda: manager.set_attr("label", ["x"]),
+            lambda: manager.set_policy("default", NumberedActions()),
+        ]
+        for call in calls:
+            with pytest.raises(ManagerClosed):
+                call()
+
+    def test_errors_are_all_of_one_family(self) -> None:
+        with pytest.raises(EnvManagerError):
+            self.make_manager(None, 1)
+
+
+class EnvironmentContract:
+    """What every environment does: data as its spec says, restarts, repeatable seeds, arrays that stay as they were."""
+
+    n_steps = 300
+
+    @abstractmethod
+    def make_environment(self) -> Any:
+        """Your environment, of any kind that ``as_environment`` takes."""
+
+    def test_the_environment_keeps_the_contract(self) -> None:
+        findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0)
+        problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
+        assert not problems, "\n".join(problems)
+
+
+def _two_agents(context: EnvContext) -> EchoEnvironment:
+    return EchoEnvironment(context, n_agents=2)
+
+
+class _FailsFirstReset(FakeEnvironment):
+    def reset(self, **arguments: Any) -> Any:
+        self.seeds.append(None)
+        if len(self.seeds) == 1:
+            raise RuntimeError("not yet")
+        return super().reset(**arguments)
+
+
+class _BreaksItsSpec(FakeEnvironment):
+    def step(self, actions: Any) -> Any:
+        results = super().step(actions)
+        results["default"].obs = results["default"].obs.astype(np.float64)
+        return results

@@ -1,0 +1,272 @@
+"""Stand-ins: a worker without a process, and environments that do what a script says.
+
+The rule: fakes keep the real contracts, so what a test shows with them holds for the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.environment import Environment, EnvContext
+from envmanager.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
+from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo, Steps
+from envmanager.trees import Tree
+
+
+class FakeWorker:
+    """A worker without a process: it runs its environment when a command is sent, or holds its answers back.
+
+    Put it in the place of real ones::
+
+        answers = queue.Queue()
+        mocker.patch.object(SubprocessEnvManager, "create_worker",
+                            side_effect=lambda worker_id, _, factory: FakeWorker(worker_id, answers, factory))
+        manager = SubprocessEnvManager(FakeEnvironment, n_envs=3)
+        manager.step_queue = answers
+
+    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, answers to steps wait for ``release()``.
+    """
+
+    process = None
+    connection = None
+
+    def __init__(self, worker_id: int, step_queue: Any, env_factory: Any = None) -> None:
+        self.worker_id = worker_id
+        self.waiting = False
+        self.previous_step: StepInfo | None = None
+        self.hold = False
+        self.sent: list[tuple[str, Any]] = []
+        self._step_queue = step_queue
+        self._group = make_group(FakeEnvironment if env_factory is None else env_factory, worker_id)
+        self._replies: list[EnvironmentResponse] = []
+        self._held: list[EnvironmentResponse] = []
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Carry out a command now."""
+        command = CommandName(name)
+        self.sent.append((str(command), payload))
+        response = self._answer(command, payload)
+        if command not in (CommandName.STEP, CommandName.STEP_ROWS):
+            self._replies.append(response)
+        elif self.hold:
+            self._held.append(response)
+        else:
+            self._step_queue.put(response)
+
+    def recv(self) -> EnvironmentResponse:
+        """The answer to the last command that was not a step."""
+        return self._replies.pop(0)
+
+    def release(self) -> None:
+        """Push the answers held back onto the step queue."""
+        while self._held:
+            self._step_queue.put(self._held.pop(0))
+
+    def fail(self, error: Exception) -> None:
+        """Push a failure onto the step queue, as the supervision of a real worker does."""
+        self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
+
+    def _answer(self, command: CommandName, payload: Any) -> EnvironmentResponse:
+        name = CommandName.STEP if command is CommandName.STEP_ROWS else command
+        try:
+            return EnvironmentResponse(name, self.worker_id, COMMANDS[command](self._group, payload))
+        except Exception as error:
+            failure = describe_failure(
+                error,
+                worker_id=self.worker_id,
+                env_ids=env_ids_of_failure(self._group, self.worker_id),
+                phase=phase_of(command),
+            )
+            return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
+
+
+@attrs.frozen
+class Step:
+    """One ordinary step."""
+
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+@attrs.frozen
+class Sleep:
+    """Sleep, then take the next entry."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Raise:
+    """Raise instead of stepping."""
+
+    error: BaseException
+
+
+@attrs.frozen
+class Die:
+    """End the process instead of stepping: by ``os._exit(exit_code)``, or by a signal."""
+
+    exit_code: int = 0
+    signal_number: int | None = None
+
+
+class FakeEnvironment(Environment):
+    """A single-agent environment that does what ``script`` says, over and over; without one, plain steps.
+
+    An observation is ``float32[3]``: the episode's number, the step's number within it, the last action. Actions are
+    ``int64[]``.
+    """
+
+    SPEC = BehaviorSpec(ArraySpec((3,), np.float32), ArraySpec((), np.int64))
+
+    def __init__(self, script: Sequence[Step | Sleep | Raise | Die] = (Step(),)) -> None:
+        self._script = list(script)
+        self._position = 0
+        self._episode = -1
+        self._n_steps = 0
+        self.seeds: list[int | None] = []
+        self.closed = False
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {"default": self.SPEC}
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self.seeds.append(seeds[0])
+        self._begin_episode()
+        return self._steps(self._obs(0), Step())
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        action = int(actions["default"][0])
+        entry = self._next_step()
+        self._n_steps += 1
+        last = self._obs(action)
+        if not (entry.terminated or entry.truncated):
+            return self._steps(last, entry)
+        self._begin_episode()
+        return self._steps(self._obs(0), entry, final_obs=last)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _begin_episode(self) -> None:
+        self._episode += 1
+        self._n_steps = 0
+
+    def _next_step(self) -> Step:
+        while True:
+            entry = self._script[self._position % len(self._script)]
+            self._position += 1
+            if isinstance(entry, Step):
+                return entry
+            _perform(entry)
+
+    def _obs(self, action: int) -> np.ndarray:
+        return np.array([[self._episode, self._n_steps, action]], np.float32)
+
+    def _steps(self, obs: np.ndarray, entry: Step, final_obs: np.ndarray | None = None) -> Steps:
+        return {
+            "default": AgentSteps(
+                np.zeros(1, np.int64),
+                obs,
+                np.array([entry.reward], np.float32),
+                np.array([entry.terminated]),
+                np.array([entry.truncated]),
+                final_obs,
+            )
+        }
+
+
+def _perform(entry: Sleep | Raise | Die) -> None:
+    if isinstance(entry, Sleep):
+        time.sleep(entry.seconds)
+    elif isinstance(entry, Raise):
+        raise entry.error
+    elif entry.signal_number is not None:
+        signal.signal(entry.signal_number, signal.SIG_DFL) if entry.signal_number != signal.SIGKILL else None
+        os.kill(os.getpid(), entry.signal_number)
+    else:
+        os._exit(entry.exit_code)
+
+
+class EchoEnvironment(Environment):
+    """Its observation says where it comes from: ``int64[n_agents][5]``: env_id, agent, steps since the start, the action
+    just given, episode. The reward is the action modulo 1000. Any mix-up of environments, steps or actions shows.
+    """
+
+    SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
+
+    def __init__(self, context: EnvContext, *, n_agents: int = 1, episode_length: int = 7, sleep_s: float = 0.0) -> None:
+        self._env_id = context.env_id
+        self._n_agents = n_agents
+        self._episode_length = episode_length + context.env_id  # so that episodes end at different times
+        self._sleep_s = sleep_s
+        self._episode = -1
+        self._n_steps = 0
+        self._in_episode = 0
+        self.label = f"env {context.env_id}"
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {"default": self.SPEC}
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        return {"default": self._n_agents}
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._episode += 1
+        self._in_episode = self._n_steps = 0
+        return self._steps(self._obs(np.zeros(self._n_agents, np.int64)), np.zeros(self._n_agents, np.int64), False, None)
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
+        action = actions["default"]
+        self._n_steps += 1
+        self._in_episode += 1
+        obs = self._obs(action)
+        if self._in_episode < self._episode_length:
+            return self._steps(obs, action, False, None)
+        self._episode += 1
+        self._in_episode = 0
+        return self._steps(self._obs(action), action, True, obs)
+
+    def close(self) -> None:
+        pass
+
+    def who(self, question: str) -> str:
+        """For tests of ``call``."""
+        return f"{question}: env {self._env_id}"
+
+    def render(self) -> str:
+        """For tests of ``render``."""
+        return f"picture of env {self._env_id}"
+
+    def _obs(self, action: np.ndarray) -> np.ndarray:
+        obs = np.empty((self._n_agents, 5), np.int64)
+        obs[:, 0], obs[:, 1], obs[:, 2] = self._env_id, np.arange(self._n_agents), self._n_steps
+        obs[:, 3], obs[:, 4] = action, self._episode
+        return obs
+
+    def _steps(self, obs: np.ndarray, action: np.ndarray, ended: bool, final_obs: np.ndarray | None) -> Steps:
+        n = self._n_agents
+        return {
+            "default": AgentSteps(
+                np.arange(n),
+                obs,
+                (action % 1000).astype(np.float32),
+                np.full(n, ended),
+                np.zeros(n, np.bool_),
+                final_obs,
+            )
+        }

@@ -1,0 +1,26 @@
+"""What every test is wrapped in: the leak guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from envmanager._workers.processes import start_server
+from envmanager.testing.leaks import Traces, adopt_orphans, settle
+
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    adopt_orphans()
+    start_server()  # it stays until the program ends, so it is there before the first test looks
+
+
+@pytest.fixture(autouse=True)
+def leak_guard() -> Iterator[None]:
+    """No process, descriptor, thread or shared memory outlives a test."""
+    before = Traces.now()
+    yield
+    left = settle(before)
+    assert not left, f"left behind: {left}"

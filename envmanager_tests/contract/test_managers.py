@@ -1,0 +1,36 @@
+"""The manager contract, over every manager and start method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
+from envmanager.testing import ManagerContract
+
+
+class TestSimpleEnvManager(ManagerContract):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SimpleEnvManager(env_factory, n_envs, **options)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver"], scope="class")
+class TestOneEnvPerWorker(ManagerContract):
+    @pytest.fixture(autouse=True)
+    def _method(self, start_method: str) -> None:
+        self.start_method = start_method
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"], scope="class")
+class TestSeveralEnvsPerWorker(ManagerContract):
+    @pytest.fixture(autouse=True)
+    def _method(self, start_method: str) -> None:
+        self.start_method = start_method
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        n_workers = max(1, n_envs // 2)
+        return SubprocessEnvManager(env_factory, n_envs, n_workers=n_workers, start_method=self.start_method, **options)

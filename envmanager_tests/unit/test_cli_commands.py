@@ -1,0 +1,231 @@
+"""The command line in this process: options, config files, exit codes and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envmanager
+from envmanager import cli
+from envmanager.cli.app import run_command_line
+from envmanager.cli.plan import Plan
+from envmanager.errors import UsageError
+from envmanager.steps import ActionInfo
+
+HERE = __name__
+CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+class Faulty(gymnasium.Env):
+    """Raises in its third step."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps == 3:
+            raise ValueError("the robot fell over")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class OfTexts(Faulty):
+    action_space = gymnasium.spaces.Text(5)
+
+
+class AlwaysLeft:
+    def __init__(self, behavior, spec):
+        assert behavior == "default"
+        self.dtype = spec.action.dtype
+
+    def get_action(self, steps):
+        return ActionInfo(np.zeros(len(steps), self.dtype))
+
+
+def no_policy(behavior, spec):
+    return 3
+
+
+NOT_CALLABLE = 3
+
+
+def run(capsys, *arguments):
+    exit_code = run_command_line(["run", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return exit_code, captured.out, captured.err
+
+
+def test_a_run_takes_all_its_steps_and_says_how_it_went(capsys, tmp_path):
+    exit_code, out, err = run(capsys, *CART_POLE, "--n-envs", 4, "--steps", 400, "--seed", 3)
+
+    assert (exit_code, err) == (0, "")
+    assert "CartPole-v1: 4 environments, manager simple, seed 3" in out
+    assert "400 of 400" in out
+    assert "all steps taken" in out
+
+
+def test_the_summary_as_json_has_every_environments_returns(capsys, tmp_path):
+    exit_code, _, _ = run(capsys, *CART_POLE, "--n-envs", 3, "--steps", 300, "--seed", 3, "--out", tmp_path / "a.json")
+
+    summary = json.loads((tmp_path / "a.json").read_text())
+    returns = summary["episode_returns"]
+    assert exit_code == 0
+    assert (summary["ended"], summary["env_steps"], summary["n_envs"], summary["seed"]) == ("done", 300, 3, 3)
+    assert sorted(returns) == ["0", "1", "2"]
+    assert summary["episodes"] == sum(map(len, returns.values())) > 0
+    assert summary["return"]["max"] == max(max(values) for values in returns.values())
+    assert [worker["env_ids"] for worker in summary["workers"]] == [[0, 1, 2]]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_same_seed_gives_the_same_episodes(capsys, tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run(capsys, *CART_POLE, "--steps", 300, "--seed", seed, "--out", tmp_path / name)
+
+    a, b, c = (json.loads((tmp_path / name).read_text())["episode_returns"] for name in "abc")
+    assert a == b != c
+
+
+def test_numbers_that_json_cannot_say_are_null(capsys, tmp_path):
+    run(capsys, *CART_POLE, "--steps", 1, "--out", tmp_path / "a.json")
+
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text)["return"] == {"mean": None, "min": None, "max": None}
+    assert "NaN" not in text
+
+
+def test_flags_come_before_the_config_file(capsys, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('[manager]\nkind = "simple"\nenv = "CartPole-v1"\nn_envs = 2\n[run]\nsteps = 100\nseed = 5\n')
+
+    exit_code, out, _ = run(capsys, config, "--n-envs", 4)
+
+    assert exit_code == 0
+    assert "4 environments, manager simple, seed 5" in out
+    assert "100 of 100" in out
+
+
+def test_a_policy_of_ones_own_acts(capsys, tmp_path):
+    exit_code, _, _ = run(
+        capsys, *CART_POLE, "--steps", 200, "--policy", f"{HERE}:AlwaysLeft", "--out", tmp_path / "a.json"
+    )
+
+    returns = json.loads((tmp_path / "a.json").read_text())["episode_returns"]["0"]
+    assert exit_code == 0
+    assert max(returns) <= 11  # pushed only to the left, the pole falls at once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--manager", "simple"], "There is no environment: pass --env"),
+        ([*CART_POLE, "--n-envs", 0], "manager.n_envs must be a whole number of at least 1, not 0"),
+        ([*CART_POLE, "--steps", 0], "run.steps must be a whole number of at least 1, not 0"),
+        ([*CART_POLE, "--wait", "soon"], 'manager.wait should be "any", "all", a number of workers'),
+        (["--env", "CartPole-v1", "--manager", "simpel"], "did you mean simple?"),
+        (["--env", "Nothing-v0", "--manager", "simple"], "Gymnasium knows no environment 'Nothing-v0'"),
+        ([*CART_POLE, "--policy", "nothing"], "should be module:callable, not 'nothing'"),
+        ([*CART_POLE, "--policy", "nothing:there"], "policy 'nothing:there' cannot be found"),
+        ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3; it should be callable"),
+        ([*CART_POLE, "--policy", f"{HERE}:no_policy"], "made int 3 for 'default', which has no get_action"),
+        (["nowhere.toml"], "nowhere.toml cannot be read"),
+        (["--env", f"{HERE}:OfTexts", "--manager", "simple"], "RandomPolicy cannot draw actions"),
+    ],
+)
+def test_a_mistake_in_the_call_is_one_message_and_exit_code_2(capsys, arguments, message):
+    exit_code, _, err = run(capsys, *arguments)
+
+    assert exit_code == 2
+    assert message in err
+    assert err.startswith("Error: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("missing/a.json", "there is no directory"), (".", "is a directory; name a file")]
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(capsys, tmp_path, out, message):
+    exit_code, out, err = run(capsys, *CART_POLE, "--out", tmp_path / out)
+
+    assert (exit_code, out) == (2, "")
+    assert message in err
+
+
+def test_an_output_in_a_directory_without_permission_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+
+    with pytest.raises(UsageError, match="nothing can be written in"):
+        Plan.parse({"env": "CartPole-v1"}, {}, out=tmp_path / "a.json")
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_traceback_and_what_was_done(capsys, tmp_path):
+    out_file = tmp_path / "a.json"
+    exit_code, out, err = run(capsys, "--env", f"{HERE}:Faulty", "--manager", "simple", "--out", out_file)
+
+    summary = json.loads(out_file.read_text())
+    assert exit_code == 1
+    assert "stopped by an error" in out
+    assert "ValueError: the robot fell over" in err
+    assert err.count("Traceback") == 1
+    assert (summary["ended"], summary["env_steps"]) == ("failed", 2)
+
+
+def test_a_run_without_a_seed_says_so(capsys):
+    _, out, _ = run(capsys, *CART_POLE, "--steps", 10)
+
+    assert "not seeded" in out
+
+
+def test_the_version_is_shown(capsys):
+    assert run_command_line(["--version"]) == 0
+    assert capsys.readouterr().out == f"envmanager {envmanager.__version__}\n"
+
+
+def test_check_ends_with_0_for_a_sound_environment(capsys):
+    assert run_command_line(["check", "--env", "CartPole-v1", "--steps", "50"]) == 0
+
+    out = capsys.readouterr().out
+    assert "CartPole-v1: no problems found." in out
+    assert out.count("✓") == 7
+
+
+def test_check_ends_with_1_for_a_faulty_one_and_says_what_is_wrong(capsys):
+    assert run_command_line(["check", "--env", f"{HERE}:Faulty"]) == 1
+
+    out = capsys.readouterr().out
+    assert "✗    steps      Step 3: it raised ValueError: the robot fell over (" in out
+    assert "1 problem found." in out
+
+
+def test_check_refuses_what_is_no_environment(capsys):
+    assert run_command_line(["check", "--env", "Nothing-v0"]) == 2
+    assert "Gymnasium knows no environment" in capsys.readouterr().err
+
+
+def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "find_spec", lambda library: None)
+
+    assert cli.main() == 1
+    assert "pip install 'envmanager[cli]'" in capsys.readouterr().err
+
+
+def test_modules_of_the_present_directory_are_found(capsys, tmp_path, monkeypatch):
+    (tmp_path / "module_of_this_test.py").write_text("import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n")
+    monkeypatch.chdir(tmp_path)
+
+    exit_code, _, err = run(capsys, "--env", "module_of_this_test:make", "--manager", "simple", "--steps", 10)
+
+    assert (exit_code, err) == (0, "")

@@ -1,0 +1,84 @@
+"""Config files become the tables `manager` and `run`, or an error that names the file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from envmanager.cli.config_files import load_config
+from envmanager.errors import ConfigError, MissingExtra
+
+TOML = """
+[manager]
+env = "CartPole-v1"
+n_envs = 8
+timeouts = { step_s = inf }
+
+[run]
+steps = 100
+"""
+YAML = """
+manager:
+  env: CartPole-v1
+  n_envs: 8
+  timeouts: {step_s: .inf}
+run:
+  steps: 100
+"""
+TABLES = {
+    "manager": {"env": "CartPole-v1", "n_envs": 8, "timeouts": {"step_s": float("inf")}},
+    "run": {"steps": 100},
+}
+
+
+def write(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML)])
+def test_toml_and_yaml_give_the_same_tables(tmp_path, name, text):
+    assert load_config(write(tmp_path, name, text)) == TABLES
+
+
+@pytest.mark.parametrize("text", ["", "manager:\n", "# nothing\n"])
+def test_tables_that_are_left_out_are_empty(tmp_path, text):
+    assert load_config(write(tmp_path, "a.yaml", text)) == {"manager": {}, "run": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{}", r"a\.json is not a config file: its name should end in \.toml, \.yaml, \.yml"),
+        ("a.toml", "[manager", r"a\.toml is not valid TOML"),
+        ("a.yaml", "manager: [", r"a\.yaml is not valid YAML"),
+        ("a.yaml", "- 1", "should hold the tables manager and run, but is a list"),
+        ("a.toml", "[managre]", r"no table managre; did you mean manager\?"),
+        ("a.toml", "n_envs = 3", r"no table n_envs\. Known tables: manager, run"),
+        ("a.toml", "manager = 3", "manager should be a table, but is int 3"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, name, text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
+        load_config(tmp_path / "nowhere.toml")
+
+
+def test_yaml_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'envmanager\[cli\]'"):
+        load_config(write(tmp_path, "a.yaml", YAML))
+
+
+def test_toml_falls_back_on_tomli(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    pytest.importorskip("tomli")
+
+    assert load_config(write(tmp_path, "a.toml", TOML)) == TABLES

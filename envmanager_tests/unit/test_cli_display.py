@@ -1,0 +1,179 @@
+"""What a run looks like: the live display, the plain lines and the words they share."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from envmanager.cli.display import (
+    PlainDisplay,
+    Rate,
+    describe_env_ids,
+    describe_rest,
+    describe_seconds,
+    describe_start,
+)
+from envmanager.cli.episodes import Episodes
+from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
+from envmanager.cli.plan import Plan
+from envmanager.cli.summary import RunSummary, write_json
+from envmanager.errors import UsageError
+from envmanager.options import ManagerOptions
+from envmanager.stats import ManagerStats, WorkerStats
+
+PLAN = Plan(ManagerOptions(env="CartPole-v1", n_envs=8, n_workers=4), steps=1000, seed=7)
+PLAYED = Episodes(env_steps=420, count=2, returns={0: [10.0], 1 << 32: [30.0]})
+PLAYED.recent.extend([10.0, 30.0])
+
+
+def stats(n_workers, **changes):
+    return ManagerStats(tuple(WorkerStats(i, (i,), steps=10, idle_share=0.25, **changes) for i in range(n_workers)))
+
+
+def summary(n_workers=2, ended="done"):
+    return RunSummary(PLAN, ended, PLAYED, 2.0, stats(n_workers))
+
+
+def drawn(console):
+    return console.file.getvalue()
+
+
+def frame(live, console, stats):
+    """What one update draws."""
+    with live.running(100.0):
+        before = len(drawn(console))
+        live.update(102.0, PLAYED, stats)
+        return drawn(console)[before:]
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), force_terminal=True, width=120, height=40, highlight=False)
+
+
+@pytest.fixture
+def live(console):
+    display = LiveDisplay(console, console)
+    display.show_start(PLAN)
+    return display
+
+
+def test_the_live_display_shows_progress_episodes_and_a_row_per_worker(console, live):
+    text = frame(live, console, stats(3, failed=True))
+
+    assert "420/1,000 steps" in text
+    assert "210 steps/s" in text
+    assert "2 episodes, mean return 20 (last 2)" in text
+    assert text.count("failed") == 3
+
+
+def test_the_live_display_is_due_at_most_eight_times_a_second(live):
+    with live.running(100.0):
+        live.update(102.0, PLAYED, stats(1))
+
+        assert live.due == 102.125
+
+
+@pytest.mark.parametrize(("height", "n_rows"), [(40, 16), (LINES_AROUND_ROWS + 5, 5), (3, 1)])
+def test_only_as_many_workers_are_drawn_as_there_is_room_for(height, n_rows):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=height)
+    live = LiveDisplay(console, console)
+    live.show_start(PLAN)
+
+    text = frame(live, console, stats(64))
+
+    assert text.count("ready") == n_rows
+    assert f"and {64 - n_rows} more: " in text
+    assert len(text.splitlines()) <= height
+
+
+def test_the_live_summary_has_the_numbers_and_the_workers(console, live):
+    live.show_summary(summary())
+
+    text = drawn(console)
+    assert "mean 20, min 10, max 30" in text
+    assert "420 of 1,000" in text
+    assert text.endswith("\n")
+
+
+def test_an_error_is_red_in_a_terminal(console, live):
+    live.show_error(UsageError("all [wrong]"))
+
+    assert "\x1b[31mError: all [wrong]" in drawn(console)
+
+
+def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsys):
+    display = PlainDisplay()
+    display.show_start(PLAN)
+    with display.running(100.0):
+        assert display.due == 102.0
+        display.update(102.0, PLAYED, stats(2))
+        assert display.due == 104.0
+    display.show_summary(summary(n_workers=20))
+
+    out = capsys.readouterr().out
+    assert "420/1,000 steps (42%)  210 steps/s  2 episodes, mean return 20 (last 2)  workers 25% idle" in out
+    assert "and 4 more: 40 steps, 25% idle, 0 failed" in out
+    assert all(character.isprintable() or character == "\n" for character in out)
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [("done", "all steps taken"), ("interrupted", "interrupted"), ("failed", "stopped by an error")],
+)
+def test_the_summary_says_how_the_run_ended(capsys, ended, words):
+    PlainDisplay().show_summary(summary(ended=ended))
+
+    assert words in capsys.readouterr().out
+
+
+def test_the_rate_follows_the_last_updates():
+    rate = Rate(0.0, n_updates=2)
+
+    assert [rate.at(now, n) for now, n in ((1.0, 100), (2.0, 200), (3.0, 1200))] == [100.0, 100.0, 550.0]
+
+
+def test_the_rate_of_no_time_is_zero():
+    assert Rate(1.0, n_updates=2).at(1.0, 5) == 0.0
+
+
+def test_what_is_started_is_said_in_one_line():
+    assert describe_start(PLAN) == "CartPole-v1: 8 environments in 4 workers, manager subprocess, seed 7"
+
+
+@pytest.mark.parametrize(("env_ids", "text"), [((3,), "3"), ((0, 1, 2), "0-2"), ((0, 4), "0, 4"), ((), "")])
+def test_env_ids_are_written_short(env_ids, text):
+    assert describe_env_ids(env_ids) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (0.0000123, "12.3 µs"), (0.0, "0 µs")]
+)
+def test_times_are_written_in_the_unit_that_suits_them(seconds, text):
+    assert describe_seconds(seconds) == text
+
+
+def test_nothing_is_said_of_workers_that_are_all_shown():
+    assert describe_rest(stats(3).workers, 3) == ""
+
+
+def test_a_file_that_cannot_be_written_wholly_is_not_there_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("the one before")
+
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"value": float("nan")})
+
+    assert path.read_text() == "the one before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_written_file_can_be_read_by_whom_the_umask_allows(tmp_path):
+    beside = tmp_path / "beside"
+    beside.write_text("")
+
+    write_json(tmp_path / "a.json", {})
+
+    assert (tmp_path / "a.json").stat().st_mode == beside.stat().st_mode

@@ -1,0 +1,126 @@
+"""Counting steps, episodes and returns from StepInfos."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from envmanager.cli.episodes import RECENT, Episodes
+from envmanager.errors import WorkerDied
+from envmanager.steps import ActionInfo, AgentSteps, Lost, StepInfo
+
+
+def agents(*agent_ids, reward=0.0, ended=(), truncated=()):
+    n = len(agent_ids)
+    ids = np.array(agent_ids, np.int64)
+    rewards = np.broadcast_to(np.asarray(reward, np.float32), (n,)).copy()
+    flags = (np.isin(ids, ended), np.isin(ids, truncated))
+    return AgentSteps(ids, np.zeros((n, 1), np.float32), rewards, *flags, np.zeros((flags[0] | flags[1]).sum()))
+
+
+def env(env_id, k=0):
+    return env_id << 32 | k
+
+
+def first(worker_id=0, **behaviors):
+    return StepInfo(None, behaviors, None, worker_id)
+
+
+def later(worker_id=0, lost=None, **behaviors):
+    return StepInfo({}, behaviors, {"default": ActionInfo(np.zeros(1))}, worker_id, lost)
+
+
+def counted(*infos):
+    episodes = Episodes()
+    for info in infos:
+        episodes.add(info)
+    return episodes
+
+
+def test_a_return_is_the_sum_of_an_episodes_rewards():
+    two = (env(0), env(1))
+    episodes = counted(
+        first(default=agents(*two)),
+        later(default=agents(*two, reward=[1, 10])),
+        later(default=agents(*two, reward=[2, 20], ended=[env(0)])),
+        later(default=agents(*two, reward=[4, 40], truncated=[env(1)])),
+        later(default=agents(*two, reward=[8, 80], ended=two)),
+    )
+
+    assert episodes.returns_by_env() == {"0": [3.0, 12.0], "1": [70.0, 80.0]}
+    assert episodes.count == 4
+
+
+def test_steps_are_counted_in_environments_not_in_agents():
+    pair = {"red": agents(env(0), env(0, 1), env(1)), "blue": agents(env(1, 1))}
+    episodes = counted(first(**pair), later(**pair), later(**pair))
+
+    assert (episodes.env_steps, episodes.worker_steps) == (4, 2)
+
+
+def test_the_first_observations_are_no_step():
+    assert counted(first(default=agents(env(0)))).env_steps == 0
+
+
+def test_an_env_with_several_agents_has_returns_per_agent():
+    episodes = counted(
+        first(red=agents(env(0)), blue=agents(env(0, 1), env(1))),
+        later(red=agents(env(0), reward=1, ended=[env(0)]), blue=agents(env(0, 1), env(1), reward=[2, 3])),
+    )
+
+    assert episodes.returns_by_env() == {"0/0": [1.0], "0/1": [], "1": []}
+
+
+def test_agents_that_come_and_go_keep_their_own_returns():
+    episodes = counted(
+        first(default=agents(env(0))),
+        later(default=agents(env(0), reward=1)),
+        later(default=agents(env(0, 1), env(0), reward=[5, 1])),
+        later(default=agents(env(0, 1), reward=5, ended=[env(0, 1)])),
+        later(default=agents(env(0), reward=1, ended=[env(0)])),
+    )
+
+    assert episodes.returns_by_env() == {"0/0": [3.0], "0/1": [10.0]}
+
+
+def test_many_agents_are_all_counted():
+    many = [env(i) for i in range(1000)]
+    episodes = counted(first(default=agents(*many)), later(default=agents(*many, reward=range(1000), ended=many)))
+
+    assert episodes.returns_by_env() == {str(i): [float(i)] for i in range(1000)}
+
+
+def test_workers_are_kept_apart():
+    episodes = counted(
+        first(0, default=agents(env(0))),
+        first(1, default=agents(env(1))),
+        later(1, default=agents(env(1), reward=7, ended=[env(1)])),
+        later(0, default=agents(env(0), reward=1, ended=[env(0)])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [1.0], "1": [7.0]}
+
+
+def test_an_episode_that_was_lost_gives_no_return_and_no_step():
+    lost = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), generation=1)
+    episodes = counted(
+        first(default=agents(env(0))),
+        later(default=agents(env(0), reward=100)),
+        later(default=agents(env(0)), lost=lost),
+        later(default=agents(env(0), reward=1, ended=[env(0)])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [1.0]}
+    assert episodes.env_steps == 2
+
+
+def test_the_running_mean_is_over_the_last_episodes():
+    one = agents(env(0))
+    episodes = counted(first(default=one))
+    assert math.isnan(episodes.mean_of_recent())
+
+    for reward in [1000.0] * 5 + [2.0] * RECENT:
+        episodes.add(later(default=agents(env(0), reward=reward, ended=[env(0)])))
+
+    assert episodes.mean_of_recent() == 2.0

@@ -1,0 +1,215 @@
+"""Steps: rows taken, joined and paired."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmanager.errors import WorkerDied
+from envmanager.steps import (
+    ActionInfo,
+    AgentSteps,
+    Batch,
+    CommandName,
+    EnvironmentCommand,
+    EnvironmentResponse,
+    Lost,
+    StepInfo,
+    concat_steps,
+)
+
+
+def steps_of(ids, ended=(), acting=None, reward=None, base=0.0):
+    """Steps whose observation is ``base + id``, and its final observation the negative of that."""
+    ids = np.array(ids, np.int64)
+    over = np.isin(ids, list(ended))
+    obs = {"x": (base + ids).astype(np.float32), "y": np.stack([ids, ids], axis=1)}
+    return AgentSteps(
+        ids,
+        obs,
+        np.array(ids if reward is None else reward, np.float32),
+        over,
+        np.zeros(len(ids), bool),
+        {name: -leaf[over] for name, leaf in obs.items()} if over.any() else None,
+        None if acting is None else np.isin(ids, list(acting)),
+        [{"id": int(i)} for i in ids],
+        [{"began": int(i)} for i in ids[over]],
+    )
+
+
+def as_lists(steps):
+    """Everything a row says, row by row."""
+    finals = iter(zip(*steps.final_obs.values(), strict=True)) if steps.final_obs is not None else iter(())
+    begun = iter(steps.reset_info or [])
+    return [
+        (
+            int(steps.agent_id[i]),
+            float(steps.obs["x"][i]),
+            steps.obs["y"][i].tolist(),
+            float(steps.reward[i]),
+            bool(steps.acting is None or steps.acting[i]),
+            steps.info[i],
+            [np.asarray(leaf).tolist() for leaf in next(finals)] if steps.ended[i] else None,
+            next(begun) if steps.ended[i] else None,
+        )
+        for i in range(len(steps))
+    ]
+
+
+@st.composite
+def some_steps(draw, first=0):
+    ids = draw(st.lists(st.integers(first, first + 99), unique=True, min_size=1, max_size=6))
+    ended = draw(st.sets(st.sampled_from(ids)))
+    acting = draw(st.none() | st.sets(st.sampled_from(ids)))
+    return steps_of(ids, ended, acting)
+
+
+@given(some_steps(), some_steps(first=100))
+def test_rows_taken_from_joined_steps_are_the_parts_again(one, other):
+    joined = concat_steps([one, other])
+
+    assert as_lists(joined.take(np.arange(len(one)))) == as_lists(one)
+    assert as_lists(joined.take(np.arange(len(one), len(joined)))) == as_lists(other)
+
+
+@given(some_steps(), st.data())
+def test_rows_are_taken_in_the_order_asked_for(steps, data):
+    rows = data.draw(st.permutations(range(len(steps))))
+
+    assert as_lists(steps.take(np.array(rows))) == [as_lists(steps)[row] for row in rows]
+
+
+def test_a_copy_does_not_follow_its_original():
+    steps = steps_of([1, 2], ended=[2], acting=[1])
+    copied, before = steps.copy(), as_lists(steps)
+
+    for array in (steps.agent_id, steps.reward, steps.acting, steps.obs["x"], steps.final_obs["y"]):
+        array[:] = 0
+    steps.terminated[:] = False
+
+    assert as_lists(copied) == before
+
+
+def test_joining_one_part_copies_it():
+    part = steps_of([1, 2])
+    joined = concat_steps([part])
+    part.obs["x"][:] = 9
+
+    assert joined.obs["x"].tolist() == [1, 2]
+
+
+def test_agents_of_one_environment_share_its_number():
+    assert steps_of([3 << 32, 3 << 32 | 7, 4 << 32]).env_id.tolist() == [3, 3, 4]
+
+
+def test_decision_and_terminal_steps_are_ml_agents_split():
+    steps = steps_of([5, 6, 7], ended=[6, 7], acting=[5, 7])
+
+    assert steps.decision_steps.agent_id.tolist() == [5, 7]
+    assert steps.decision_steps.obs["x"].tolist() == [5, 7]
+    assert steps.terminal_steps.agent_id.tolist() == [6, 7]
+    assert steps.terminal_steps.obs["x"].tolist() == [-6, -7]
+    assert steps.terminal_steps.interrupted.tolist() == [False, False]
+
+
+def test_terminal_steps_of_steps_in_which_nothing_ended_are_none():
+    assert len(steps_of([5, 6]).terminal_steps.agent_id) == 0
+
+
+@pytest.mark.parametrize("name", ["step", "reset", "close"])
+def test_commands_and_responses_compare_with_their_plain_names(name):
+    assert EnvironmentCommand(name) == EnvironmentCommand(CommandName(name), None)
+    assert EnvironmentCommand(name).name == name
+    assert EnvironmentResponse(name, 2, "x") == EnvironmentResponse(name, 2, "x")
+    assert EnvironmentResponse(name, 2, "x") != EnvironmentResponse(name, 3, "x")
+    assert (str(CommandName(name)), hash(CommandName(name))) == (name, hash(name))
+
+
+def test_a_name_that_is_no_command_is_refused():
+    with pytest.raises(ValueError, match="dance"):
+        EnvironmentCommand("dance")
+
+
+def pair(before, after, n_actions=None, **kwargs):
+    acted = len(before.acting_rows) if n_actions is None else n_actions
+    action = {"default": ActionInfo(np.arange(acted) * 10)}
+    return StepInfo({"default": before}, {"default": after}, action, 0, **kwargs)
+
+
+def test_transitions_pair_each_agent_with_itself():
+    got = pair(steps_of([1, 2, 3]), steps_of([1, 2, 3], ended=[2], base=100)).transitions()
+
+    assert got.agent_id.tolist() == [1, 2, 3]
+    assert got.obs["x"].tolist() == [1, 2, 3]
+    assert got.action.tolist() == [0, 10, 20]
+    assert got.next_obs["x"].tolist() == [101, -102, 103]
+    assert got.terminated.tolist() == [False, True, False]
+
+
+def test_transitions_do_not_change_the_observation_to_act_on():
+    after = steps_of([1, 2], ended=[2], base=100)
+    pair(steps_of([1, 2]), after).transitions()
+
+    assert after.obs["x"].tolist() == [101, 102]
+
+
+def test_transitions_follow_agents_that_change_places():
+    got = pair(steps_of([1, 2, 3]), steps_of([3, 1], ended=[1], base=100)).transitions()
+
+    assert got.agent_id.tolist() == [1, 3]
+    assert got.action.tolist() == [0, 20]
+    assert got.next_obs["x"].tolist() == [-101, 103]
+
+
+def test_agents_that_did_not_act_or_just_joined_give_no_transition():
+    got = pair(steps_of([1, 2], acting=[2]), steps_of([1, 2, 9], base=100)).transitions()
+
+    assert (got.agent_id.tolist(), got.action.tolist(), got.obs["x"].tolist()) == ([2], [0], [2])
+
+
+def test_when_no_agent_is_in_both_there_are_no_transitions():
+    assert pair(steps_of([1]), steps_of([2])).transitions() is None
+
+
+def test_after_a_reset_or_a_loss_there_are_no_transitions():
+    lost = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1)
+
+    assert StepInfo(None, {"default": steps_of([1])}, None, 0).transitions() is None
+    assert pair(steps_of([1]), steps_of([1]), lost=lost).transitions() is None
+
+
+def test_an_unknown_behavior_has_no_transitions():
+    assert pair(steps_of([1]), steps_of([1])).transitions("ghosts") is None
+
+
+def test_a_copied_step_info_keeps_its_values():
+    info = pair(steps_of([1, 2]), steps_of([1, 2], base=100))
+    kept = info.copy()
+    info.previous["default"].obs["x"][:] = 0
+    info.current["default"].obs["x"][:] = 0
+
+    assert kept.transitions().obs["x"].tolist() == [1, 2]
+    assert kept.transitions().next_obs["x"].tolist() == [101, 102]
+
+
+def test_rows_of_an_action_take_its_outputs_along():
+    info = ActionInfo({"go": np.arange(4)}, {"value": np.arange(4) * 2.0}, version=3).take(slice(1, 3))
+
+    assert (info.action["go"].tolist(), info.outputs["value"].tolist(), info.version) == ([1, 2], [2, 4], 3)
+
+
+def test_a_copied_batch_is_no_view():
+    flags = np.zeros(2, bool)
+    batch = Batch(np.arange(2), np.ones((2, 3)), np.ones(2), flags, flags, flags, is_view=True)
+    kept = batch.copy()
+    batch.obs[:] = 0
+
+    assert (len(kept), kept.is_view, kept.obs.min()) == (2, False, 1)
+
+
+def test_steps_survive_pickling():
+    steps = steps_of([1, 2], ended=[1], acting=[2])
+
+    assert as_lists(pickle.loads(pickle.dumps(steps))) == as_lists(steps)

@@ -1,0 +1,55 @@
+"""Trees: taking them apart and putting them together."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmanager.trees import build, leaves, leaves_like, map_tree, paths
+
+trees = st.recursive(
+    st.integers(),
+    lambda children: (
+        st.dictionaries(st.text(max_size=3), children, max_size=3) | st.lists(children, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+def shuffled(tree):
+    """The same tree with every dict's keys in the other order."""
+    if isinstance(tree, dict):
+        return {key: shuffled(tree[key]) for key in reversed(tree)}
+    return tuple(shuffled(child) for child in tree) if isinstance(tree, tuple) else tree
+
+
+@given(trees)
+def test_a_tree_is_built_again_from_its_leaves(tree):
+    assert build(tree, leaves(tree)) == tree
+
+
+@given(trees)
+def test_mapping_a_tree_maps_its_leaves_in_order(tree):
+    assert leaves(map_tree(lambda leaf: leaf * 2, tree)) == [leaf * 2 for leaf in leaves(tree)]
+
+
+@given(trees)
+def test_trees_whose_keys_are_in_another_order_meet_leaf_by_leaf(tree):
+    assert leaves_like(tree, shuffled(tree)) == leaves(tree)
+    assert map_tree(lambda a, b: a - b, tree, shuffled(tree)) == map_tree(lambda leaf: 0, tree)
+
+
+@given(trees)
+def test_a_path_is_how_python_reaches_the_leaf(tree):
+    assert [eval(path, {"root": tree}) for path in paths(tree, "root")] == leaves(tree)
+
+
+def test_tuples_of_different_lengths_do_not_meet():
+    with pytest.raises(ValueError, match="zip"):
+        map_tree(lambda a, b: a, (1, 2), (1,))
+    with pytest.raises(ValueError, match="zip"):
+        leaves_like((1, 2), (1, 2, 3))
+
+
+def test_a_missing_key_does_not_meet():
+    with pytest.raises(KeyError):
+        leaves_like({"a": 1, "b": 2}, {"a": 1})
