@@ -32,8 +32,8 @@ from envmanager.policy_calls import call_policies, check_policies, checked_actio
 from envmanager.specs import BehaviorSpec, SpecMismatch, describe_value, merge_specs
 from envmanager.stats import ManagerStats, WorkerStats
 from envmanager.steps import (
-    Actions,
     ActionInfo,
+    Actions,
     AgentSteps,
     Batch,
     CommandName,

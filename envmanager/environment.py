@@ -200,8 +200,15 @@ class SideBySide(EnvGroup):
         return self._joined(results, chosen)
 
     def close(self) -> None:
+        """Close all, also when some raise; the first exception is raised afterwards."""
+        errors = []
         for environment in self._environments:
-            environment.close()
+            try:
+                environment.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Each environment's share of the action rows."""

@@ -106,7 +106,7 @@ class Timeouts:
 class ResetConfig:
     """What a reset asks for: ``seed`` (None, one number for all, or one per environment) and ``options`` for the envs."""
 
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     options: Mapping[str, Any] | None = None
 
     @classmethod
@@ -131,9 +131,11 @@ class ResetConfig:
         return parsed
 
     def _check(self, n_envs: int) -> None:
-        seeds = [self.seed] if not isinstance(self.seed, Sequence) or isinstance(self.seed, str) else list(self.seed)
-        if isinstance(self.seed, Sequence) and len(seeds) != n_envs:
-            raise UsageError(f"reset got {len(seeds)} seeds for {n_envs} environments.")
+        seeds = [self.seed]
+        if isinstance(self.seed, list | tuple) or (hasattr(self.seed, "tolist") and hasattr(self.seed, "__len__")):
+            seeds = list(self.seed)  # type: ignore[arg-type]
+            if len(seeds) != n_envs:
+                raise UsageError(f"reset got {len(seeds)} seeds for {n_envs} environments.")
         for seed in seeds:
             if seed is not None and (not hasattr(seed, "__index__") or isinstance(seed, bool) or int(seed) < 0):
                 raise UsageError(f"a seed must be a whole number from 0 up, not {seed!r}.")

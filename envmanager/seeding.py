@@ -18,7 +18,9 @@ def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
     return int(sequence.generate_state(1)[0] >> 1)
 
 
-def derive_seeds(seed: int | Sequence[int] | None, env_ids: Sequence[int], generation: int = 0) -> list[int | None]:
+def derive_seeds(
+    seed: int | Sequence[int | None] | None, env_ids: Sequence[int], generation: int = 0
+) -> list[int | None]:
     """The seeds of some environments for one reset.
 
     None asks for no seeding: each environment goes on with the random numbers it has. A list holds one seed per
@@ -26,6 +28,7 @@ def derive_seeds(seed: int | Sequence[int] | None, env_ids: Sequence[int], gener
     """
     if seed is None:
         return [None] * len(env_ids)
-    if isinstance(seed, int | np.integer):
+    if hasattr(seed, "__index__"):
         return [derive_seed(int(seed), env_id, generation) for env_id in env_ids]
-    return [int(seed[env_id]) for env_id in env_ids]
+    own = [seed[env_id] for env_id in env_ids]
+    return [None if each is None else int(each) for each in own]

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.factories import EnvFactory, factories_for
@@ -20,8 +22,6 @@ from envmanager.seeding import derive_seed
 from envmanager.specs import zeros
 from envmanager.stats import WorkerStats
 from envmanager.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, RowBuffer, StepInfo
-
-import numpy as np
 
 
 class SimpleEnvManager(EnvManager):

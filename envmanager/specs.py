@@ -251,7 +251,7 @@ def object_array(values: Any) -> np.ndarray[Any, Any]:
 
 def zeros(spec: Tree, *leading: int) -> Tree:
     """A tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
-    return map_tree(lambda leaf: np.zeros((*leading, *leaf.shape), leaf.dtype), spec)
+    return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:

@@ -92,12 +92,12 @@ class AgentSteps:
     @property
     def env_id(self) -> np.ndarray:
         """int64[n]: the environment of each agent."""
-        return self.agent_id >> AGENT_BITS
+        return np.right_shift(self.agent_id, AGENT_BITS)
 
     @property
     def ended(self) -> np.ndarray:
         """bool[n]: whose episode ended with this step."""
-        return self.terminated | self.truncated
+        return np.logical_or(self.terminated, self.truncated)
 
     @property
     def acting_rows(self) -> np.ndarray:
@@ -279,7 +279,7 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
 
 
 def _with_rows(leaf: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    out = leaf.copy()
+    out: np.ndarray = leaf.copy()
     out[rows] = values
     return out
 

@@ -31,7 +31,7 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager.errors import UsageError
 from envmanager.specs import BehaviorSpec
-from envmanager.steps import AgentSteps, RowBuffer
+from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 _ALIGNMENT = 64  # a cache line: two workers never write into the same one
@@ -150,14 +150,15 @@ class Columns:
 class WorkerRows:
     """One worker's part of the block: what it reads and writes, and what the manager reads and writes for it."""
 
-    def __init__(self, block: Block, worker_id: int) -> None:
+    def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:
         self._block = block
         self._worker_id = worker_id
+        self._fixed_ids = np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
         self._behaviors = [
             (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
         ]
         self._full = [
-            {each.name: self._rows(each, slot, each.capacity[worker_id], 0) for _, each in self._behaviors}
+            {each.name: self._all_rows(each, slot) for _, each in self._behaviors}
             for slot in range(block.layout.n_slots)
         ]
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
@@ -166,6 +167,13 @@ class WorkerRows:
 
     def _rows(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
         return self._block.columns[each.name].rows(slot, each.first[self._worker_id], n, m, has_acting)
+
+    def _all_rows(self, each: BehaviorLayout, slot: int) -> AgentSteps:
+        """All rows of a slot. Their agents are always the same, one per environment, so their ids are not in the block."""
+        steps = self._rows(each, slot, each.capacity[self._worker_id], 0)
+        if len(self._fixed_ids) == len(steps):
+            steps.agent_id = self._fixed_ids
+        return steps
 
     def _own(self, each: BehaviorLayout, column: Tree) -> Tree:
         first = each.first[self._worker_id]
@@ -182,11 +190,11 @@ class WorkerRows:
         return self._full[slot]
 
     def buffer(self, slot: int) -> RowBuffer | None:
-        """All rows of a slot for an environment to write into; None when there is more than one behavior."""
+        """All rows of a slot for environments of one agent each to write into; None when they are not such."""
         return self._buffers[slot]
 
     def _buffer(self, slot: int) -> RowBuffer | None:
-        if len(self._behaviors) != 1:
+        if len(self._behaviors) != 1 or self._behaviors[0][1].capacity[self._worker_id] != len(self._fixed_ids):
             return None
         _, each = self._behaviors[0]
         capacity = each.capacity[self._worker_id]
@@ -230,6 +238,14 @@ class WorkerRows:
         if m:
             _copy_tree_into(into.final_obs, steps.final_obs)
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
+
+    def full_with_final(self, slot: int) -> dict[str, AgentSteps]:
+        """Views of all rows of a slot, in which some episodes ended."""
+        index, each = self._behaviors[0]
+        m = int(self._block.counts[slot, self._worker_id, index, 1])
+        steps = self._rows(each, slot, each.capacity[self._worker_id], m)
+        steps.agent_id = self._fixed_ids
+        return {each.name: steps}
 
     def read(self, slot: int) -> dict[str, AgentSteps]:
         """Views of the steps in a slot."""

@@ -130,8 +130,10 @@ class Transport:
 
     def attach(self, layout: BlockLayout) -> None:
         """Lay arrays over the shared memory, which now has its size."""
-        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id)
-        self.known_specs = len(self.group.behavior_specs) if self.group is not None else 0
+        if self.group is None:  # the environments could not be made; their steps are failures
+            return
+        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id, self.group.env_ids)
+        self.known_specs = len(self.group.behavior_specs)
 
     def write_frame(self, code: int, data: bytes) -> None:
         """Send a message down this worker's own pipe."""

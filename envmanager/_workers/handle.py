@@ -24,22 +24,20 @@ from typing import Any
 
 import attrs
 import cloudpickle
-import numpy as np
 
 from envmanager._workers import boot, descriptors
-from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.block import Block, WorkerRows
 from envmanager._workers.child import Launch
 from envmanager._workers.processes import ChildProcess
 from envmanager._workers.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
+    ENDED,
     FAILED_CODE,
     FRAME,
     FULL,
-    ENDED,
     IN_MEMORY,
-    STEP_CODE,
     loads_failure,
 )
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied, WorkerTimedOut
@@ -205,7 +203,7 @@ class WorkerHandle:
 
     def attach(self, block: Block) -> None:
         """Use the shared memory from now on."""
-        self._rows = WorkerRows(block, self.worker_id)
+        self._rows = WorkerRows(block, self.worker_id, self.env_ids)
         self._write(ATTACH_CODE, 0, pickle.dumps(block.layout))
 
     def _send_step(self, command: CommandName, payload: Any) -> None:
@@ -232,12 +230,18 @@ class WorkerHandle:
         if flags & IN_MEMORY and self._rows is not None:
             if extra is not None:
                 infos, specs = pickle.loads(extra)
-            steps = self._rows.full(slot) if flags & FULL and not flags & ENDED else self._rows.read(slot)
+            steps = self._read(slot, flags)
             if infos:
                 steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
         else:
             steps, specs = pickle.loads(extra or b"")
         return EnvironmentResponse(CommandName.STEP, self.worker_id, steps), specs
+
+    def _read(self, slot: int, flags: int) -> dict[str, AgentSteps]:
+        assert self._rows is not None
+        if not flags & FULL:
+            return self._rows.read(slot)
+        return self._rows.full_with_final(slot) if flags & ENDED else self._rows.full(slot)
 
     def take_extra(self, ticket: int) -> bytes | None:
         """The message that belongs to a record, once all of it is here."""

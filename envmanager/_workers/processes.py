@@ -16,8 +16,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from multiprocessing import context, forkserver, popen_fork, popen_forkserver, popen_spawn_posix, process, reduction
-from multiprocessing import resource_tracker, spawn, util
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_fork,
+    popen_forkserver,
+    popen_spawn_posix,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 

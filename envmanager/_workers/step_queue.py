@@ -178,9 +178,7 @@ class StepQueue:
         was_gone = handle.state is State.GONE
         during = CommandName.STEP if handle.step_deadline is not None else None
         self.forget(handle)
-        if not was_gone:
-            self._fail(handle, handle.died(during))
-        elif during is not None:  # noted by recv while a step was in flight
+        if not was_gone or during is not None:
             self._fail(handle, handle.died(during))
 
     def _note_timeouts(self) -> None:

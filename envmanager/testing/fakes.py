@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.environment import Environment, EnvContext
+from envmanager.environment import EnvContext, Environment
 from envmanager.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo, Steps
@@ -205,7 +205,9 @@ class EchoEnvironment(Environment):
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
 
-    def __init__(self, context: EnvContext, *, n_agents: int = 1, episode_length: int = 7, sleep_s: float = 0.0) -> None:
+    def __init__(
+        self, context: EnvContext, *, n_agents: int = 1, episode_length: int = 7, sleep_s: float = 0.0
+    ) -> None:
         self._env_id = context.env_id
         self._n_agents = n_agents
         self._episode_length = episode_length + context.env_id  # so that episodes end at different times
@@ -226,7 +228,9 @@ class EchoEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._episode += 1
         self._in_episode = self._n_steps = 0
-        return self._steps(self._obs(np.zeros(self._n_agents, np.int64)), np.zeros(self._n_agents, np.int64), False, None)
+        return self._steps(
+            self._obs(np.zeros(self._n_agents, np.int64)), np.zeros(self._n_agents, np.int64), False, None
+        )
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         if self._sleep_s:

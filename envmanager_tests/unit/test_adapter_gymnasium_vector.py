@@ -1,5 +1,7 @@
 """VectorEnvironment against Gymnasium's own vector environments in each of their autoreset modes."""
 
+import gc
+
 import gymnasium
 import numpy as np
 import pytest
@@ -189,12 +191,15 @@ def test_final_observations_may_come_as_one_batch():
 
 
 def test_processes_of_gymnasium_s_own_work_too():
-    environment = VectorEnvironment(AsyncVectorEnv([lambda: Countdown(2), lambda: Countdown(3)], context="fork"))
+    makers = [lambda: Countdown(2), lambda: Countdown(3)]
+    environment = VectorEnvironment(AsyncVectorEnv(makers, context="fork", shared_memory=False))
     try:
         steps = act(environment, begin(environment, seed=3))
         assert steps.obs["count"].tolist() == [[1, 1], [1, 1]]
     finally:
         environment.close()
+        del environment
+        gc.collect()  # its queue and pipes are only closed with it
 
 
 def test_a_batch_of_the_wrong_shape_is_refused():

@@ -84,7 +84,7 @@ def test_transitions_are_those_of_the_bare_environment(module):
         previous, steps = steps, environment.step(actions)
         info = StepInfo(previous, steps, {name: ActionInfo(action) for name, action in actions.items()}, 0)
         by_name = {agent: actions[b][row] for b, agents in names.items() for row, agent in enumerate(agents)}
-        before, (obs, rewards, terminated, truncated, _) = obs, bare.step(by_name)
+        before, (obs, rewards, _, truncated, _) = obs, bare.step(by_name)
         for behavior, agents in names.items():
             got = info.transitions(behavior)
             np.testing.assert_array_equal(got.obs, [before[agent] for agent in agents])

@@ -223,7 +223,9 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
 
 
 def test_modules_of_the_present_directory_are_found(capsys, tmp_path, monkeypatch):
-    (tmp_path / "module_of_this_test.py").write_text("import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n")
+    (tmp_path / "module_of_this_test.py").write_text(
+        "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
+    )
     monkeypatch.chdir(tmp_path)
 
     exit_code, _, err = run(capsys, "--env", "module_of_this_test:make", "--manager", "simple", "--steps", 10)

@@ -76,7 +76,7 @@ def test_the_live_display_is_due_at_most_eight_times_a_second(live):
         assert live.due == 102.125
 
 
-@pytest.mark.parametrize(("height", "n_rows"), [(40, 16), (LINES_AROUND_ROWS + 5, 5), (3, 1)])
+@pytest.mark.parametrize(("height", "n_rows"), [(40, 16), (LINES_AROUND_ROWS + 5, 5), (7, 1)])
 def test_only_as_many_workers_are_drawn_as_there_is_room_for(height, n_rows):
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=height)
     live = LiveDisplay(console, console)

@@ -1,0 +1,285 @@
+"""The installed command as a process: exit codes, files, signals, terminals and pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("envmanager"))
+TIMEOUT_S = 60
+
+ENVS = """
+import gymnasium, numpy as np
+
+class Announcing(gymnasium.Wrapper):
+    '''Says when its second step is taken.'''
+    n_steps = 0
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps == 2:
+            print("stepping", flush=True)
+        return super().step(action)
+
+class Stubborn(Announcing):
+    '''Cannot be interrupted, and takes its time.'''
+    def step(self, action):
+        result = super().step(action)
+        if self.n_steps == 2:
+            import signal, time
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1000)
+        return result
+
+class Faulty(gymnasium.Wrapper):
+    def step(self, action):
+        raise ValueError("the robot fell over")
+
+def slow_to_start():
+    import time
+    print("stepping", flush=True)
+    time.sleep(1000)
+
+def announcing(): return Announcing(gymnasium.make("CartPole-v1"))
+def stubborn(): return Stubborn(gymnasium.make("CartPole-v1"))
+def faulty(): return Faulty(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "some_envs.py").write_text(ENVS)
+    return tmp_path
+
+
+def command(*arguments):
+    return [COMMAND, *map(str, arguments)]
+
+
+def run(folder, *arguments):
+    return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def start(folder, *arguments):
+    """The command in a session of its own, as a shell's job has it."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until_stepping(process):
+    for line in process.stdout:
+        if "stepping" in line:
+            return
+    pytest.fail(f"it ended before it took a step: {process.stderr.read()}")
+
+
+def family_of(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes):
+    assert processes
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+
+
+@pytest.mark.parametrize("kind", ["simple", "subprocess"])
+def test_a_run_ends_with_0_and_writes_every_environments_returns(folder, kind):
+    done = run(
+        folder,
+        *("run", "--env", "CartPole-v1", "--n-envs", 3, "--manager", kind),
+        *("--steps", 300, "--seed", 1, "--wait", "all", "--out", "a.json"),
+    )
+
+    summary = json.loads((folder / "a.json").read_text())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (summary["ended"], summary["env_steps"]) == ("done", 300)
+    assert sorted(summary["episode_returns"]) == ["0", "1", "2"]
+
+
+def test_the_same_seed_gives_the_same_episodes_in_any_manager(folder):
+    for name, kind in (("a", "simple"), ("b", "subprocess")):
+        run(
+            folder,
+            *("run", "--env", "CartPole-v1", "--n-envs", 3, "--manager", kind),
+            *("--steps", 300, "--seed", 1, "--wait", "all", "--out", name),
+        )
+
+    a, b = (json.loads((folder / name).read_text())["episode_returns"] for name in "ab")
+    assert a == b
+
+
+def test_a_yaml_config_runs(folder):
+    (folder / "run.yaml").write_text(
+        "manager: {env: CartPole-v1, n_envs: 4, n_workers: 2, wait: all, timeouts: {step_s: 20}}\nrun: {steps: 100}\n"
+    )
+
+    done = run(folder, "run", "run.yaml")
+
+    assert done.returncode == 0
+    assert "4 environments in 2 workers, manager subprocess" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["run", "--env", "Nothing-v0"], 2, "Gymnasium knows no environment"),
+        (["run", "--env", "CartPole-v1", "--out", "no/where.json"], 2, "there is no directory no"),
+        (["run", "--no-such-option"], 2, "No such option"),
+        (["run", "--env", "some_envs:faulty"], 1, "ValueError: the robot fell over"),
+        (["check", "--env", "some_envs:nothing"], 2, "cannot be found"),
+    ],
+)
+def test_what_goes_wrong_decides_the_exit_code(folder, arguments, exit_code, message):
+    done = run(folder, *arguments)
+
+    assert done.returncode == exit_code
+    assert message in done.stderr
+
+
+def test_an_environments_error_comes_with_the_workers_traceback_and_no_other(folder):
+    done = run(folder, "run", "--env", "some_envs:faulty", "--n-envs", 2)
+
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "some_envs.py" in done.stderr
+
+
+def test_check_runs_an_environment_of_the_present_directory(folder):
+    done = run(folder, "check", "--env", "some_envs:announcing", "--steps", 60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no problems found" in done.stdout
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_a_signal_closes_everything_and_shows_what_was_done(folder, signum, exit_code, start_method):
+    process = start(
+        folder,
+        *("run", "--env", "some_envs:announcing", "--n-envs", 2, "--steps", 10**9, "--out", "a.json"),
+        *("--start-method", start_method),
+    )
+    with process:
+        wait_until_stepping(process)
+        family = family_of(process)
+        os.killpg(process.pid, signum)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+
+    assert process.returncode == exit_code
+    assert "interrupted" in out
+    assert err == ""
+    assert json.loads((folder / "a.json").read_text())["ended"] == "interrupted"
+    assert_gone(family)
+
+
+@pytest.mark.parametrize("env", ["stubborn", "slow_to_start"])
+def test_ctrl_c_ends_a_run_whose_environment_hangs(folder, env):
+    process = start(folder, "run", "--env", f"some_envs:{env}", "--steps", 10**9)
+    with process:
+        wait_until_stepping(process)
+        family = family_of(process)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+
+    assert (process.returncode, err) == (130, "")
+    assert_gone(family)
+
+
+def test_ctrl_c_ends_a_check_without_a_traceback(folder):
+    process = start(folder, "check", "--env", "some_envs:announcing", "--steps", 10**8)
+    with process:
+        wait_until_stepping(process)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(folder):
+    process = start(folder, "run", "--env", "some_envs:announcing", "--steps", 10**9)
+    with process:
+        wait_until_stepping(process)
+        family = family_of(process)
+        process.stdout.close()
+        process.wait(timeout=TIMEOUT_S)
+        err = process.stderr.read()
+
+    assert process.returncode == 1
+    assert err == ""
+    assert_gone(family)
+
+
+def test_piped_output_holds_no_control_characters(folder):
+    done = run(folder, "run", "--env", "CartPole-v1", "--n-envs", 2, "--steps", 100)
+
+    assert done.stdout
+    assert all(character.isprintable() or character == "\n" for character in done.stdout)
+
+
+def in_a_terminal(folder, *arguments):
+    """The exit code and all that a terminal gets to see."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        command(*arguments), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # EIO: nobody has the other side open any more
+            break
+    os.close(ours)
+    return process.wait(timeout=TIMEOUT_S), seen.decode()
+
+
+def test_a_terminal_gets_a_live_display(folder):
+    exit_code, seen = in_a_terminal(folder, "run", "--env", "CartPole-v1", "--n-envs", 2, "--steps", 500)
+
+    assert exit_code == 0
+    assert "/500 steps" in seen
+    assert "\x1b[?25l" in seen  # the cursor is hidden while it draws …
+    assert "\x1b[?25h" in seen  # … and shown again
+
+
+def test_plain_is_plain_in_a_terminal_too(folder):
+    exit_code, seen = in_a_terminal(folder, "run", "--env", "CartPole-v1", "--plain", "--steps", 100)
+
+    assert exit_code == 0
+    assert "100 of 100" in seen
+    assert "\x1b" not in seen
+
+
+def test_without_its_libraries_the_command_says_what_to_install(folder):
+    code = "import sys; sys.modules['rich'] = None; from envmanager.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    assert done.returncode == 1
+    assert "pip install 'envmanager[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_configs_are_understood_without_the_libraries_of_the_command_line():
+    code = (
+        "import sys, envmanager; m = envmanager.make_manager({'kind': 'simple', 'env': 'CartPole-v1'}); m.close();"
+        "print({'typer', 'rich', 'yaml', 'click'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    assert (done.returncode, done.stdout.strip()) == (0, "set()")

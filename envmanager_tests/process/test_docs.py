@@ -1,0 +1,168 @@
+"""Every block of code in README.md and docs/ does what it says.
+
+A page is tried as a reader would: in an empty folder, blocks with a title saved under it first, then the Python blocks as
+one script, then the commands. What a page shows as output is compared; ``…`` stands for anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from envmanager.cli.config_files import load_config
+from envmanager.options import ManagerOptions
+from envmanager.registry import ENTRY_POINT_GROUP, structure
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TIMEOUT_S = 60
+
+FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+SHOWN = re.compile(r"# -> (.*)$", re.MULTILINE)
+NOT_RUN = re.compile(r"(make|pip install) ")
+"""Commands that install something, or run these tests again."""
+
+
+@attrs.frozen
+class Block:
+    language: str
+    title: str | None
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(found["language"], found["title"], found["text"], text.count("\n", 0, found.start("text")) + 1)
+        for found in FENCE.finditer(text)
+    ]
+
+
+def script_of(blocks: list[Block]) -> str:
+    """The Python blocks without a title, each on the lines where the page has it, so that tracebacks name them."""
+    script = ""
+    for block in blocks:
+        if block.language == "python" and block.title is None:
+            script += "\n" * (block.line - 1 - script.count("\n")) + block.text
+    return script
+
+
+def commands_of(block: Block) -> list[tuple[str, str]]:
+    """Each command with the output shown after it; a block of ``bash`` shows none."""
+    if block.language == "bash":
+        lines = [line.partition("#")[0].strip() for line in block.text.splitlines()]
+        return [(line, "…") for line in lines if line]
+    _, *parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+
+
+def assert_shown(output: str, shown: str) -> None:
+    pattern = ".*".join(map(re.escape, shown.strip().split("…")))
+    assert re.fullmatch(pattern, output.strip(), re.DOTALL), f"the page shows\n{shown}\nbut it was\n{output}"
+
+
+def run(command: list[str], folder: Path) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
+    environ |= {"PATH": f"{Path(sys.executable).parent}:{environ['PATH']}", "COLUMNS": "120", "PYTHONPATH": ""}
+    ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 0, f"{command} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def of_languages(*languages: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language in languages for block in blocks_of(page))]
+
+
+def save_titled(blocks: list[Block], folder: Path) -> None:
+    for block in blocks:
+        if block.title is not None:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", of_languages("python"), ids=name_of)
+def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    save_titled(blocks, tmp_path)
+    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script.write_text(script_of(blocks), encoding="utf-8")
+
+    assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
+
+
+@pytest.mark.parametrize("page", of_languages("bash", "console"), ids=name_of)
+def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    save_titled(blocks, tmp_path)
+    for block in blocks:
+        if block.language in ("bash", "console"):
+            for command, shown in commands_of(block):
+                if not NOT_RUN.match(command):
+                    assert_shown(run(["bash", "-c", command], tmp_path), shown)
+
+
+@pytest.mark.parametrize("page", of_languages("toml", "yaml"), ids=name_of)
+def test_configs_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = blocks_of(page)
+    save_titled(blocks, tmp_path)
+    for block in blocks:
+        if block.language not in ("toml", "yaml"):
+            continue
+        file = tmp_path / (block.title or f"config.{block.language}")
+        if file.name == "pyproject.toml":
+            check_entry_points(block.text, tmp_path)
+        else:
+            file.write_text(block.text, encoding="utf-8")
+            structure(ManagerOptions, load_config(file)["manager"])
+
+
+def check_entry_points(text: str, folder: Path) -> None:
+    """The group is the one that is looked at, and the module that each name points to has such a class."""
+    assert f'[project.entry-points."{ENTRY_POINT_GROUP}"]' in text
+    for module, name in re.findall(r'"(\w+):(\w+)"', text):
+        spec = importlib.util.spec_from_file_location(module, folder / f"{module}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        assert isinstance(getattr(loaded, name), type)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_is_in_a_language_that_nobody_tries(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert text.count("```") == 2 * len(blocks_of(page)), "a fence that was not understood"
+    assert {block.language for block in blocks_of(page)} <= {"python", "bash", "console", "toml", "yaml", "text"}
+
+
+def test_links_of_the_readme_lead_to_files() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_every_decision_is_listed() -> None:
+    listed = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
+
+    assert [note.name for note in (DOCS / "decisions").glob("0*.md") if f"({note.name})" not in listed] == []
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+
+    run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(tmp_path)], ROOT)
+    assert (tmp_path / "reference.html").stat().st_size > 100_000

@@ -1,0 +1,466 @@
+"""What ``check_environment`` finds: one deliberately broken environment per finding."""
+
+from __future__ import annotations
+
+import dm_env
+import gymnasium
+import numpy as np
+import pytest
+from dm_env import specs
+
+from envmanager.environment import EnvContext, Environment
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import AgentSteps
+from envmanager.testing.environment_check import QUESTIONS, check_environment
+
+
+class Sound(gymnasium.Env):
+    """Episodes of five steps, observations from the seeded generator. The broken ones change one thing."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    length = 5
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n_steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return self.observe(), self.reward(action), self.n_steps >= self.length, False, {}
+
+    def observe(self):
+        return self.np_random.random(2, np.float32)
+
+    def reward(self, action):
+        return float(action)
+
+
+def found(factory, question, *, n_steps=60):
+    """The outcomes and texts for one question."""
+    return [
+        (finding.outcome, finding.text)
+        for finding in check_environment(factory, n_steps=n_steps)
+        if finding.question == question
+    ]
+
+
+def only(factory, question, **options):
+    findings = found(factory, question, **options)
+    assert len(findings) == 1
+    return findings[0]
+
+
+def problems(factory, **options):
+    return [finding.question for finding in check_environment(factory, **options) if finding.outcome == "problem"]
+
+
+def test_a_sound_environment_gets_one_good_answer_per_question():
+    findings = check_environment(Sound, n_steps=60)
+
+    assert [(finding.question, finding.outcome) for finding in findings] == [(question, "ok") for question in QUESTIONS]
+
+
+def test_a_constructor_that_raises_is_the_only_finding():
+    def broken():
+        raise OSError("no such port")
+
+    (finding,) = check_environment(broken)
+
+    assert (finding.question, finding.outcome) == ("constructs", "problem")
+    assert "it raised OSError: no such port (" in finding.text
+    assert f"{__file__}:" in finding.text
+
+
+@pytest.mark.parametrize("made", [None, 3])
+def test_what_is_no_environment_is_a_problem(made):
+    (finding,) = check_environment(lambda: made)
+
+    assert (finding.question, finding.outcome) == ("constructs", "problem")
+
+
+def test_an_unusable_factory_is_the_callers_mistake():
+    with pytest.raises(UsageError):
+        check_environment(3)
+
+
+def test_spaces_that_differ_from_instance_to_instance_are_a_problem():
+    sizes = iter((2, 3))
+
+    class Changing(Sound):
+        def __init__(self):
+            self.size = next(sizes)
+            self.observation_space = gymnasium.spaces.Box(0, 1, (self.size,))
+
+        def observe(self):
+            return self.np_random.random(self.size, np.float32)
+
+    assert [outcome for outcome, _ in found(Changing, "constructs")] == ["ok", "problem"]
+
+
+def test_an_environment_that_can_be_made_once_only_is_a_problem():
+    made = []
+
+    def once():
+        if made:
+            raise OSError("the port is taken")
+        made.append(True)
+        return Sound()
+
+    outcome, text = found(once, "constructs")[1]
+    assert outcome == "problem"
+    assert "a second one cannot" in text
+
+
+class RaisesAtReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no level")
+
+
+class WrongShapeAtReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+
+class OutOfRangeAtReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([0, 7], np.float32), {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (RaisesAtReset, "it raised RuntimeError: no level"),
+        (WrongShapeAtReset, "float32[3]"),
+        (OutOfRangeAtReset, "as high as 7"),
+    ],
+)
+def test_a_reset_that_breaks_its_spec_is_a_problem(broken, text):
+    (outcome, said), *_ = found(broken, "reset")
+
+    assert outcome == "problem"
+    assert text in said
+
+
+def test_after_a_reset_that_failed_only_closing_is_tried():
+    assert [finding.question for finding in check_environment(RaisesAtReset)] == [
+        "constructs",
+        "reset",
+        "seeding",
+        "close",
+    ]
+
+
+class RaisesInStep(Sound):
+    def reward(self, action):
+        if self.n_steps == 3:
+            raise ValueError("fell over")
+        return 0.0
+
+
+class WrongDtypeInStep(Sound):
+    def observe(self):
+        return super().observe() if self.n_steps == 0 else np.zeros(2, np.float64)
+
+
+class BeyondItsSpace(Sound):
+    def observe(self):
+        return super().observe() + np.float32(self.n_steps)
+
+
+class NotFinite(Sound):
+    def observe(self):
+        return np.full(2, np.nan if self.n_steps == 2 else 0.5, np.float32)
+
+
+class NanReward(Sound):
+    def reward(self, action):
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (RaisesInStep, "Step 3: it raised ValueError: fell over"),
+        (WrongDtypeInStep, "Step 1: "),
+        (WrongDtypeInStep, "float64[2]"),
+        (BeyondItsSpace, "In step 1 obs should be float32[2] in [0.0, 1.0], but is as high as"),
+        (NotFinite, "In step 2 obs should be finite"),
+        (NanReward, "In step 1 reward should be finite"),
+    ],
+)
+def test_a_step_that_breaks_its_spec_is_a_problem(broken, text):
+    (outcome, said), *_ = found(broken, "steps")
+
+    assert outcome == "problem"
+    assert text in said
+
+
+def test_each_kind_of_bad_value_is_said_once():
+    assert len(found(NanReward, "steps")) == 1
+
+
+def test_an_environment_that_raises_is_not_tried_for_seeds():
+    assert only(RaisesInStep, "seeding") == ("note", "Not tried, because of the problem above.")
+
+
+class CannotRestart(Sound):
+    n_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.n_resets += 1
+        if self.n_resets == 2:
+            raise RuntimeError("already started")
+        return super().reset(seed=seed)
+
+
+class BadFirstObservation(Sound):
+    n_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        self.n_resets += 1
+        return (obs if self.n_resets == 1 else obs + np.float32(5)), info
+
+
+class StaysOver(Sound):
+    over = False
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.over |= terminated
+        return obs, reward, self.over, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (CannotRestart, "reset() after an episode's end, in step 5: it raised RuntimeError: already started"),
+        (BadFirstObservation, "The first observation after an episode's end does not fit (step 5): obs should be"),
+        (StaysOver, "The first episode took 5 steps, and each of the 55 after it only one."),
+    ],
+)
+def test_an_episode_that_does_not_restart_is_a_problem(broken, text):
+    outcome, said = only(broken, "episodes")
+
+    assert outcome == "problem"
+    assert text in said
+
+
+def test_episodes_that_did_not_end_are_a_note():
+    class Endless(Sound):
+        length = 10**9
+
+    assert only(Endless, "episodes") == ("note", "No episode ended within 60 steps, so restarting was not tried.")
+    assert problems(Endless) == []
+
+
+class Unseeded(Sound):
+    def observe(self):
+        return np.random.default_rng().random(2, np.float32)
+
+
+class KeepsState(Sound):
+    """What an episode before a reset did shows after it."""
+
+    offset = 0.0
+
+    def observe(self):
+        return np.full(2, self.offset, np.float32)
+
+    def step(self, action):
+        self.offset = min(1.0, self.offset + 0.001)
+        return super().step(action)
+
+
+class DiffersFromInstanceToInstance(Sound):
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.offset = np.float32(self.made / 1000)
+
+    def observe(self):
+        return np.full(2, self.offset)
+
+
+class FailsTheSecondTime(Sound):
+    n_steps_ever = 0
+
+    def step(self, action):
+        self.n_steps_ever += 1
+        if self.n_steps_ever == 70:
+            raise ValueError("worn out")
+        return super().step(action)
+
+
+class UnseededRestart(Sound):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=np.random.SeedSequence().entropy % 2**31 if seed is None else seed)
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (Unseeded, "gave something else after a second reset of the same environment, already at the reset: obs."),
+        (KeepsState, "gave something else after a second reset of the same environment, already at the reset: obs."),
+        (DiffersFromInstanceToInstance, "gave something else in a second, new environment, already at the reset: obs."),
+        (UnseededRestart, "gave something else after a second reset of the same environment, from step 5 on: obs."),
+        (FailsTheSecondTime, "failed after a second reset of the same environment: it raised ValueError: worn out"),
+    ],
+)
+def test_what_the_seed_does_not_decide_is_a_problem(broken, text):
+    (outcome, said), *_ = found(broken, "seeding")
+
+    assert outcome == "problem"
+    assert text in said
+
+
+def test_a_seed_without_an_effect_is_a_note():
+    class Constant(Sound):
+        def observe(self):
+            return np.zeros(2, np.float32)
+
+    findings = found(Constant, "seeding")
+
+    assert findings[0][0] == "ok"
+    assert findings[1] == ("note", "Another seed gives the same first 50 steps with the same actions.")
+
+
+class ReusesItsArray(Sound):
+    def observe(self):
+        self.array = getattr(self, "array", np.zeros(2, np.float32))
+        self.array[:] = super().observe()
+        return self.array
+
+
+class ReturnsViews(ReusesItsArray):
+    def observe(self):
+        return super().observe()[:]
+
+
+class ReturnsOneConstant(Sound):
+    constant = np.zeros(2, np.float32)
+
+    def observe(self):
+        return self.constant
+
+
+class ReusesInDict(Sound):
+    observation_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 1, (2,))]))
+    array = np.zeros(2, np.float32)
+
+    def observe(self):
+        self.array[:] = super().observe()
+        return {"a": (self.array,)}
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (ReusesItsArray, "It changes observations that it has returned earlier."),
+        (ReturnsViews, "It changes observations that it has returned earlier."),
+        (ReusesInDict, "It changes observations that it has returned earlier."),
+        (ReturnsOneConstant, "It returns the same array object several times."),
+    ],
+)
+def test_arrays_that_change_after_they_were_returned_are_a_note(env, text):
+    assert only(env, "arrays") == ("note", text)
+    assert problems(env) == []
+
+
+def test_a_close_that_raises_is_a_problem():
+    class CannotClose(Sound):
+        def close(self):
+            raise OSError("busy")
+
+    outcome, text = only(CannotClose, "close")
+
+    assert outcome == "problem"
+    assert "it raised OSError: busy" in text
+
+
+class Growing(Environment):
+    """An Environment that an agent never seen before joins in every third step."""
+
+    def __init__(self):
+        self.n_known = 1
+
+    @property
+    def behavior_specs(self):
+        return {"walker": BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64, 0, 3))}
+
+    def reset(self, *, seeds, options):
+        self.generator = np.random.default_rng(seeds[0])
+        self.n_steps = 0
+        return self.steps([0], 0.0)
+
+    def step(self, actions):
+        self.n_steps += 1
+        if self.n_steps % 3:
+            return self.steps([0], float(actions["walker"][0]))
+        self.n_known += 1  # a new agent each time, and it acts too
+        return self.steps([0, self.n_known], float(actions["walker"].sum()))
+
+    def steps(self, ids, reward):
+        n = len(ids)
+        obs = self.generator.random((n, 1), np.float32)
+        flags = (np.zeros(n, bool), np.zeros(n, bool))
+        return {"walker": AgentSteps(np.array(ids), obs, np.full(n, reward, np.float32), *flags)}
+
+    def close(self):
+        pass
+
+
+def test_agents_with_new_numbers_after_a_second_reset_are_no_difference():
+    assert [outcome for outcome, _ in found(Growing, "seeding")] == ["ok"]
+
+
+def test_an_environment_that_cannot_be_watched_says_so():
+    outcome, text = only(LockedSound, "arrays")
+
+    assert outcome == "note"
+    assert "could not be seen" in text
+
+
+class LockedSound(Sound):
+    def __setattr__(self, name, value):
+        if name in ("step", "reset"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+class Unseedable(dm_env.Environment):
+    def observation_spec(self):
+        return specs.BoundedArray((1,), np.float32, 0, 1)
+
+    def action_spec(self):
+        return specs.DiscreteArray(2)
+
+    def reset(self):
+        return dm_env.restart(np.zeros(1, np.float32))
+
+    def step(self, action):
+        return dm_env.termination(1.0, np.zeros(1, np.float32))
+
+
+def test_an_environment_that_takes_no_seed_is_tried_without():
+    findings = check_environment(Unseedable, n_steps=20)
+
+    assert [finding.outcome for finding in findings if finding.question in ("reset", "steps", "episodes")] == ["ok"] * 3
+    (seeding,) = [finding for finding in findings if finding.question == "seeding"]
+    assert seeding.outcome == "note"
+    assert "cannot be seeded" in seeding.text
+
+
+def test_a_factory_gets_its_context():
+    def factory(context: EnvContext):
+        assert context.env_id == 0
+        assert context.seed is not None
+        return Sound()
+
+    assert problems(factory) == []

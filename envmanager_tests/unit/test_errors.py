@@ -1,0 +1,120 @@
+"""Errors: they pickle with all their fields, and say what a person needs."""
+
+import inspect
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmanager import errors
+from envmanager.errors import (
+    BadAction,
+    BadObservation,
+    ConfigError,
+    EnvManagerError,
+    EnvRaised,
+    ManagerClosed,
+    MissingExtra,
+    RestartsExhausted,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimedOut,
+)
+
+WHERE = {"worker_id": 2, "env_ids": [4, 5], "phase": "step"}
+EXAMPLES = [
+    EnvManagerError("text"),
+    WorkerError("text", **WHERE, cause="why"),
+    EnvRaised(**WHERE, type_name="KeyError", cause="'x'", remote_traceback="Traceback …\nKeyError: 'x'"),
+    BadObservation(**WHERE, path="obs['camera']", expected="uint8[4]", got="uint8[5]"),
+    WorkerDied(**WHERE, exit="SIGKILL", output="last words", ticket=7),
+    WorkerTimedOut(**WHERE, timeout_s=60, output="", ticket=7),
+    RestartsExhausted(
+        first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
+    ),
+    BadAction("text"),
+    ManagerClosed("step()"),
+    UsageError("text"),
+    ConfigError("text"),
+    MissingExtra("a policy", library="torch", extra="torch"),
+]
+
+
+def fields_of(error):
+    return {key: fields_of(value) if isinstance(value, Exception) else value for key, value in vars(error).items()}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_is_the_same_after_pickling(error):
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), fields_of(again)) == (type(error), str(error), fields_of(error))
+
+
+def test_every_class_of_the_module_has_an_example_here():
+    classes = {cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, EnvManagerError)}
+
+    assert classes == {type(error) for error in EXAMPLES}
+
+
+def test_the_docstring_draws_the_whole_tree():
+    assert all(type(error).__name__ in errors.__doc__ for error in EXAMPLES)
+
+
+@given(
+    st.integers(0, 99),
+    st.lists(st.integers(0, 999), unique=True, min_size=1, max_size=5),
+    st.sampled_from(["start", "reset", "step", "call", "idle", "close"]),
+    st.text(max_size=20),
+)
+def test_a_worker_s_death_keeps_its_fields_over_pickling(worker_id, env_ids, phase, output):
+    error = WorkerDied(worker_id=worker_id, env_ids=env_ids, phase=phase, exit="EXIT(3)", output=output)
+
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (again.worker_id, again.env_ids, again.phase, again.output) == (worker_id, tuple(env_ids), phase, output)
+    assert f"worker {worker_id}" in str(again)
+
+
+@pytest.mark.parametrize(
+    ("env_ids", "where"),
+    [
+        ([], "worker 1 ended"),
+        ([7], "worker 1 (env 7)"),
+        ([2, 3, 4], "worker 1 (envs 2-4)"),
+        ([2, 5], "worker 1 (envs 2, 5)"),
+    ],
+)
+def test_environments_are_named_briefly(env_ids, where):
+    assert where in str(WorkerDied(worker_id=1, env_ids=env_ids, phase="step", exit="EXIT(1)"))
+
+
+def test_what_an_environment_raised_ends_with_its_own_traceback():
+    assert str(EXAMPLES[2]).endswith("Traceback …\nKeyError: 'x'")
+
+
+def test_a_wrong_observation_says_where_and_what():
+    text = str(EXAMPLES[3])
+
+    assert "obs['camera'] should be uint8[4], but is uint8[5]" in text
+    assert "envs 4-5" in text
+
+
+def test_a_kill_from_outside_comes_with_a_guess():
+    assert "out of memory" in str(EXAMPLES[4])
+    assert "out of memory" not in str(WorkerDied(**WHERE, exit="SIGSEGV"))
+
+
+def test_a_time_out_names_the_option_to_raise():
+    assert "Timeouts(step_s=…)" in str(EXAMPLES[5])
+
+
+def test_giving_up_shows_the_first_and_the_last_failure():
+    assert "SIGSEGV" in str(EXAMPLES[6])
+    assert "within 1 s" in str(EXAMPLES[6])
+
+
+def test_a_missing_library_comes_with_the_command():
+    assert "pip install 'envmanager[torch]'" in str(EXAMPLES[-1])

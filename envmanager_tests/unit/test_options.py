@@ -1,0 +1,118 @@
+"""Options: what exists is valid."""
+
+import math
+
+import numpy as np
+import pytest
+
+from envmanager.errors import UsageError
+from envmanager.options import ManagerOptions, ResetConfig, Timeouts, Wait
+
+
+@pytest.mark.parametrize("text", ["any", Wait.any(), "1", 1])
+def test_ways_to_wait_for_anything(text):
+    assert Wait.parse(text) == Wait(min_ready=1)
+
+
+def test_ways_to_wait_for_everything_and_for_some():
+    assert Wait.parse("all") == Wait.all()
+    assert Wait.parse(3).min_ready == Wait.parse("3").min_ready == 3
+
+
+@pytest.mark.parametrize("text", ["some", "0", 0, -1, None, [], "1.5"])
+def test_other_words_for_waiting_are_refused(text):
+    with pytest.raises(UsageError, match=r"wait must be|min_ready must be"):
+        Wait.parse(text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_ready": 0},
+        {"min_ready": True},
+        {"min_ready": 2.0},
+        {"max_ready": 0},
+        {"min_ready": 3, "max_ready": 2},
+        {"timeout_s": -1},
+        {"timeout_s": math.nan},
+        {"timeout_s": "1"},
+        {"max_lead": 0},
+    ],
+)
+def test_a_wait_that_makes_no_sense_cannot_be_made(fields):
+    with pytest.raises(UsageError):
+        Wait(**fields)
+
+
+def test_all_may_be_handed_out_in_portions():
+    assert Wait(min_ready=Wait.ALL, max_ready=2).max_ready == 2
+
+
+def test_no_time_at_all_is_a_timeout():
+    assert Wait.any(timeout_s=0).timeout_s == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, None, "60", True])
+@pytest.mark.parametrize("name", ["start_s", "reset_s", "step_s", "call_s", "close_s"])
+def test_a_timeout_is_a_number_of_seconds(name, value):
+    with pytest.raises(UsageError, match=f"{name} must be a number of seconds above 0"):
+        Timeouts(**{name: value})
+
+
+def test_a_timeout_may_be_unlimited():
+    assert Timeouts(step_s=math.inf).step_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, ResetConfig()),
+        ({}, ResetConfig()),
+        ({"seed": 3}, ResetConfig(seed=3)),
+        ({"seed": np.int64(3)}, ResetConfig(seed=3)),
+        ({"seed": [1, 2], "options": {"level": 1}}, ResetConfig([1, 2], {"level": 1})),
+        (ResetConfig(seed=4), ResetConfig(seed=4)),
+    ],
+)
+def test_what_a_reset_may_ask_for(config, expected):
+    assert ResetConfig.parse(config, n_envs=2) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (3, "takes a mapping"),
+        ({"sead": 3}, "not 'sead'"),
+        ({"seed": [1, 2, 3]}, "3 seeds for 2 environments"),
+        ({"seed": -1}, "from 0 up"),
+        ({"seed": [1, -1]}, "from 0 up"),
+        ({"seed": 1.5}, "from 0 up"),
+        ({"seed": True}, "from 0 up"),
+        ({"options": [1]}, "must be a mapping"),
+    ],
+)
+def test_what_a_reset_must_not_ask_for(config, message):
+    with pytest.raises(UsageError, match=message):
+        ResetConfig.parse(config, n_envs=2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_envs": 0},
+        {"n_envs": 2, "n_workers": 3},
+        {"n_workers": 0},
+        {"start_method": "clone"},
+        {"zero_copy": 1},
+        {"infos": "yes"},
+        {"seed": -1},
+        {"wait": "some"},
+    ],
+)
+def test_a_manager_s_options_are_checked_at_birth(fields):
+    with pytest.raises(UsageError):
+        ManagerOptions(**fields)
+
+
+def test_a_manager_s_way_to_wait_may_be_a_word():
+    assert ManagerOptions(wait="all").wait == Wait.all()
