@@ -11,7 +11,8 @@ NEWEST_PYTHON = 3.13
 OLDEST_NUMPY = numpy==1.23.5
 NEWEST_NUMPY = numpy
 
-PIP_FLAGS = --quiet --disable-pip-version-check
+# Twice quiet: only errors are shown.
+PIP_FLAGS = --quiet --quiet --disable-pip-version-check
 
 # A virtual environment is made anew for another interpreter only by `make clean`; what is in it is brought up to date
 # when pyproject.toml changes. Each stamp says: these extras are installed.

@@ -1,4 +1,4 @@
-"""Small repairs of rendered pages: docstrings are written for `help()`, with a few marks that Markdown does not know."""
+"""Small repairs of rendered pages: docstrings are written for `help()`, with some marks that Markdown does not know."""
 
 import re
 from typing import Any

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager, EnvWorker
     from envmanager.environment import EnvContext, EnvGroup, Environment, as_environment
     from envmanager.errors import (
         BadAction,
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     )
     from envmanager.options import ManagerOptions, ResetConfig, Timeouts, Wait
     from envmanager.policy import Policy, RandomPolicy
+    from envmanager.registry import make_manager
     from envmanager.seeding import derive_seed
+    from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.specs import ArraySpec, BehaviorSpec
+    from envmanager.stats import ManagerStats, WorkerStats
     from envmanager.steps import (
         ActionInfo,
         AgentSteps,
@@ -39,46 +43,94 @@ if TYPE_CHECKING:
         StepInfo,
         Transitions,
     )
-
-_HOMES = {
-    "env_manager": ["EnvManager", "EnvWorker", "ManagerStats", "WorkerStats"],
-    "environment": ["EnvContext", "EnvGroup", "Environment", "as_environment"],
-    "errors": [
-        "BadAction",
-        "BadObservation",
-        "ConfigError",
-        "EnvManagerError",
-        "EnvRaised",
-        "ManagerClosed",
-        "MissingExtra",
-        "RestartsExhausted",
-        "UsageError",
-        "WorkerDied",
-        "WorkerError",
-        "WorkerTimedOut",
-    ],
-    "options": ["ManagerOptions", "ResetConfig", "Timeouts", "Wait"],
-    "policy": ["Policy", "RandomPolicy"],
-    "registry": ["make_manager"],
-    "seeding": ["derive_seed"],
-    "simple_env_manager": ["SimpleEnvManager"],
-    "specs": ["ArraySpec", "BehaviorSpec"],
-    "steps": [
-        "ActionInfo",
-        "AgentSteps",
-        "Batch",
-        "EnvironmentCommand",
-        "EnvironmentResponse",
-        "Lost",
-        "StepInfo",
-        "Transitions",
-    ],
-    "subprocess_env_manager": ["SubprocessEnvManager"],
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOME_OF)
+__all__ = [
+    "ActionInfo",
+    "AgentSteps",
+    "ArraySpec",
+    "BadAction",
+    "BadObservation",
+    "Batch",
+    "BehaviorSpec",
+    "ConfigError",
+    "EnvContext",
+    "EnvGroup",
+    "EnvManager",
+    "EnvManagerError",
+    "EnvRaised",
+    "EnvWorker",
+    "Environment",
+    "EnvironmentCommand",
+    "EnvironmentResponse",
+    "Lost",
+    "ManagerClosed",
+    "ManagerOptions",
+    "ManagerStats",
+    "MissingExtra",
+    "Policy",
+    "RandomPolicy",
+    "ResetConfig",
+    "RestartsExhausted",
+    "SimpleEnvManager",
+    "StepInfo",
+    "SubprocessEnvManager",
+    "Timeouts",
+    "Transitions",
+    "UsageError",
+    "Wait",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerStats",
+    "WorkerTimedOut",
+    "as_environment",
+    "derive_seed",
+    "make_manager",
+]
+
+_HOME_OF = {
+    "ActionInfo": "steps",
+    "AgentSteps": "steps",
+    "ArraySpec": "specs",
+    "BadAction": "errors",
+    "BadObservation": "errors",
+    "Batch": "steps",
+    "BehaviorSpec": "specs",
+    "ConfigError": "errors",
+    "EnvContext": "environment",
+    "EnvGroup": "environment",
+    "EnvManager": "env_manager",
+    "EnvManagerError": "errors",
+    "EnvRaised": "errors",
+    "EnvWorker": "env_manager",
+    "Environment": "environment",
+    "EnvironmentCommand": "steps",
+    "EnvironmentResponse": "steps",
+    "Lost": "steps",
+    "ManagerClosed": "errors",
+    "ManagerOptions": "options",
+    "ManagerStats": "stats",
+    "MissingExtra": "errors",
+    "Policy": "policy",
+    "RandomPolicy": "policy",
+    "ResetConfig": "options",
+    "RestartsExhausted": "errors",
+    "SimpleEnvManager": "simple_env_manager",
+    "StepInfo": "steps",
+    "SubprocessEnvManager": "subprocess_env_manager",
+    "Timeouts": "options",
+    "Transitions": "steps",
+    "UsageError": "errors",
+    "Wait": "options",
+    "WorkerDied": "errors",
+    "WorkerError": "errors",
+    "WorkerStats": "stats",
+    "WorkerTimedOut": "errors",
+    "as_environment": "environment",
+    "derive_seed": "seeding",
+    "make_manager": "registry",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ class EnvManager(ABC):
     def _close(self) -> None:
         """Give everything back. Called once."""
 
-    def _revive(self, worker: EnvWorker) -> None:
+    def _revive(self, worker: EnvWorker) -> None:  # noqa: B027  (a manager whose workers survive needs none)
         """Make a failed worker fit for the reset that follows."""
 
     def _own(self, payload: Any) -> Any:
@@ -198,8 +198,8 @@ class EnvManager(ABC):
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
 
-        Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is still
-        waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
+        Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is
+        still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
         self._enter(_Use.SEND_RECV, "send")
         behavior, spec = self._only_behavior()
@@ -335,14 +335,14 @@ class EnvManager(ABC):
     def _enough(self, wait: Wait) -> bool:
         in_flight = sum(worker.waiting for worker in self.env_workers)
         if wait.max_lead is None:
-            return len(self._ready) >= min(wait.min_ready, in_flight)
+            return bool(len(self._ready) >= min(wait.min_ready, in_flight))
         held = sum(self._is_held_back(response, wait) for response in self._ready)
         if held and held == in_flight:
             raise UsageError(
                 f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {self._handed_out.index(self._slowest())}."
             )
-        return len(self._ready) - held >= min(wait.min_ready, in_flight - held)
+        return bool(len(self._ready) - held >= min(wait.min_ready, in_flight - held))
 
     def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
         """Take what may be handed out from ``_ready``; a failure among it is raised and the rest stays."""

@@ -9,6 +9,7 @@ The rule: environments are dealt in contiguous blocks, so a worker's rows lie to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ def deal(n_envs: int, n_workers: int) -> list[range]:
     """The env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
     small, extra = divmod(n_envs, n_workers)
     starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
-    return [range(int(start), int(stop)) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
 
 
 class WorkerRows(NamedTuple):

@@ -54,8 +54,8 @@ class Environment(ABC):
     """One environment with any number of agents. Wrap what you have with ``as_environment``, or write these four.
 
     Agents are numbered 0, 1, … in order of their first appearance; the worker adds the environment's own bits to
-    ``agent_id``. Episodes restart inside ``step``: ``obs`` is the new episode's first observation, ``final_obs`` the old
-    one's last.
+    ``agent_id``. Episodes restart inside ``step``: ``obs`` is the new episode's first observation, ``final_obs`` the
+    old one's last.
     """
 
     partial_actions = False
@@ -263,7 +263,7 @@ def take_slice(tree: Tree, start: int, stop: int) -> Tree:
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps`` fits ``spec``: structure, shapes, dtypes; values too with ``check_numbers``."""
+    """Raise SpecMismatch unless ``steps`` fits ``spec``: structure, shapes, dtypes; values with ``check_numbers``."""
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
     n = len(steps)

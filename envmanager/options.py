@@ -47,8 +47,8 @@ class Wait:
     """How much to wait for before handing out what is ready, counted in workers.
 
     ``min_ready``: wait for so many (capped by how many are in flight). ``max_ready``: hand out at most so many.
-    ``timeout_s``: after that, hand out what is ready, perhaps nothing; nothing is lost. ``max_lead``: a worker whose steps
-    handed out since the reset are so many ahead of the slowest worker's is held back.
+    ``timeout_s``: after that, hand out what is ready, perhaps nothing; nothing is lost. ``max_lead``: a worker whose
+    steps handed out since the reset are so many ahead of the slowest worker's is held back.
     """
 
     min_ready: int = attrs.field(default=1, validator=_count(1))
@@ -104,7 +104,7 @@ class Timeouts:
 
 @attrs.frozen
 class ResetConfig:
-    """What a reset asks for: ``seed`` (None, one number for all, or one per environment) and ``options`` for the envs."""
+    """What a reset asks for: ``seed`` (None, one number, or one per environment) and ``options`` for the envs."""
 
     seed: int | Sequence[int | None] | None = None
     options: Mapping[str, Any] | None = None
@@ -147,7 +147,7 @@ def _wait(value: Any) -> Wait:
     return Wait.parse(value)
 
 
-def _optional_start_method(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and value not in START_METHODS:
         raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
 

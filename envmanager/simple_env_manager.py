@@ -27,9 +27,9 @@ from envmanager.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentRes
 class SimpleEnvManager(EnvManager):
     """Runs ``n_envs`` environments one after the other in this process, as one worker.
 
-    The choice for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are those
-    of SubprocessEnvManager; ``n_workers``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir`` (but for the
-    factory's EnvContext) mean nothing here. Nobody can stop an environment that hangs or crashes this process.
+    The choice for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are
+    those of SubprocessEnvManager; ``n_workers``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir`` (but
+    for the factory's EnvContext) mean nothing here. Nobody can stop an environment that hangs or crashes this process.
     """
 
     def __init__(

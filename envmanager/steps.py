@@ -59,7 +59,7 @@ class EnvironmentCommand:
 
 @attrs.define
 class EnvironmentResponse:
-    """What a worker answers: ``payload`` is ``{behavior: AgentSteps}`` for steps and resets, a WorkerError for "failed"."""
+    """What a worker answers: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
 
     name: CommandName = attrs.field(converter=_command_name)
     worker_id: int
@@ -70,10 +70,10 @@ class EnvironmentResponse:
 class AgentSteps:
     """One environment step of n agents of one behavior, as a struct of arrays.
 
-    ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated`` bool[n];
-    ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting`` bool[n], or
-    None when every agent wants an action. Only when the manager has ``infos=True``: ``info``, n dicts of the step taken,
-    and ``reset_info``, m dicts of the episodes that began.
+    ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
+    bool[n], or None when every agent wants an action. Only when the manager has ``infos=True``: ``info``, n dicts of
+    the step taken, and ``reset_info``, m dicts of the episodes that began.
     """
 
     agent_id: np.ndarray
@@ -92,12 +92,14 @@ class AgentSteps:
     @property
     def env_id(self) -> np.ndarray:
         """int64[n]: the environment of each agent."""
-        return np.right_shift(self.agent_id, AGENT_BITS)
+        env_id: np.ndarray = self.agent_id >> AGENT_BITS
+        return env_id
 
     @property
     def ended(self) -> np.ndarray:
         """bool[n]: whose episode ended with this step."""
-        return np.logical_or(self.terminated, self.truncated)
+        ended: np.ndarray = self.terminated | self.truncated
+        return ended
 
     @property
     def acting_rows(self) -> np.ndarray:
@@ -175,7 +177,8 @@ class TerminalSteps(NamedTuple):
 class RowBuffer:
     """Arrays that an environment of always the same K agents may write its steps into, instead of making new ones.
 
-    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]`` of which the first m rows are for the m agents that ended.
+    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]`` of which the first m rows are for the m agents that
+    ended.
     """
 
     steps: AgentSteps
@@ -229,8 +232,8 @@ class StepInfo:
     """What one worker's step means to a trainer: previous steps, the actions taken on them, current steps.
 
     Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
-    StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions.
-    With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
+    StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
+    ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
     """
 
     previous: Steps | None

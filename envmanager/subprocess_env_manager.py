@@ -48,12 +48,12 @@ __all__ = ["SubprocessEnvManager", "worker"]
 class SubprocessEnvManager(EnvManager):
     """Runs ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
 
-    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may be
-    defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
-    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: hand out views of shared memory, see
-    StepInfo. ``infos``: bring the environments' info dicts along (they travel pickled). ``check_values``: also check
-    observations for NaN and for their bounds. ``worker_env``: exactly these environment variables, instead of the
-    trainer's. ``log_dir``: a file per worker for its output, whose end goes into errors.
+    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
+    be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
+    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: hand out views of shared memory,
+    see StepInfo. ``infos``: bring the environments' info dicts along (they travel pickled). ``check_values``: also
+    check observations for NaN and for their bounds. ``worker_env``: exactly these environment variables, instead of
+    the trainer's. ``log_dir``: a file per worker for its output, whose end goes into errors.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. Raises UsageError when the
     options or the factory cannot work, and the WorkerError of the first worker that could not start; then all others

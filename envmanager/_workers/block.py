@@ -7,9 +7,9 @@
     counts           [slot][worker][behavior] = (n rows, m final rows, has acting?)
     action_counts    [worker][behavior] = n rows, or -1 for no action
 
-A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one view.
-With ``zero_copy`` there are three slots: one handed out, the one before it, and the one being written. Otherwise one is
-enough, because a step is copied out before the worker gets its next command.
+A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one
+view. With ``zero_copy`` there are three slots: one handed out, the one before it, and the one being written. Otherwise
+one is enough, because a step is copied out before the worker gets its next command.
 
 The rule: the memory has no name (memfd), so nobody else can open it and nothing is left behind; and it is allocated in
 full before it is used, so that a full machine is an error here and not a SIGBUS in an environment.
@@ -169,7 +169,10 @@ class WorkerRows:
         return self._block.columns[each.name].rows(slot, each.first[self._worker_id], n, m, has_acting)
 
     def _all_rows(self, each: BehaviorLayout, slot: int) -> AgentSteps:
-        """All rows of a slot. Their agents are always the same, one per environment, so their ids are not in the block."""
+        """All rows of a slot.
+
+        Their agents are always the same, one per environment, so their ids are not in the block.
+        """
         steps = self._rows(each, slot, each.capacity[self._worker_id], 0)
         if len(self._fixed_ids) == len(steps):
             steps.agent_id = self._fixed_ids
@@ -289,7 +292,8 @@ class WorkerRows:
     def read_row_numbers(self) -> np.ndarray:
         """The rows that the actions are for."""
         index, each = self._behaviors[0]
-        return self._row_numbers[each.name][: self._block.action_counts[self._worker_id, index]].copy()
+        n = int(self._block.action_counts[self._worker_id, index])
+        return np.array(self._row_numbers[each.name][:n])
 
 
 def _first_rows(tree: Tree, n: int) -> Tree:

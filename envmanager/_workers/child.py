@@ -4,8 +4,8 @@
 
     main ──▶ set-up (group, signals, output, life pipe) ──▶ worker(connection, step queue, factory, worker_id)
 
-The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots and
-shared memory belong to the two objects it is given.
+The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
+and shared memory belong to the two objects it is given.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
 
 
 def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:
-    """Into the log file, or to where the trainer's output goes now (a forkserver's is where it went when it started)."""
+    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere."""
     if log_path is not None:
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log_fd, 1)

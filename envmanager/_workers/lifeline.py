@@ -20,7 +20,7 @@ import signal
 def arm(read_fd: int) -> int:
     """Tie this process group to the pipe behind ``read_fd``; the descriptor that must stay open. Linux only."""
     own_fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.fcntl(own_fd, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+    fcntl.fcntl(own_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(own_fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     poll = select.poll()

@@ -34,6 +34,7 @@ from typing import Any
 from envmanager._workers import boot
 from envmanager._workers.descriptors import close, forking_a_worker, register
 
+_util: Any = util  # its type stubs leave out what is needed here
 _server = forkserver.ForkServer()
 _server_lock = threading.Lock()
 
@@ -61,18 +62,22 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 class _ForkServerPopen(popen_forkserver.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(self, process_obj)
         start_server()
         self.sentinel, write_fd = _server.connect_to_new_process(self._fds)
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))
+        self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel,))
         _write_all(write_fd, data)
         self.pid = forkserver.read_signed(self.sentinel)
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
-        tracker_fd = resource_tracker.getfd()
+        tracker_fd: Any = resource_tracker.getfd()
         self._fds.append(tracker_fd)
         data = _pickled(self, process_obj)
         self.sentinel, child_w = os.pipe()
@@ -80,9 +85,9 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         try:
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
             self._fds.extend([child_r, child_w])
-            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)
+            self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
         finally:
-            self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))
+            self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel,))
             os.close(child_r)
             os.close(child_w)
         _write_all(data_w, data)

@@ -31,6 +31,8 @@ from envmanager._workers.wire import EXTRA, RECORD
 from envmanager.steps import CommandName, EnvironmentResponse
 
 _RECORDS_AT_ONCE = 256
+_WATCH_EVERY_S = 0.01
+"""How often to look for deaths and time-outs while answers keep coming, so that a busy queue does not hide them."""
 
 
 @attrs.define
@@ -60,6 +62,7 @@ class StepQueue:
         self._arrived: deque[EnvironmentResponse] = deque()
         self._awaited: list[_Awaited] = []
         self._spinner = Spinner()
+        self._watch_at = 0.0
         self._on_specs = on_specs
         self.late_records = 0
 
@@ -79,16 +82,22 @@ class StepQueue:
 
     def empty(self) -> bool:
         """Whether ``get_nowait`` would raise queue.Empty."""
-        self._read_records()
+        self._look()
         return not self._arrived
 
     def get_nowait(self) -> EnvironmentResponse:
         """The next answer that has arrived."""
         if not self._arrived:
-            self._read_records()
+            self._look()
             if not self._arrived:
                 raise queue.Empty
         return self._arrived.popleft()
+
+    def _look(self) -> None:
+        if time.monotonic() >= self._watch_at:
+            self._watch(0.0)
+        else:
+            self._read_records()
 
     def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
         """The next answer, waiting for it; a worker that ends or runs out of time meanwhile is an answer too."""
@@ -113,7 +122,12 @@ class StepQueue:
     def _sleep(self, give_up: float) -> None:
         wake_at = min([give_up, *(h.step_deadline for h in self._handles.values() if h.step_deadline is not None)])
         left_s = max(0.0, wake_at - time.monotonic())
-        events = self._epoll.poll(-1 if math.isinf(left_s) else left_s + 0.001)
+        self._watch(-1 if math.isinf(left_s) else left_s + 0.001)
+
+    def _watch(self, timeout_s: float) -> None:
+        """Wait for anything at all, then see what it was: answers first, then deaths and time-outs."""
+        events = self._epoll.poll(timeout_s)
+        self._watch_at = time.monotonic() + _WATCH_EVERY_S
         self._read_records()
         for fd, _ in events:
             handle = self._by_fd.get(fd)
@@ -121,8 +135,7 @@ class StepQueue:
                 self._note_death(handle)
             elif handle is not None:
                 self._pump(handle)
-        if not self._arrived:
-            self._note_timeouts()
+        self._note_timeouts()
 
     def _read_records(self) -> None:
         try:

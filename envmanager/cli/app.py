@@ -21,7 +21,7 @@ from envmanager.cli.config_files import load_config
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.plan import Plan
-from envmanager.cli.run import EXIT_FAILED, exit_code_of, run
+from envmanager.cli.run import exit_code_of, run
 from envmanager.errors import EnvManagerError
 
 app = typer.Typer(
@@ -45,17 +45,15 @@ def run_command_line(arguments: Sequence[str]) -> int:
         sys.path.insert(0, os.getcwd())
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
+    exit_code: Any = 0
     try:
         app(list(arguments))
     except SystemExit as exit:
-        return exit.code if isinstance(exit.code, int) else int(bool(exit.code))
+        exit_code = exit.code
     except EnvManagerError as error:
         Console(stderr=True).print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
-        return exit_code_of(error)
-    except BrokenPipeError:  # `envmanager run | head`: the reader has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    return 0
+        exit_code = exit_code_of(error)
+    return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
 
 
 def _show_version(wanted: bool) -> None:

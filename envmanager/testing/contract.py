@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> 
     assert info.actions is not None
     for row, agent_id in enumerate(steps.agent_id.tolist()):
         n_steps[agent_id] += 1
-        env_id, agent, step, action, episode = steps.obs[row].tolist()
+        env_id, agent, step, action, _ = steps.obs[row].tolist()
         assert (env_id, agent) == (agent_id >> 32, agent_id & 0xFFFFFFFF)
         assert step == n_steps[agent_id]
         assert action == given[agent_id]
@@ -315,16 +316,14 @@ class ManagerContract:
 
     def test_an_exception_in_step_is_raised_once_and_reset_revives(self) -> None:
         def make(context: EnvContext) -> FakeEnvironment:
-            script = [Step(), Raise(ValueError("gear 7 broke"))] if context.env_id == 0 else [Step()]
-            return FakeEnvironment(script)
+            return FakeEnvironment([Step(), Raise(ValueError("gear 7 broke"))] if context.env_id == 0 else [Step()])
 
         with self.make_manager(make, 2) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
             manager.step(Wait.all())
             with pytest.raises(EnvRaised, match="gear 7 broke") as raised:
-                for _ in range(3):
-                    manager.step(Wait.all())
+                manager.step(Wait.all())
             assert raised.value.env_ids == (0,)
             assert raised.value.phase == "step"
             assert isinstance(raised.value.__cause__, ValueError)
@@ -401,7 +400,7 @@ class ManagerContract:
         manager = self.make_manager(EchoEnvironment, 1)
         manager.reset()
         manager.close()
-        calls = [
+        calls: list[Callable[[], Any]] = [
             manager.reset,
             manager.step,
             manager.recv,

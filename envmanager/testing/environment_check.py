@@ -148,8 +148,6 @@ class _Examination:
 def _construction_problem(error: Exception) -> Finding:
     if isinstance(error, UsageError):
         return Finding("constructs", "problem", str(error))
-    if isinstance(error, SpecMismatch):
-        return Finding("constructs", "problem", f"Its spaces cannot be used: {error}.")
     return Finding(
         "constructs", "problem", f"It cannot be made: {_describe_error(error)}.", "Nothing else could be tried."
     )

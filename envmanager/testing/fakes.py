@@ -199,8 +199,9 @@ def _perform(entry: Sleep | Raise | Die) -> None:
 
 
 class EchoEnvironment(Environment):
-    """Its observation says where it comes from: ``int64[n_agents][5]``: env_id, agent, steps since the start, the action
-    just given, episode. The reward is the action modulo 1000. Any mix-up of environments, steps or actions shows.
+    """Its observation says where it comes from: ``int64[n_agents][5]``: env_id, agent, steps since the start, the
+    action just given, episode. The reward is the action modulo 1000. Any mix-up of environments, steps or actions
+    shows.
     """
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))

@@ -1,7 +1,7 @@
 """Every block of code in README.md and docs/ does what it says.
 
-A page is tried as a reader would: in an empty folder, blocks with a title saved under it first, then the Python blocks as
-one script, then the commands. What a page shows as output is compared; ``…`` stands for anything.
+A page is tried as a reader would: in an empty folder, blocks with a title saved under it first, then the Python blocks
+as one script, then the commands. What a page shows as output is compared; ``…`` stands for anything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 60
 
-FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-SHOWN = re.compile(r"# -> (.*)$", re.MULTILINE)
+FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
+SHOWN = re.compile(r"# -> (.*)$", re.M)
 NOT_RUN = re.compile(r"(make|pip install) ")
 """Commands that install something, or run these tests again."""
 
@@ -61,13 +61,13 @@ def commands_of(block: Block) -> list[tuple[str, str]]:
     if block.language == "bash":
         lines = [line.partition("#")[0].strip() for line in block.text.splitlines()]
         return [(line, "…") for line in lines if line]
-    _, *parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    _, *parts = re.split(r"^\$ ", block.text, flags=re.M)
     return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
 
 
 def assert_shown(output: str, shown: str) -> None:
     pattern = ".*".join(map(re.escape, shown.strip().split("…")))
-    assert re.fullmatch(pattern, output.strip(), re.DOTALL), f"the page shows\n{shown}\nbut it was\n{output}"
+    assert re.fullmatch(pattern, output.strip(), re.S), f"the page shows\n{shown}\nbut it was\n{output}"
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -164,5 +164,5 @@ def test_every_decision_is_listed() -> None:
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
 
-    run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(tmp_path)], ROOT)
+    run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)], ROOT)
     assert (tmp_path / "reference.html").stat().st_size > 100_000

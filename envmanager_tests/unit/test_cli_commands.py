@@ -13,8 +13,10 @@ import envmanager
 from envmanager import cli
 from envmanager.cli.app import run_command_line
 from envmanager.cli.plan import Plan
+from envmanager.environment import Environment
 from envmanager.errors import UsageError
-from envmanager.steps import ActionInfo
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import ActionInfo, AgentSteps
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]
@@ -44,6 +46,36 @@ class Faulty(gymnasium.Env):
 
 class OfTexts(Faulty):
     action_space = gymnasium.spaces.Text(5)
+
+
+class Growing(Environment):
+    """A second behavior appears in the third step, and wants actions from then on."""
+
+    def __init__(self):
+        self.n_behaviors = 1
+        self.n_steps = 0
+
+    @property
+    def behavior_specs(self):
+        spec = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64, 0, 1))
+        return {f"behavior {k}": spec for k in range(self.n_behaviors)}
+
+    def reset(self, *, seeds, options):
+        return self.steps()
+
+    def step(self, actions):
+        assert sorted(actions) == sorted(self.behavior_specs)
+        self.n_steps += 1
+        self.n_behaviors = 2 if self.n_steps >= 3 else 1
+        return self.steps()
+
+    def steps(self):
+        flag, obs = np.zeros(1, bool), np.zeros((1, 1), np.float32)
+        ids = enumerate(self.behavior_specs)
+        return {name: AgentSteps(np.array([k]), obs, np.ones(1, np.float32), flag, flag) for k, name in ids}
+
+    def close(self):
+        pass
 
 
 class AlwaysLeft:
@@ -128,6 +160,13 @@ def test_a_policy_of_ones_own_acts(capsys, tmp_path):
     assert max(returns) <= 11  # pushed only to the left, the pole falls at once
 
 
+def test_behaviors_that_appear_later_get_a_policy_too(capsys):
+    exit_code, out, err = run(capsys, "--env", f"{HERE}:Growing", "--manager", "simple", "--steps", 10)
+
+    assert (exit_code, err) == (0, "")
+    assert "10 of 10" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -181,6 +220,15 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_and_what_was
     assert "ValueError: the robot fell over" in err
     assert err.count("Traceback") == 1
     assert (summary["ended"], summary["env_steps"]) == ("failed", 2)
+
+
+def test_a_seed_below_zero_in_a_config_file_is_refused(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text("run: {seed: -1}")
+
+    exit_code, _, err = run(capsys, tmp_path / "a.yaml")
+
+    assert exit_code == 2
+    assert "run.seed must be a whole number from 0 up, not -1" in err
 
 
 def test_a_run_without_a_seed_says_so(capsys):

@@ -420,6 +420,51 @@ def test_agents_with_new_numbers_after_a_second_reset_are_no_difference():
     assert [outcome for outcome, _ in found(Growing, "seeding")] == ["ok"]
 
 
+class OfTexts(Sound):
+    observation_space = gymnasium.spaces.Text(10)
+
+    def observe(self):
+        return "abc"[: self.np_random.integers(1, 4)]
+
+
+def test_observations_that_are_objects_are_compared_too():
+    class UnseededTexts(OfTexts):
+        def observe(self):
+            return "abcdefghij"[np.random.default_rng().integers(10) :]
+
+    assert [outcome for outcome, _ in found(OfTexts, "seeding")] == ["ok"]
+    assert found(UnseededTexts, "seeding")[0][0] == "problem"
+
+
+class TwoBehaviors(Environment):
+    """A runner that a chaser hunts; the chaser's rewards are drawn without the seed."""
+
+    behavior_specs = {
+        name: BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64, 0, 3)) for name in ("runner", "chaser")
+    }
+
+    def reset(self, *, seeds, options):
+        return self.steps(0.0)
+
+    def step(self, actions):
+        return self.steps(np.random.default_rng().random())
+
+    def steps(self, reward):
+        flag, obs = np.zeros(1, bool), np.zeros((1, 1), np.float32)
+        return {
+            name: AgentSteps(np.array([k]), obs, np.full(1, reward * k, np.float32), flag, flag)
+            for k, name in enumerate(self.behavior_specs)
+        }
+
+    def close(self):
+        pass
+
+
+def test_findings_name_the_behavior_where_there_are_several():
+    assert only(TwoBehaviors, "constructs")[1].count("behavior ") == 2
+    assert "from step 1 on: chaser: reward." in found(TwoBehaviors, "seeding")[0][1]
+
+
 def test_an_environment_that_cannot_be_watched_says_so():
     outcome, text = only(LockedSound, "arrays")
 

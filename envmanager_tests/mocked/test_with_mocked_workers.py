@@ -1,0 +1,318 @@
+"""Managers without a process: workers, queue and connections replaced by mocks, as a user's tests would."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from pytest_mock import MockerFixture
+
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    EnvironmentCommand,
+    EnvironmentResponse,
+    EnvRaised,
+    StepInfo,
+    SubprocessEnvManager,
+    UsageError,
+    Wait,
+    WorkerDied,
+)
+from envmanager.env_manager import EnvWorker
+from envmanager.subprocess_env_manager import worker
+from envmanager.testing import EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Step
+
+
+def steps_of(n: int = 1) -> dict[str, AgentSteps]:
+    flags = np.zeros(n, np.bool_)
+    return {"default": AgentSteps(np.arange(n), np.zeros((n, 3), np.float32), np.zeros(n, np.float32), flags, flags)}
+
+
+def responses(*of: EnvironmentResponse) -> list[Any]:
+    return [*of, queue.Empty()]
+
+
+@pytest.fixture
+def create_worker(mocker: MockerFixture) -> Any:
+    def fake(worker_id: int, step_queue: Any, env_factory: Any) -> Any:
+        made = mocker.create_autospec(EnvWorker, instance=True)
+        made.worker_id, made.waiting, made.previous_step = worker_id, False, None
+        made.recv.return_value = EnvironmentResponse("reset", worker_id, steps_of())
+        return made
+
+    return mocker.patch.object(SubprocessEnvManager, "create_worker", side_effect=fake)
+
+
+def never_called() -> None:
+    raise AssertionError("the trainer's process made an environment")
+
+
+def test_each_worker_is_created_with_three_positional_arguments(create_worker: Any, mocker: MockerFixture) -> None:
+    with SubprocessEnvManager(never_called, n_envs=3) as manager:
+        step_queue = manager.step_queue
+
+        assert create_worker.call_args_list == [mocker.call(i, step_queue, never_called) for i in range(3)]
+        assert all(not made.send.called for made in manager.env_workers), "the constructor sends nothing"
+
+
+def test_reset_is_sent_to_every_worker_and_answered_in_turn(create_worker: Any) -> None:
+    with SubprocessEnvManager(never_called, n_envs=2) as manager:
+        config = {"seed": 3}
+        infos = manager.reset(config)
+
+        for made in manager.env_workers:
+            made.send.assert_called_once_with("reset", config)
+        assert [info.worker_id for info in infos] == [0, 1]
+        assert [made.previous_step for made in manager.env_workers] == infos
+
+
+def test_reset_waits_out_workers_in_flight_first(create_worker: Any, mocker: MockerFixture) -> None:
+    with SubprocessEnvManager(never_called, n_envs=2) as manager:
+        manager.reset()
+        order = mocker.Mock()
+        manager.step_queue = order.queue
+        order.queue.get_nowait.side_effect = queue.Empty
+        order.queue.get.side_effect = [EnvironmentResponse("step", 1, steps_of())]
+        manager.env_workers[1].waiting = True
+        for made in manager.env_workers:
+            order.attach_mock(made.send, f"send_{made.worker_id}")
+        manager.reset()
+
+        names = [call[0] for call in order.mock_calls if not call[0].endswith("nowait")]
+        assert names == ["queue.get", "send_0", "send_1"]
+
+
+def test_step_queues_workers_that_are_not_waiting_and_takes_what_is_there(
+    create_worker: Any, mocker: MockerFixture
+) -> None:
+    with SubprocessEnvManager(never_called, n_envs=3) as manager:
+        manager.step_queue = mocker.create_autospec(queue.Queue, instance=True)
+        manager.step_queue.get_nowait.side_effect = responses(
+            EnvironmentResponse("step", 0, steps_of()), EnvironmentResponse("step", 1, steps_of())
+        )
+        last = [StepInfo(None, steps_of(), None, i) for i in range(3)]
+        for made, info in zip(manager.env_workers, last, strict=True):
+            made.previous_step = info
+        manager.env_workers[2].waiting = True
+        taken = {"default": ActionInfo(np.array([5]))}
+        take_steps = mocker.patch.object(manager, "_take_steps", return_value=[taken, taken])
+
+        infos = manager.step()
+
+        take_steps.assert_called_once_with([last[0], last[1]])
+        for made in manager.env_workers[:2]:
+            made.send.assert_called_once_with("step", {"default": np.array([5])})
+        assert not manager.env_workers[2].send.called
+        assert [info.worker_id for info in infos] == [0, 1]
+        assert [made.waiting for made in manager.env_workers] == [False, False, True]
+        assert infos == [made.previous_step for made in manager.env_workers[:2]]
+        assert infos[0].previous is last[0].current
+        assert infos[0].actions is taken
+        assert not manager.step_queue.get.called, "what was there was enough"
+
+
+def test_step_blocks_only_when_nothing_is_there(create_worker: Any, mocker: MockerFixture) -> None:
+    with SubprocessEnvManager(never_called, n_envs=1) as manager:
+        manager.reset()
+        manager.set_policy("default", Zeros())
+        manager.step_queue = mocker.create_autospec(queue.Queue, instance=True)
+        manager.step_queue.get_nowait.side_effect = queue.Empty
+        manager.step_queue.get.side_effect = [EnvironmentResponse("step", 0, steps_of()), queue.Empty]
+
+        assert len(manager.step()) == 1
+        assert manager.step(Wait.any(timeout_s=0.5)) == []
+        assert manager.step_queue.get.call_args.kwargs["timeout"] == pytest.approx(0.5, abs=0.1)
+        assert manager.env_workers[0].waiting, "nothing is lost by a timeout"
+
+
+class Zeros:
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.zeros(len(steps), np.int64))
+
+
+def test_a_failure_out_of_the_queue_is_raised_once_and_the_others_come_next(
+    create_worker: Any, mocker: MockerFixture
+) -> None:
+    died = WorkerDied(worker_id=1, env_ids=[1], phase="step", exit="SIGSEGV")
+    with SubprocessEnvManager(never_called, n_envs=3) as manager:
+        manager.reset()
+        manager.set_policy("default", Zeros())
+        manager.step_queue = answers = queue.Queue()
+        answers.put(EnvironmentResponse("step", 0, steps_of()))
+        answers.put(EnvironmentResponse("failed", 1, died))
+        answers.put(EnvironmentResponse("step", 2, steps_of()))
+
+        with pytest.raises(WorkerDied) as raised:
+            manager.step()
+        assert raised.value is died
+        assert [info.worker_id for info in manager.step()] == [0, 2]
+        answers.put(EnvironmentResponse("step", 2, steps_of()))
+        assert [info.worker_id for info in manager.step()] == [2]
+        assert manager.env_workers[1].send.call_count == 2, "reset and one step: the failed worker is out"
+
+
+def test_send_to_a_failed_worker_raises_its_error_again(create_worker: Any) -> None:
+    died = WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGKILL")
+    with SubprocessEnvManager(never_called, n_envs=2) as manager:
+        manager.reset()
+        manager.step_queue = queue.Queue()
+        manager.send(np.zeros(2), [0, 1])
+        manager.step_queue.put(EnvironmentResponse("failed", 0, died))
+        with pytest.raises(WorkerDied):
+            manager.recv()
+        with pytest.raises(WorkerDied):
+            manager.send(np.zeros(1), [0])
+        assert manager.stats().workers[0].failed
+
+
+def test_when_all_workers_have_failed_step_says_so(create_worker: Any) -> None:
+    with SubprocessEnvManager(never_called, n_envs=1) as manager:
+        manager.reset()
+        manager.set_policy("default", Zeros())
+        manager.step_queue = queue.Queue()
+        manager.step_queue.put(
+            EnvironmentResponse("failed", 0, WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="EXIT(3)"))
+        )
+        with pytest.raises(WorkerDied):
+            manager.step()
+        with pytest.raises(UsageError, match=r"every worker has failed; call reset\(\)"):
+            manager.step()
+
+
+@pytest.fixture
+def fake_workers(mocker: MockerFixture) -> queue.Queue[EnvironmentResponse]:
+    answers: queue.Queue[EnvironmentResponse] = queue.Queue()
+    mocker.patch.object(
+        SubprocessEnvManager,
+        "create_worker",
+        side_effect=lambda worker_id, _, factory: FakeWorker(worker_id, answers, factory),
+    )
+    return answers
+
+
+def test_a_worker_that_holds_its_answer_stays_in_flight(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
+    with SubprocessEnvManager(FakeEnvironment, n_envs=3) as manager:
+        manager.step_queue = fake_workers
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        slow = manager.env_workers[1]
+        slow.hold = True
+
+        assert [info.worker_id for info in manager.step()] == [0, 2]
+        assert [info.worker_id for info in manager.step()] == [0, 2]
+        slow.release()
+        assert sorted(info.worker_id for info in manager.step()) == [0, 1, 2]
+        assert [name for name, _ in slow.sent] == ["reset", "step"]
+
+
+def test_max_lead_holds_the_fast_workers_back(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
+    with SubprocessEnvManager(FakeEnvironment, n_envs=2) as manager:
+        manager.step_queue = fake_workers
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        slow = manager.env_workers[1]
+        slow.hold = True
+        wait = Wait.any(timeout_s=0.0, max_lead=5)
+        handed_out = [len(manager.step(wait)) for _ in range(8)]
+
+        assert handed_out == [1, 1, 1, 1, 1, 0, 0, 0]
+        slow.release()
+        assert sorted(info.worker_id for _ in range(2) for info in manager.step(wait)) == [0, 1]
+
+
+def test_recv_holds_back_workers_that_are_too_far_ahead(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
+    with SubprocessEnvManager(FakeEnvironment, n_envs=2) as manager:
+        manager.step_queue = fake_workers
+        manager.reset()
+        manager.recv(Wait.all())
+        wait = Wait.any(max_lead=2)
+        for _ in range(2):
+            manager.send(np.zeros(1, np.int64), [0])
+            assert manager.recv(wait).env_ids.tolist() == [0]
+        manager.send(np.zeros(1, np.int64), [0])
+        with pytest.raises(UsageError, match="send actions to the environments of worker 1"):
+            manager.recv(wait)
+        manager.send(np.zeros(1, np.int64), [1])
+        assert sorted(manager.recv(wait).env_ids.tolist() + manager.recv(wait).env_ids.tolist()) == [0, 1]
+
+
+def test_exceptions_of_fake_environments_come_out_as_those_of_real_ones(
+    fake_workers: queue.Queue[EnvironmentResponse],
+) -> None:
+    with SubprocessEnvManager(lambda: FakeEnvironment([Raise(KeyError("k"))]), n_envs=1) as manager:
+        manager.step_queue = fake_workers
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        with pytest.raises(EnvRaised, match="KeyError"):
+            manager.step()
+
+
+def commands(*of: EnvironmentCommand) -> list[Any]:
+    return [*of, EnvironmentCommand("close")]
+
+
+def run_worker(mocker: MockerFixture, factory: Any, *of: EnvironmentCommand) -> tuple[Any, Any]:
+    conn, step_queue = mocker.Mock(spec=["recv", "send"]), mocker.Mock(spec=["put"])
+    conn.recv.side_effect = commands(*of)
+    worker(conn, step_queue, cloudpickle.dumps(factory), 4)
+    return conn.send, step_queue.put
+
+
+def sent(mock: Any) -> list[EnvironmentResponse]:
+    return [call.args[0] for call in mock.call_args_list]
+
+
+def test_the_worker_loop_puts_steps_on_the_queue_and_other_answers_on_the_connection(mocker: MockerFixture) -> None:
+    send, put = run_worker(
+        mocker,
+        EchoEnvironment,
+        EnvironmentCommand("reset"),
+        EnvironmentCommand("step", {"default": np.array([7])}),
+        EnvironmentCommand("call", ("who", ["you"], [0])),
+    )
+
+    assert [answer.name for answer in sent(send)] == ["reset", "call"]
+    assert sent(send)[1] == EnvironmentResponse("call", 4, ["you: env 4"])
+    (answer,) = sent(put)
+    assert (answer.name, answer.worker_id) == ("step", 4)
+    assert answer.payload["default"].obs.tolist() == [[4, 0, 1, 7, 0]]
+
+
+def test_the_worker_loop_answers_a_failed_step_on_the_queue_and_goes_on(mocker: MockerFixture) -> None:
+    step = EnvironmentCommand("step", {"default": np.array([0])})
+    send, put = run_worker(
+        mocker,
+        lambda: FakeEnvironment([Raise(SystemExit(2)), Step()]),
+        EnvironmentCommand("reset"),
+        step,
+        step,
+        EnvironmentCommand("call", ("nothing_here", [], [0])),
+    )
+
+    assert [answer.name for answer in sent(put)] == ["failed", "step"]
+    failure = sent(put)[0].payload
+    assert (type(failure), failure.type_name, failure.phase) == (EnvRaised, "SystemExit", "step")
+    assert [answer.name for answer in sent(send)] == ["reset", "failed"]
+
+
+def test_the_worker_loop_answers_its_first_command_with_the_factorys_exception(mocker: MockerFixture) -> None:
+    def factory() -> None:
+        raise OSError("no display")
+
+    send, put = run_worker(mocker, factory, EnvironmentCommand("start"))
+
+    assert not put.called
+    assert "no display" in str(sent(send)[0].payload)
+
+
+def test_the_worker_loop_ends_when_nobody_is_there_and_closes_its_environment(mocker: MockerFixture) -> None:
+    close = mocker.patch.object(FakeEnvironment, "close")
+    conn = mocker.Mock(spec=["recv", "send"])
+    conn.recv.side_effect = EOFError
+    worker(conn, mocker.Mock(spec=["put"]), cloudpickle.dumps(FakeEnvironment), 0)
+
+    close.assert_called_once_with()
