@@ -11,7 +11,8 @@ NEWEST_PYTHON = 3.13
 OLDEST_NUMPY = numpy==1.23.5
 NEWEST_NUMPY = numpy
 
-# Twice quiet: only errors are shown.
+# Twice quiet: only errors are shown. pip is brought up to date first: that of Python 3.10 (23.0) does not find versions
+# that fit the oldest NumPy within ten minutes, a new one does within half a minute.
 PIP_FLAGS = --quiet --quiet --disable-pip-version-check
 
 # A virtual environment is made anew for another interpreter only by `make clean`; what is in it is brought up to date
@@ -60,6 +61,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	    { echo "envmanager needs Python 3.10 or newer; '$(PYTHON)' is not. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 
 $(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli]'
@@ -84,6 +86,7 @@ test-$(1): .venv-$(1)/.installed-test
 	    echo "python$(1) is neither on PATH nor among pyenv's versions. Install it: pyenv install $(1)" >&2; exit 1; \
 	fi; \
 	"$$$$found" -m venv .venv-$(1)
+	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[all,test]' '$(2)'
 	@touch $$@
 endef

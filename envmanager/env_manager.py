@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
@@ -29,7 +29,7 @@ from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
 from envmanager.options import ResetConfig, Wait
 from envmanager.policy import Policy
 from envmanager.policy_calls import call_policies, check_policies, checked_actions
-from envmanager.specs import BehaviorSpec, SpecMismatch, describe_value, merge_specs
+from envmanager.specs import BehaviorSpec, describe_value, merge_specs
 from envmanager.stats import ManagerStats, WorkerStats
 from envmanager.steps import (
     ActionInfo,
@@ -43,6 +43,9 @@ from envmanager.steps import (
     take_rows,
 )
 from envmanager.trees import Tree
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerStats"]
 
@@ -101,8 +104,10 @@ class EnvManager(ABC):
         self._actions: dict[int, Actions] = {}
         self._ready: list[EnvironmentResponse] = []
         self._failed: dict[int, WorkerError] = {}
-        self._handed_out = [0] * len(env_ids_of_workers)
+        self._handed_out = [0] * len(env_ids_of_workers)  # since the reset: what max_lead compares
+        self._steps = [0] * len(env_ids_of_workers)
         self._env_steps = 0
+        self._envs_in_flight = [0] * len(env_ids_of_workers)
 
     # What a manager adds.
 
@@ -118,7 +123,7 @@ class EnvManager(ABC):
         """Make a failed worker fit for the reset that follows."""
 
     def _own(self, payload: Any) -> Any:
-        """The steps of a response in arrays that stay as they are. Here: they do already."""
+        """The steps of a response in arrays that stay as they are: a copy, where a worker writes into them again."""
         return payload
 
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
@@ -129,7 +134,7 @@ class EnvManager(ABC):
             self._env_rows.blocks[worker_id],
             waiting=worker.waiting,
             failed=worker_id in self._failed,
-            steps=self._handed_out[worker_id],
+            steps=self._steps[worker_id],
         )
 
     # What a trainer uses.
@@ -152,7 +157,7 @@ class EnvManager(ABC):
     def set_policy(self, behavior: str, policy: Policy) -> None:
         """Let ``policy`` decide for the agents of ``behavior`` from the next ``step()`` on.
 
-        Raises UsageError when it has no ``get_action``, or when the behaviors are known and this is none of them.
+        The behavior need not have appeared yet. Raises UsageError when the policy has no ``get_action``.
         """
         self._require_open("set_policy")
         if not callable(getattr(policy, "get_action", None)):
@@ -183,17 +188,18 @@ class EnvManager(ABC):
         self._handed_out = [0] * len(self.env_workers)
         return [self._first_step(response) for response in responses]
 
-    def step(self, wait: Wait | None = None) -> list[StepInfo]:
+    def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Act in all environments that are not waiting, then hand back the steps that are ready.
 
-        One batched policy call per behavior. Which steps and how long: ``wait``, by default the manager's own. Raises
-        UsageError (no reset, no policy), BadAction (the policy's answer does not fit; nothing was sent), or the
-        WorkerError of a worker whose step would have been handed out now; the others' steps come with the next call.
+        One batched policy call per behavior. Which steps and how long: ``wait`` (a Wait, "any", "all" or a number of
+        workers), by default the manager's own. Raises UsageError (no reset, no policy), BadAction (the policy's answer
+        does not fit; nothing was sent), or the WorkerError of a worker whose step would have been handed out now; the
+        others' steps come with the next call.
         """
         self._enter(_Use.STEP, "step")
-        wait = self._wait if wait is None else wait
-        self._queue_steps(wait)
-        return self._postprocess_steps(self._collect(wait))
+        chosen = self._wait if wait is None else Wait.parse(wait)
+        self._queue_steps(chosen)
+        return self._postprocess_steps(self._collect(chosen))
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -213,9 +219,10 @@ class EnvManager(ABC):
             if len(group.rows) == len(self._env_rows.blocks[group.worker_id]):
                 self._send_step(self.env_workers[group.worker_id], CommandName.STEP, own)
             else:
-                self._send_step(self.env_workers[group.worker_id], CommandName.STEP_ROWS, (group.rows, own))
+                worker = self.env_workers[group.worker_id]
+                self._send_step(worker, CommandName.STEP_ROWS, (group.rows, own), n_envs=len(group.rows))
 
-    def recv(self, wait: Wait | None = None) -> Batch:
+    def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.
 
         Raises UsageError when nothing is in flight or ready, or for multi-agent environments, and WorkerErrors as
@@ -225,7 +232,7 @@ class EnvManager(ABC):
             self._offer_first_observations()
         self._enter(_Use.SEND_RECV, "recv")
         behavior, _ = self._only_behavior()
-        responses = self._collect(self._wait if wait is None else wait)
+        responses = self._collect(self._wait if wait is None else Wait.parse(wait))
         for response in responses:
             self._mark_handed_out(response)
         return self._batch(behavior, [response.payload[behavior] for response in responses])
@@ -256,7 +263,7 @@ class EnvManager(ABC):
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
         workers = tuple(self._worker_stats(worker) for worker in self.env_workers)
-        return ManagerStats(workers, sum(self._handed_out), self._env_steps, self._late_replies())
+        return ManagerStats(workers, sum(self._steps), self._env_steps, self._late_replies())
 
     def close(self) -> None:
         """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
@@ -267,7 +274,11 @@ class EnvManager(ABC):
                 worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
             self._close()
 
-    def __enter__(self) -> EnvManager:
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<{type(self).__name__}: {self.n_envs} environments over {self.n_workers} workers, {state}>"
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -375,14 +386,16 @@ class EnvManager(ABC):
     def _nothing_in_flight(self) -> str:
         if len(self._failed) == len(self.env_workers):
             first = next(iter(self._failed.values()))
-            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first}"
+            first_line = str(first).partition("\n")[0]
+            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first_line}"
         return "nothing is in flight: send() actions first."
 
     def _mark_handed_out(self, response: EnvironmentResponse) -> None:
         self.env_workers[response.worker_id].waiting = False
         if response.name is CommandName.STEP:
             self._handed_out[response.worker_id] += 1
-            self._env_steps += len(self._env_rows.blocks[response.worker_id])
+            self._steps[response.worker_id] += 1
+            self._env_steps += self._envs_in_flight[response.worker_id]
 
     def _out(self, response: EnvironmentResponse) -> WorkerError:
         """Leave a failed worker out until the next reset."""
@@ -438,7 +451,9 @@ class EnvManager(ABC):
             response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
             self._ready.append(response)
 
-    def _send_step(self, worker: EnvWorker, name: CommandName, payload: Any) -> None:
+    def _send_step(self, worker: EnvWorker, name: CommandName, payload: Any, n_envs: int | None = None) -> None:
+        all_envs = len(self._env_rows.blocks[worker.worker_id])
+        self._envs_in_flight[worker.worker_id] = all_envs if n_envs is None else n_envs
         worker.send(name, payload)
         worker.waiting = True
 
@@ -474,24 +489,10 @@ class EnvManager(ABC):
             raise UsageError("send() and recv() serve environments of one agent each. Use step().")
         if len(env_ids) == self.n_envs and (np.diff(env_ids) < 0).any():
             steps = steps.take(np.argsort(env_ids))
-            env_ids = steps.env_id
-        lost = np.zeros(len(env_ids), bool)
-        return Batch(
-            env_ids,
-            steps.obs,
-            steps.reward,
-            steps.terminated,
-            steps.truncated,
-            lost,
-            steps.final_obs,
-            steps.info,
-            steps.reset_info,
-        )
+        return Batch.of(steps)
 
     def _empty_batch(self, behavior: str) -> Batch:
-        none = self.env_workers[0].previous_step.current[behavior].take(np.arange(0))
-        no_flags = np.zeros(0, bool)
-        return Batch(none.env_id, none.obs, none.reward, none.terminated, none.truncated, no_flags)
+        return Batch.of(self.env_workers[0].previous_step.current[behavior].take(np.arange(0)))
 
     def _ids(self, env_ids: Any) -> np.ndarray:
         return np.arange(self.n_envs) if env_ids is None else self._env_rows.checked(env_ids, UsageError)
@@ -525,7 +526,4 @@ class EnvManager(ABC):
 
     def _learn_specs(self, specs: Mapping[str, BehaviorSpec], worker_id: int) -> None:
         """Add a worker's specs to the manager's; UsageError when a behavior has two."""
-        try:
-            merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
-        except SpecMismatch as error:
-            raise UsageError(f"{error}. Agents of one behavior share their specs in all environments.") from error
+        merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")

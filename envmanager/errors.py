@@ -66,6 +66,13 @@ def _where(worker_id: int, env_ids: Sequence[int]) -> str:
     return f"worker {worker_id} (envs {', '.join(map(str, ids))})"
 
 
+_AFTER_EXCEPTION = {
+    "reset": "Another reset() may follow.\n",
+    "step": "This worker takes no more steps until reset().\n",
+    "call": "The worker stays usable.\n",
+}
+
+
 class EnvRaised(WorkerError):
     """The environment's own code raised. The text ends with the traceback as it was in the worker.
 
@@ -78,7 +85,7 @@ class EnvRaised(WorkerError):
     ) -> None:
         super().__init__(
             f"the environment in {_where(worker_id, env_ids)} raised {type_name} during {phase}: {cause}\n"
-            f"The worker's steps stop here; reset() starts it afresh, the others go on.\n\n{remote_traceback}",
+            f"{_AFTER_EXCEPTION.get(phase, '')}\n{remote_traceback}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,

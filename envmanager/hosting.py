@@ -43,7 +43,7 @@ class GroupFactory:
         made: list[Any] = []
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
-                made.append(call_factory(factory, context))
+                made.append(_make(factory, context))
             env_ids = [context.env_id for context in self.contexts]
             group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
         except BaseException:
@@ -54,9 +54,17 @@ class GroupFactory:
         return group
 
 
+def _make(factory: Any, context: EnvContext) -> Any:
+    try:
+        return call_factory(factory, context)
+    except Exception as error:
+        env_ids = [context.env_id]
+        raise describe_failure(error, worker_id=context.worker_id, env_ids=env_ids, phase="start") from error
+
+
 def _close_quietly(environment: Any) -> None:
     try:
-        environment.close()
+        getattr(environment, "close", lambda: None)()
     except Exception:
         traceback.print_exc()  # the error that is on its way matters more
 

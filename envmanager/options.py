@@ -147,6 +147,11 @@ def _wait(value: Any) -> Wait:
     return Wait.parse(value)
 
 
+def _timeouts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, Timeouts):
+        raise UsageError(f"timeouts must be a Timeouts(step_s=…, …), not {value!r}.")
+
+
 def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and value not in START_METHODS:
         raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
@@ -166,7 +171,7 @@ class ManagerOptions:
     n_workers: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
-    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=attrs.validators.instance_of(Timeouts))
+    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
     zero_copy: bool = attrs.field(default=False, validator=_flag)
     infos: bool = attrs.field(default=False, validator=_flag)
     check_values: bool = attrs.field(default=False, validator=_flag)

@@ -54,7 +54,7 @@ class SimpleEnvManager(EnvManager):
             n_workers=n_workers,
             start_method=start_method,
             wait=wait,
-            timeouts=timeouts or Timeouts(),
+            timeouts=Timeouts() if timeouts is None else timeouts,
             zero_copy=zero_copy,
             infos=infos,
             check_values=check_values,

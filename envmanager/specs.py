@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.errors import UsageError
 from envmanager.trees import Tree, leaves, map_tree, paths
 
 
@@ -79,10 +80,17 @@ def _same_bound(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
+_SHOWN_BOUNDS = 6
+
+
 def _bound_text(bound: Any) -> str:
     if bound is None:
         return "-"
-    return str(bound.flat[0]) if bound.size and (bound == bound.flat[0]).all() else "…"
+    if bound.size and (bound == bound.flat[0]).all():
+        return f"{bound.flat[0]:g}" if bound.dtype.kind == "f" else str(bound.flat[0])
+    if bound.size <= _SHOWN_BOUNDS:
+        return "(" + ", ".join(f"{value:g}" for value in bound.ravel().tolist()) + ")"
+    return f"{bound.min():g}…{bound.max():g}"
 
 
 @attrs.frozen
@@ -255,10 +263,14 @@ def zeros(spec: Tree, *leading: int) -> Tree:
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``; SpecMismatch when one behavior has two specs."""
+    """Add ``new`` to ``known``; UsageError when one behavior has two specs."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
-            raise SpecMismatch(f"behavior {behavior!r} in {now_in}", f"as in {seen_in}: {known[behavior]}", str(spec))
+            raise UsageError(
+                f"behavior {behavior!r} has another spec in {now_in} than in {seen_in}.\n{now_in}: {spec}\n{seen_in}: "
+                f"{known[behavior]}\nAgents of one behavior share their specs in all environments: give them equal "
+                "spaces, or behaviors of their own."
+            )
 
 
 def spec_paths(spec: Tree, root: str) -> list[str]:

@@ -308,6 +308,22 @@ class Batch:
     reset_info: list[dict[str, Any]] | None = None
     is_view: bool = False
 
+    @classmethod
+    def of(cls, steps: AgentSteps, *, is_view: bool = False) -> Batch:
+        """The same arrays, for environments of one agent each."""
+        return cls(
+            steps.env_id,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            np.zeros(len(steps), np.bool_),
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+            is_view,
+        )
+
     def __len__(self) -> int:
         return len(self.env_ids)
 
@@ -345,21 +361,27 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     """The rows of several AgentSteps of one behavior, one below the other, in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
-    finals = [part.final_obs for part in parts if part.final_obs is not None]
     acting = None
     if any(part.acting is not None for part in parts):
         acting = np.concatenate([np.ones(len(part), bool) if part.acting is None else part.acting for part in parts])
-    return AgentSteps(
+    steps = AgentSteps(
         np.concatenate([part.agent_id for part in parts]),
         concat_rows([part.obs for part in parts]),
         np.concatenate([part.reward for part in parts]),
         np.concatenate([part.terminated for part in parts]),
         np.concatenate([part.truncated for part in parts]),
-        concat_rows(finals) if finals else None,
-        acting,
-        _concat_dicts([part.info for part in parts]),
-        _concat_dicts([part.reset_info for part in parts if part.final_obs is not None]),
+        acting=acting,
     )
+    add_ends_and_infos(steps, parts)
+    return steps
+
+
+def add_ends_and_infos(steps: AgentSteps, parts: list[AgentSteps]) -> None:
+    """Give ``steps``, whose rows are those of ``parts``, their final observations and infos."""
+    finals = [part.final_obs for part in parts if part.final_obs is not None]
+    steps.final_obs = concat_rows(finals) if finals else None
+    steps.info = _concat_dicts([part.info for part in parts])
+    steps.reset_info = _concat_dicts([part.reset_info for part in parts if part.final_obs is not None])
 
 
 def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:

@@ -40,7 +40,7 @@ from envmanager.hosting import GroupFactory, StartReport
 from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
-from envmanager.steps import CommandName, EnvironmentResponse
+from envmanager.steps import AGENT_BITS, AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos
 
 __all__ = ["SubprocessEnvManager", "worker"]
 
@@ -81,7 +81,7 @@ class SubprocessEnvManager(EnvManager):
             n_workers=n_workers,
             start_method=start_method,
             wait=wait,
-            timeouts=timeouts or Timeouts(),
+            timeouts=Timeouts() if timeouts is None else timeouts,
             zero_copy=zero_copy,
             infos=infos,
             check_values=check_values,
@@ -94,6 +94,7 @@ class SubprocessEnvManager(EnvManager):
         _require_linux()
         self._factories = factories_for(env_factory, n_envs)
         self._starting: list[WorkerHandle] = []
+        self._all_agent_ids = np.arange(n_envs, dtype=np.int64) << AGENT_BITS
         self._slots = 0
         self._block: Block | None = None
         self._resources = _Resources(self._learn_specs, self._options.timeouts.close_s)
@@ -202,6 +203,21 @@ class SubprocessEnvManager(EnvManager):
         if self._options.zero_copy or self._block is None:
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
+
+    def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
+        """When all rows lie in one slot of the block, they are a batch already."""
+        if self._block is None or sum(map(len, parts)) != self.n_envs:
+            return super()._batch(behavior, parts)
+        parts = sorted(parts, key=lambda steps: int(steps.agent_id[0]))
+        slot = self.env_workers[0].slot
+        pairs = zip(self.env_workers, parts, strict=False)
+        if len(parts) != self.n_workers or not all(worker.holds_all_rows(steps, slot) for worker, steps in pairs):
+            return super()._batch(behavior, parts)
+        all_rows = self._block.columns[behavior].rows(slot, 0, self.n_envs, 0, False)
+        steps = all_rows if self._options.zero_copy else all_rows.copy()
+        steps.agent_id = self._all_agent_ids
+        add_ends_and_infos(steps, parts)
+        return Batch.of(steps, is_view=self._options.zero_copy)
 
     def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
         handle = self.env_workers[response.worker_id]

@@ -188,6 +188,10 @@ class WorkerRows:
         """The behaviors with rows here."""
         return [each.name for _, each in self._behaviors]
 
+    def holds_all(self, steps: AgentSteps) -> bool:
+        """Whether ``steps`` came from ``full`` or ``full_with_final``."""
+        return steps.agent_id is self._fixed_ids
+
     def full(self, slot: int) -> dict[str, AgentSteps]:
         """Views of all rows of a slot: what a step is when every agent is there and acts."""
         return self._full[slot]

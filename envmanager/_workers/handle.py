@@ -243,6 +243,15 @@ class WorkerHandle:
             return self._rows.read(slot)
         return self._rows.full_with_final(slot) if flags & ENDED else self._rows.full(slot)
 
+    def holds_all_rows(self, steps: AgentSteps, slot: int) -> bool:
+        """Whether these are views of all of this worker's rows in a slot of the block."""
+        return self._rows is not None and self._slot == slot and self._rows.holds_all(steps)
+
+    @property
+    def slot(self) -> int:
+        """Where the last step was written."""
+        return self._slot
+
     def take_extra(self, ticket: int) -> bytes | None:
         """The message that belongs to a record, once all of it is here."""
         for reply in self._replies:

@@ -6,6 +6,7 @@ The rule: the discount of an episode's last step says how it ended: 0 is a termi
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ class DmEnvironment(Environment):
     """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs are tuples in observations here.
 
     dm_env knows no seeds and no options. A seed goes to the environment's ``seed`` method where it has one, or to the
-    random state of a dm_control environment; else ``reset`` raises UsageError, rather than run unseeded in silence.
-    Make such an environment with ``context.seed`` in its factory, and reset without a seed.
+    random state of a dm_control environment; else ``reset`` warns. Make such an environment with ``context.seed`` in
+    its factory.
     """
 
     def __init__(self, env: Any) -> None:
@@ -108,9 +109,10 @@ def _seed(env: Any, seed: int) -> None:
             if isinstance(state, np.random.RandomState):
                 state.seed(seed)
                 return
-    raise UsageError(
+    warnings.warn(
         f"{type(env).__qualname__} is a dm_env environment that cannot be seeded: dm_env has no seeds and this one has "
-        "no seed method. Give it context.seed when its factory makes it, and reset without a seed."
+        "no seed method. To make its episodes repeatable, let its factory use context.seed.",
+        stacklevel=2,
     )
 
 

@@ -12,6 +12,7 @@ knowing. The environment is tried in this process, through the same code as in a
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "c
 """What is asked of an environment, in the order in which findings are given."""
 
 N_STEPS_OF_ANOTHER_SEED = 50
+CANNOT_BE_SEEDED = ".*cannot be seeded"
+"""What an adapter warns of when its environment takes no seed, as with dm_env."""
 
 
 @attrs.frozen
@@ -72,9 +75,11 @@ class _Examination:
             yield _construction_problem(error)
             return
         yield Finding("constructs", "ok", f"It can be made: {_describe(instance.specs)}.")
-        first = self._play(instance, self.seed)
-        refusal = first.failure if first.failed_in == "reset" and isinstance(first.failure, UsageError) else None
-        if refusal is not None:  # it cannot be seeded (a dm_env environment): look at the rest without
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=CANNOT_BE_SEEDED)
+            first = self._play(instance, self.seed)
+        refusal = first.failure if isinstance(first.failure, UserWarning) and first.failed_in == "reset" else None
+        if refusal is not None:  # look at the rest without a seed
             first = self._play(instance, None)
         again = other = None
         if first.failure is None and refusal is None:

@@ -1,0 +1,102 @@
+"""Scripts without an ``if __name__ == "__main__"`` guard, the REPL and notebooks, under every start method."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_METHODS = ["forkserver", "spawn", "fork"]
+
+SCRIPT = '''
+import gymnasium
+import numpy as np
+from envmanager import ActionInfo, SubprocessEnvManager
+
+class Fruit:
+    """An info whose class lives here, in the main module."""
+    def __init__(self, name):
+        self.name = name
+
+class MyEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        return np.ones(2, np.float32), 1.0, False, False, {"fruit": Fruit("pear")}
+
+class Policy:
+    def get_action(self, steps):
+        return ActionInfo(np.zeros(len(steps), np.int64))
+
+manager = SubprocessEnvManager(MyEnv, 2, start_method=START_METHOD, infos=True)
+manager.set_policy("default", Policy())
+_ = manager.reset()
+total = sum(info.current["default"].reward.sum() for _ in range(5) for info in manager.step("all"))
+(fruit, *_) = [info.current["default"].info[0]["fruit"] for info in manager.step("all")]
+manager.close()
+print("total", total, "fruit", fruit.name, "same class", type(fruit) is Fruit)
+'''
+EXPECTED = "total 10.0 fruit pear same class True"
+
+
+def script(start_method: str) -> str:
+    return SCRIPT.replace("START_METHOD", repr(start_method))
+
+
+def run(arguments: list[str], **options: Any) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_script_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script(start_method))
+    assert run([str(path)]).splitlines() == [EXPECTED]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_module_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(start_method))
+    assert run(["-m", "train"], cwd=tmp_path).splitlines() == [EXPECTED]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("arguments", [["-"], ["-i", "-q"]], ids=["stdin", "python -i"])
+def test_the_repl_runs_an_env_class_defined_there(start_method: str, arguments: list[str]) -> None:
+    # An interactive class body ends at an empty line.
+    typed = script(start_method).replace("\nclass", "\n\nclass").replace("\nmanager =", "\n\nmanager =")
+    out = run(arguments, input=typed, env={**os.environ, "PYTHONSTARTUP": "", "PYTHON_BASIC_REPL": "1"})
+    assert EXPECTED in out
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_notebook_runs_an_env_class_defined_there(start_method: str, tmp_path: Path) -> None:
+    path = tmp_path / "notebook.py"
+    path.write_text(NOTEBOOK.replace("SOURCE", repr(script(start_method))))
+    assert EXPECTED in run([str(path)])
+
+
+# In a process of its own: a kernel's client leaves sockets and threads to the garbage collector.
+NOTEBOOK = """
+import warnings
+warnings.simplefilter("ignore")
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SOURCE)])
+NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+for output in notebook.cells[0].outputs:
+    print(output.get("text", output))
+"""
