@@ -8,6 +8,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envmanager.adapters.gymnasium import GymnasiumEnvironment, equal_spaces
 from envmanager.environment import SideBySide, build_group
+from envmanager.errors import UsageError
 from envmanager.specs import SpecMismatch, zeros
 from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer
 from envmanager.trees import leaves, leaves_like
@@ -400,7 +401,7 @@ def test_equal_spaces_are_hosted_together_and_others_side_by_side():
     assert equal_spaces([Scripted(), Scripted()])
     assert not equal_spaces([Scripted(), Longer()])
     assert isinstance(build_group([Scripted(), Scripted()], [0, 1]), GymnasiumEnvironment)
-    with pytest.raises(SpecMismatch, match="behavior 'default' in env 1"):
+    with pytest.raises(UsageError, match="behavior 'default' has another spec in env 1"):
         build_group([Scripted(), Longer()], [0, 1])
 
 

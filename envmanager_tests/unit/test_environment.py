@@ -151,7 +151,7 @@ def test_a_result_that_is_no_mapping_of_known_behaviors_is_refused(answer, path)
 def test_two_specs_of_one_behavior_are_refused():
     other = BehaviorSpec(ArraySpec((3,)), SPEC.action)
 
-    with pytest.raises(SpecMismatch, match="behavior 'sheep' in env 9"):
+    with pytest.raises(UsageError, match="behavior 'sheep' has another spec in env 9"):
         build_group([Sheep(), Sheep(spec=other)], [8, 9])
 
 
