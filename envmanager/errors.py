@@ -203,7 +203,8 @@ class ConfigError(UsageError):
 class MissingExtra(EnvManagerError):
     """An optional library is not installed; the text ends with the pip command."""
 
-    def __init__(self, what: str, *, library: str, extra: str) -> None:
-        super().__init__(f"{what} needs {library}, which is not installed: pip install 'envmanager[{extra}]'")
+    def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:
+        wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra}]'"
+        super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}")
         self.library = library
         self.extra = extra

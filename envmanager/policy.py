@@ -71,7 +71,7 @@ def _draw_one(spec: ArraySpec, generator: np.random.Generator) -> np.ndarray | f
     if spec.dtype.kind in "iu":
         limits = np.iinfo(spec.dtype)
         low, high = limits.min if low is None else low, limits.max if high is None else high
-        return generator.integers(low, high, spec.shape or None, dtype=spec.dtype, endpoint=True)
+        return generator.integers(low, high, spec.shape or None, dtype=spec.dtype.type, endpoint=True)
     bounded = low is not None and high is not None and np.isfinite(low).all() and np.isfinite(high).all()
     if bounded:
         return generator.uniform(low, high, spec.shape or None)

@@ -89,17 +89,12 @@ def _find_kind(kind: str) -> Callable[..., Any]:
 
 def _missing(entry_point: EntryPoint, error: ImportError) -> MissingExtra:
     """What to install so that the entry point can be imported."""
-    what = f"the manager kind {entry_point.name!r}"
-    library = error.name or str(error)
-    extra = entry_point.extras[0] if entry_point.extras else entry_point.name
-    missing = MissingExtra(what, library=library, extra=extra)
-    distribution = entry_point.dist.name if entry_point.dist is not None else "envmanager"
-    if (
-        distribution != "envmanager"
-    ):  # another package's kind: its own extra, where it declares one, or the library itself
-        wanted = f"'{distribution}[{extra}]'" if entry_point.extras else library.partition(".")[0]
-        missing.args = (f"{what} of {distribution} needs {library}, which is not installed: pip install {wanted}",)
-    return missing
+    package = entry_point.dist.name if entry_point.dist is not None else "envmanager"
+    extra = entry_point.extras[0] if entry_point.extras else None
+    if extra is None and package == "envmanager":
+        extra = entry_point.name
+    what = f"the manager kind {entry_point.name!r}" + ("" if package == "envmanager" else f" of {package}")
+    return MissingExtra(what, library=error.name or str(error), extra=extra, package=package)
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:

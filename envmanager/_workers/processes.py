@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
 import threading
@@ -37,6 +38,9 @@ from envmanager._workers.descriptors import close, forking_a_worker, register
 _util: Any = util  # its type stubs leave out what is needed here
 _server = forkserver.ForkServer()
 _server_lock = threading.Lock()
+
+_REAP_S = 1.0
+"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be told."""
 
 PRELOADABLE = ("numpy", "cloudpickle", "attrs", "gymnasium", "pettingzoo", "dm_env", "ale_py", "cv2")
 """Imported by the forkserver when the trainer has them loaded when the first worker starts."""
@@ -155,6 +159,8 @@ class ChildProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self.pid: int = self._popen.pid
         self.pidfd = register(os.pidfd_open(self.pid))
+        if start_method != "forkserver":
+            self._popen.finalizer()  # its pipes tell of the child's death, which the pidfd does better
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to the process and its group; nothing happens when it is gone."""
@@ -166,7 +172,7 @@ class ChildProcess:
 
     def exit_name(self) -> str:
         """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, ``SIG?`` or ``EXIT(?)`` when nobody can tell."""
-        code = self._popen.wait(timeout=1.0)
+        code = self._exit_code()
         if code is None:
             return "EXIT(?)"
         if code < 0:
@@ -176,8 +182,16 @@ class ChildProcess:
                 return f"SIGNAL({-code})"
         return f"EXIT({code})"
 
+    def _exit_code(self) -> int | None:
+        """The exit code of a process that has ended or is about to; None when nobody can tell."""
+        select.select([self.pidfd], [], [], _REAP_S)
+        # A forkserver reaps its children and tells; our own are reaped here.
+        by_server = isinstance(self._popen, _ForkServerPopen)
+        code: int | None = self._popen.wait(timeout=_REAP_S) if by_server else self._popen.poll()
+        return code
+
     def release(self) -> None:
         """Give back its descriptors and its entry in the process table."""
-        self._popen.wait(timeout=1.0)
+        self._exit_code()
         self._popen.close()
         close(self.pidfd)
