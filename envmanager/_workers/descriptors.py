@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from multiprocessing import reduction
 from typing import Any
 
@@ -19,6 +20,13 @@ def register(fd: int) -> int:
     """Remember ``fd`` as the library's."""
     _registered.add(fd)
     return fd
+
+
+def wait_readable(fd: int, timeout_s: float) -> bool:
+    """Whether ``fd`` can be read, or its other end is gone, within the time. (``select`` ends at descriptor 1024.)"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def forget(fd: int) -> None:

@@ -176,7 +176,7 @@ class WorkerHandle:
         poll.register(self.reply_fd, select.POLLIN)
         poll.register(self.process.pidfd, select.POLLIN)
         while True:
-            gone = self.state is State.GONE or _is_readable(self.process.pidfd)
+            gone = self.state is State.GONE or descriptors.wait_readable(self.process.pidfd, 0)
             self.pump()  # before believing a death or a deadline: the last reply counts
             for reply in self._replies:
                 if reply.ticket == self._asked_ticket:
@@ -381,10 +381,6 @@ def _write_all(fd: int, data: bytes) -> None:
     while written < len(data):
         data = data[written:]
         written = os.write(fd, data)
-
-
-def _is_readable(fd: int) -> bool:
-    return bool(select.select([fd], [], [], 0)[0])
 
 
 def _open_stdio() -> dict[str, int]:
