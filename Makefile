@@ -31,7 +31,7 @@ run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
 
 test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -m "not load"
+	$(PYTEST) -n 2 -m "not load"
 
 check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check
@@ -42,12 +42,12 @@ check: $(DEV_STAMP) ## format, lint, types, architecture
 docs: $(DEV_STAMP) ## build the documentation into site/
 	$(VENV)/bin/mkdocs build --strict
 
-soak: $(DEV_STAMP) ## run the long tests
-	$(PYTEST) -m load
+soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
+	$(PYTEST) -m load -rP
 
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
-	$(VENV)/bin/coverage run -m pytest -m "not load"
+	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load"
 	$(VENV)/bin/coverage combine --quiet
 	$(VENV)/bin/coverage report --fail-under=95
 
@@ -75,7 +75,7 @@ $(DEV_STAMP): pyproject.toml | $(VENV)/bin/python
 define test_on
 .PHONY: test-$(1)
 test-$(1): .venv-$(1)/.installed-test
-	.venv-$(1)/bin/pytest -m "not load"
+	.venv-$(1)/bin/pytest -n 2 -m "not load"
 
 .venv-$(1)/.installed-test: pyproject.toml
 	@found=""; \

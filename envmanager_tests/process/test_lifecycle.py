@@ -159,9 +159,15 @@ def test_a_forgotten_manager_ends_when_it_is_garbage(start_method: Any) -> None:
 
 
 def test_an_exception_in_a_with_block_ends_the_workers() -> None:
-    with nothing_left_behind(), pytest.raises(ZeroDivisionError), SubprocessEnvManager(FakeEnvironment, 2) as manager:
-        workers = pids(manager)
-        _ = 1 / 0
+    workers = []
+
+    def fail() -> None:
+        with SubprocessEnvManager(FakeEnvironment, 2) as manager:
+            workers.extend(pids(manager))
+            raise ZeroDivisionError
+
+    with nothing_left_behind(), pytest.raises(ZeroDivisionError):
+        fail()
     wait_until_gone(workers)
 
 

@@ -1,18 +1,14 @@
-"""Partial asynchronous steps: fast environments do not wait for slow ones, and waiting costs the trainer nothing.
-
-What is measured here are ratios within one run, with room for a noisy machine; `docs/decisions` has the figures.
-"""
+"""Partial asynchronous steps: fast environments do not wait for slow ones. How much that brings, `load/` measures."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, EnvManager, SubprocessEnvManager, Wait
+from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, Wait
 from envmanager.testing import EchoEnvironment
 
 
@@ -23,29 +19,6 @@ class Zeros:
 
 def one_slow(context: EnvContext) -> EchoEnvironment:
     return EchoEnvironment(context, sleep_s=0.05 if context.env_id == 0 else 0.001)
-
-
-def all_slow(context: EnvContext) -> EchoEnvironment:
-    return EchoEnvironment(context, sleep_s=0.05)
-
-
-def steps_per_second(manager: EnvManager, wait: Wait, seconds: float) -> tuple[float, Counter[int]]:
-    counts: Counter[int] = Counter()
-    manager.reset()
-    started = time.monotonic()
-    while time.monotonic() - started < seconds:
-        counts.update(info.worker_id for info in manager.step(wait))
-    return counts.total() / (time.monotonic() - started), counts
-
-
-def test_partial_steps_are_twenty_times_faster_with_one_slow_environment() -> None:
-    with SubprocessEnvManager(one_slow, 4) as manager:
-        manager.set_policy("default", Zeros())
-        together, _ = steps_per_second(manager, Wait.all(), 1.5)
-        partial, counts = steps_per_second(manager, Wait.any(), 1.5)
-
-    assert partial >= 20 * together, f"{partial:.0f} against {together:.0f} steps/s"
-    assert counts[0] >= 15, "the slow environment must get its steps too"
 
 
 @pytest.mark.parametrize("max_lead", [1, 5])
@@ -62,18 +35,6 @@ def test_max_lead_holds_the_lead_at_what_it_says(max_lead: int) -> None:
     assert max(leads) == max_lead
 
 
-def test_the_trainer_sleeps_while_its_workers_do() -> None:
-    with SubprocessEnvManager(all_slow, 8) as manager:
-        manager.set_policy("default", Zeros())
-        steps_per_second(manager, Wait.any(), 0.3)
-        cpu, wall = time.process_time(), time.monotonic()
-        rate, _ = steps_per_second(manager, Wait.any(), 2.0)
-        share = (time.process_time() - cpu) / (time.monotonic() - wall)
-
-    assert rate > 80
-    assert share < 0.05, f"the trainer used {share:.1%} of a core"
-
-
 def test_a_timeout_hands_out_what_is_ready_and_loses_nothing() -> None:
     with SubprocessEnvManager(one_slow, 2) as manager:
         manager.set_policy("default", Zeros())
@@ -86,12 +47,24 @@ def test_a_timeout_hands_out_what_is_ready_and_loses_nothing() -> None:
     assert steps == [1, 2, 3]
 
 
+def test_fast_environments_go_on_while_a_slow_one_steps() -> None:
+    with SubprocessEnvManager(one_slow, 4) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        counts: Counter[int] = Counter()
+        while counts[0] < 5:
+            counts.update(info.worker_id for info in manager.step(Wait.any()))
+
+    assert min(counts[worker_id] for worker_id in (1, 2, 3)) > 3 * counts[0]
+
+
 def test_workers_that_are_equally_fast_get_equally_many_steps() -> None:
     def make(context: EnvContext) -> EchoEnvironment:
         return EchoEnvironment(context, sleep_s=0.002)
 
     with SubprocessEnvManager(make, 4) as manager:
         manager.set_policy("default", Zeros())
-        _, counts = steps_per_second(manager, Wait(max_ready=1), 1.0)
+        manager.reset()
+        counts = Counter(info.worker_id for _ in range(400) for info in manager.step(Wait(max_ready=1)))
 
     assert min(counts.values()) > 0.7 * max(counts.values())
