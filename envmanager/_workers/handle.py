@@ -18,7 +18,7 @@ import pickle
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ class WorkerHandle:
         descriptors.register(self._command_fd)
         descriptors.register(self.reply_fd)
         os.set_blocking(self.reply_fd, False)
+        os.set_blocking(self._command_fd, False)
         plan = self._plan
         fds = {
             "command": command_r,
@@ -160,15 +161,13 @@ class WorkerHandle:
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command. To a worker that is gone nothing is sent: its end is told by ``recv`` or the step queue."""
         command = CommandName(name)
-        timeouts = self._plan.timeouts
-        now = time.monotonic()
+        deadline = time.monotonic() + _timeout_s(self._plan.timeouts, command)
         if command in (CommandName.STEP, CommandName.STEP_ROWS):
-            self._send_step(command, payload)
-            self.step_deadline = now + timeouts.step_s
+            self._send_step(command, payload, deadline)
         else:
-            self._asked, self._asked_ticket = command, self._ticket + 1
-            self._deadline = now + _timeout_s(timeouts, command)
-            self._write(CODES[command], 0, b"" if payload is None else _dumps(payload))
+            data = b"" if payload is None else _dumps(payload)
+            self._asked, self._asked_ticket, self._deadline = command, self._ticket + 1, deadline
+            self._write(CODES[command], 0, data, deadline)
 
     def recv(self) -> EnvironmentResponse:
         """The answer to the last command; a "failed" response when it ends badly or not in time."""
@@ -204,16 +203,16 @@ class WorkerHandle:
     def attach(self, block: Block) -> None:
         """Use the shared memory from now on."""
         self._rows = WorkerRows(block, self.worker_id, self.env_ids)
-        self._write(ATTACH_CODE, 0, pickle.dumps(block.layout))
+        self._write(ATTACH_CODE, 0, pickle.dumps(block.layout), time.monotonic() + self._plan.timeouts.call_s)
 
-    def _send_step(self, command: CommandName, payload: Any) -> None:
+    def _send_step(self, command: CommandName, payload: Any, deadline: float) -> None:
+        rows, actions = payload if command is CommandName.STEP_ROWS else (None, payload)
+        in_memory = self._rows is not None and self._rows.write_actions(actions, rows)
+        data = b"" if in_memory else _dumps(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
         self._step_ticket = self._ticket + 1
-        rows, actions = payload if command is CommandName.STEP_ROWS else (None, payload)
-        if self._rows is not None and self._rows.write_actions(actions, rows):
-            self._write(CODES[command], IN_MEMORY, b"")
-        else:
-            self._write(CODES[command], 0, _dumps(payload))
+        self.step_deadline = deadline
+        self._write(CODES[command], IN_MEMORY if in_memory else 0, data, deadline)
 
     def is_answer(self, ticket: int, generation: int) -> bool:
         """Whether a record answers the step in flight."""
@@ -262,18 +261,43 @@ class WorkerHandle:
 
     # The pipes.
 
-    def _write(self, code: int, flags: int, data: bytes) -> None:
+    def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
         self._ticket += 1
         frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
+        if len(frame) > select.PIPE_BUF:
+            with _interrupts_held():  # half a message would leave the worker waiting for the rest for ever
+                self._push(frame, deadline)
+            return
         try:
-            _write_all(self._command_fd, frame)
-        except BrokenPipeError:
-            pass  # gone: told when its answer is waited for
+            self._push(frame, deadline)
         except KeyboardInterrupt:
             # Perhaps written, perhaps not. Twice does no harm: the worker drops a ticket it has seen.
-            with contextlib.suppress(BrokenPipeError):
-                _write_all(self._command_fd, frame)
+            self._push(frame, deadline)
             raise
+
+    def _push(self, frame: bytes, deadline: float) -> None:
+        """Write all of ``frame``, reading meanwhile what the worker writes: both pipes may be full.
+
+        Gives up at the deadline or when the worker is gone; whoever waits for the answer is told so.
+        """
+        left = memoryview(frame)
+        while left:
+            try:
+                left = left[os.write(self._command_fd, left) :]
+            except BrokenPipeError:
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline or not self._wait_for_room(deadline):
+                    return
+
+    def _wait_for_room(self, deadline: float) -> bool:
+        poll = select.poll()
+        poll.register(self._command_fd, select.POLLOUT)
+        poll.register(self.reply_fd, select.POLLIN)
+        poll.register(self.process.pidfd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(min((deadline - time.monotonic()) * 1000 + 1, 2**30))}
+        self.pump()
+        return self.process.pidfd not in ready
 
     def pump(self) -> None:
         """Read what the worker's own pipe holds, without waiting; answers to older requests are dropped."""
@@ -301,9 +325,8 @@ class WorkerHandle:
     # The end.
 
     def died(self, during: CommandName | None) -> WorkerDied:
-        """Note that the process has ended, and say how."""
-        if self.state is not State.GONE:
-            self.move(State.GONE)
+        """Note that the process has ended, take along what it started, and say how it ended."""
+        self.kill()
         return WorkerDied(
             worker_id=self.worker_id,
             env_ids=self.env_ids,
@@ -334,9 +357,7 @@ class WorkerHandle:
     def ask_to_close(self) -> None:
         """Ask the worker to close its environments and end."""
         if self.state in (State.STARTING, State.RUNNING):
-            os.set_blocking(self._command_fd, False)  # a hung worker may have left its pipe full
-            with contextlib.suppress(BlockingIOError):
-                self._write(CODES[CommandName.CLOSE], 0, b"")
+            self._write(CODES[CommandName.CLOSE], 0, b"", deadline=0.0)
             self.move(State.CLOSING)
 
     def release(self) -> None:
@@ -376,11 +397,14 @@ def _dumps(payload: Any) -> bytes:
         raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    written = os.write(fd, data)
-    while written < len(data):
-        data = data[written:]
-        written = os.write(fd, data)
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let a Ctrl-C wait until the block has ended."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _open_stdio() -> dict[str, int]:

@@ -4,6 +4,7 @@
 
     env_factory ── first instance ──▶ play(seed), play(seed) again, play(another seed), close
                 ── second instance ─▶ play(seed), close
+                ── third instance ──▶ play(no seed), close
 
 The rule: one Finding per question, each with what to do about it. A *problem* will cost a learner; a *note* is worth
 knowing. The environment is tried in this process, through the same code as in a worker.
@@ -93,11 +94,28 @@ class _Examination:
         closing = _close(instance.group)
         if again is not None and other is not None:
             yield from self._seeding_findings(instance, first, again, other)
+            yield from self._unseeded_findings()
         elif refusal is not None:
             yield Finding("seeding", "note", str(refusal))
         else:
             yield Finding("seeding", "note", "Not tried, because of the problem above.")
         yield closing
+
+    def _unseeded_findings(self) -> Iterator[Finding]:
+        """Whether a new one can begin without a seed; that it can be made has been seen by now."""
+        try:
+            fresh = self._make()
+        except Exception:
+            return  # already a finding
+        played = self._play(fresh, None, n_steps=1)
+        _close(fresh.group)
+        if played.failure is not None and played.failed_in == "reset":
+            yield Finding(
+                "reset",
+                "problem",
+                f"reset() without a seed, in a new environment: {_describe_error(played.failure)}.",
+                "A trainer need not give a seed: let the environment draw one then.",
+            )
 
     def _make(self) -> _Instance:
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self.seed, 0))

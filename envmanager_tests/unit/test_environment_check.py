@@ -509,3 +509,15 @@ def test_a_factory_gets_its_context():
         return Sound()
 
     assert problems(factory) == []
+
+
+def test_an_environment_that_cannot_begin_without_a_seed_is_a_problem():
+    class NeedsASeed(Sound):
+        def reset(self, *, seed=None, options=None):
+            if seed is not None:
+                self.drawn = np.random.default_rng(seed)
+            return super().reset(seed=int(self.drawn.integers(100)), options=options)
+
+    ((outcome, text),) = [each for each in found(NeedsASeed, "reset") if each[0] == "problem"]
+    assert outcome == "problem"
+    assert "without a seed, in a new environment: it raised AttributeError" in text
