@@ -6,6 +6,7 @@ the manager, observations in the worker), and never again.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -229,8 +230,10 @@ def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str) -> Any:
         if batch is None:
             raise SpecMismatch(path, f"{n} rows of {spec}", "None")
         try:
-            batch = np.asarray(batch)
-        except (ValueError, TypeError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # before NumPy 1.24 a ragged list is only a warning
+                batch = np.asarray(batch)
+        except (ValueError, TypeError, Warning):
             raise SpecMismatch(path, f"{n} rows of {spec}", f"a ragged {type(batch).__name__}") from None
     if batch.shape != (n, *spec.shape):
         raise SpecMismatch(path, f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}", describe_value(batch))

@@ -88,7 +88,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_i
     try:
         result = COMMANDS[command.name](group, command.payload)
         answer_to(EnvironmentResponse(name, worker_id, result))
-    except ConnectionError:
+    except TrainerGone:
         raise  # nobody is there to be told
     except BaseException as error:
         # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.

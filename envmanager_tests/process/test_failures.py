@@ -235,7 +235,17 @@ def test_an_exception_that_cannot_travel_is_described(start_method: Any, make_er
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), MemoryError("too much"), RecursionError("too deep")], ids=type
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        MemoryError("too much"),
+        RecursionError("too deep"),
+        ConnectionResetError("simulator"),
+        EOFError(),
+        BrokenPipeError("simulator"),
+    ],
+    ids=type,
 )
 def test_any_exception_of_a_step_is_told_and_the_worker_lives(error: BaseException) -> None:
     with started(only_env_0(Raise(error), Step()), 2) as manager:
