@@ -8,7 +8,8 @@
 
 A manager is this class plus ``env_workers`` (anything with the five members of :class:`EnvWorker`), ``_collect`` and
 ``_close``. The rule: at most one step per worker is in flight, and whatever was collected but not handed out stays in
-``_ready``, so an error or an interrupt loses nothing.
+``_ready``, so an error loses nothing. A Ctrl-C is raised while waiting or in a policy, never between the two halves of
+something; what was ready when it came is handed out by the next call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import attrs
 import numpy as np
 
 from envmanager.env_rows import EnvRows
-from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
+from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
+from envmanager.interrupts import held, let_through
 from envmanager.options import ResetConfig, Wait
 from envmanager.policy import Policy
 from envmanager.policy_calls import call_policies, check_policies, checked_actions
@@ -97,12 +99,13 @@ class EnvManager(ABC):
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._seed = seed
         self._use = _Use.UNDECIDED
-        self._closed = False
+        self._closed = self._given_back = False
         self._partial_actions = True
         self._specs: dict[str, BehaviorSpec] = {}
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._ready: list[EnvironmentResponse] = []
+        self._undelivered: Any = None
         self._failed: dict[int, WorkerError] = {}
         self._handed_out = [0] * len(env_ids_of_workers)  # since the reset: what max_lead compares
         self._steps = [0] * len(env_ids_of_workers)
@@ -117,7 +120,7 @@ class EnvManager(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Give everything back. Called once."""
+        """Give everything back. Called again when it was interrupted."""
 
     def _revive(self, worker: EnvWorker) -> None:  # noqa: B027  (a manager whose workers survive needs none)
         """Make a failed worker fit for the reset that follows."""
@@ -175,18 +178,20 @@ class EnvManager(ABC):
         parsed = ResetConfig.parse(config, n_envs=self.n_envs)
         if self._seed is not None and parsed.seed is None:
             config = attrs.evolve(parsed, seed=self._seed)
-        self._discard_steps_in_flight()
-        for worker_id in list(self._failed):
-            self._revive(self.env_workers[worker_id])
-            del self._failed[worker_id]
-        for worker in self.env_workers:
-            worker.previous_step = None
-            worker.send(CommandName.RESET, config)
-        responses = self._receive(self.env_workers)
-        self._seed = None  # later resets go on with the randomness there is, unless they name a seed
-        self._use = _Use.UNDECIDED
-        self._handed_out = [0] * len(self.env_workers)
-        return [self._first_step(response) for response in responses]
+        self._check_can_travel(config)
+        with held:
+            self._discard_steps_in_flight()
+            for worker_id in list(self._failed):
+                self._revive(self.env_workers[worker_id])
+                del self._failed[worker_id]
+            for worker in self.env_workers:
+                worker.previous_step = None
+                worker.send(CommandName.RESET, config)
+            responses = self._receive(self.env_workers)
+            self._seed = None  # later resets go on with the randomness there is, unless they name a seed
+            self._use = _Use.UNDECIDED
+            self._handed_out = [0] * len(self.env_workers)
+            return [self._first_step(response) for response in responses]
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Act in all environments that are not waiting, then hand back the steps that are ready.
@@ -196,10 +201,16 @@ class EnvManager(ABC):
         does not fit; nothing was sent), or the WorkerError of a worker whose step would have been handed out now; the
         others' steps come with the next call.
         """
-        self._enter(_Use.STEP, "step")
+        self._require_open("step")
+        self._require_use(_Use.STEP)
         chosen = self._wait if wait is None else Wait.parse(wait)
-        self._queue_steps(chosen)
-        return self._postprocess_steps(self._collect(chosen))
+        with held:
+            if self._undelivered is None:
+                self._queue_steps(chosen)
+                self._use = _Use.STEP
+                self._undelivered = self._postprocess_steps(self._collect(chosen))
+        infos, self._undelivered = self._undelivered, None
+        return infos  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -207,20 +218,20 @@ class EnvManager(ABC):
         Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is
         still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
-        self._enter(_Use.SEND_RECV, "send")
+        self._require_open("send")
+        self._require_use(_Use.SEND_RECV)
         behavior, spec = self._only_behavior()
         ids = self._env_rows.checked(env_ids, BadAction)
         actions = checked_actions(spec, actions, len(ids), "send")
         groups = self._env_rows.by_worker(ids)
         for group in groups:
             self._check_can_send(group.worker_id, group.rows)
-        for group in groups:
-            own = {behavior: take_rows(actions, group.places)}
-            if len(group.rows) == len(self._env_rows.blocks[group.worker_id]):
-                self._send_step(self.env_workers[group.worker_id], CommandName.STEP, own)
-            else:
-                worker = self.env_workers[group.worker_id]
-                self._send_step(worker, CommandName.STEP_ROWS, (group.rows, own), n_envs=len(group.rows))
+        if spec is not None and spec.has_objects:
+            self._check_can_travel(actions)
+        with held:
+            self._use = _Use.SEND_RECV
+            for group in groups:
+                self._send_rows(group.worker_id, group.rows, {behavior: take_rows(actions, group.places)})
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.
@@ -228,14 +239,21 @@ class EnvManager(ABC):
         Raises UsageError when nothing is in flight or ready, or for multi-agent environments, and WorkerErrors as
         ``step()`` does.
         """
-        if self._use is _Use.UNDECIDED:
-            self._offer_first_observations()
-        self._enter(_Use.SEND_RECV, "recv")
+        self._require_open("recv")
+        self._require_use(_Use.SEND_RECV)
         behavior, _ = self._only_behavior()
-        responses = self._collect(self._wait if wait is None else Wait.parse(wait))
-        for response in responses:
-            self._mark_handed_out(response)
-        return self._batch(behavior, [response.payload[behavior] for response in responses])
+        chosen = self._wait if wait is None else Wait.parse(wait)
+        with held:
+            if self._undelivered is None:
+                if self._use is _Use.UNDECIDED:
+                    self._offer_first_observations()
+                self._use = _Use.SEND_RECV
+                responses = self._collect(chosen)
+                self._undelivered = self._batch(behavior, [response.payload[behavior] for response in responses])
+                for response in responses:
+                    self._mark_handed_out(response)
+        batch, self._undelivered = self._undelivered, None
+        return batch  # type: ignore[no-any-return]
 
     def call(self, name: str, *args: Any, env_ids: Any = None) -> list[Any]:
         """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
@@ -267,12 +285,14 @@ class EnvManager(ABC):
 
     def close(self) -> None:
         """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
-        if not self._closed:
-            self._closed = True
-            self._ready = []
-            for worker in self.env_workers:
-                worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
+        self._closed = True
+        self._ready = []
+        self._undelivered = None
+        for worker in self.env_workers:
+            worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
+        if not self._given_back:
             self._close()
+            self._given_back = True
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -298,10 +318,14 @@ class EnvManager(ABC):
             return
         if any(worker.previous_step is None for worker in ready):
             raise UsageError("step() before reset(): call reset() first.")
-        taken = self._take_steps([worker.previous_step for worker in ready])
-        for worker, actions in zip(ready, taken, strict=True):
+        with let_through:
+            taken = self._take_steps([worker.previous_step for worker in ready])
+        payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
+        if any(spec.has_objects for spec in self._specs.values()):
+            self._check_can_travel(payloads)
+        for worker, actions, payload in zip(ready, taken, payloads, strict=True):
             self._actions[worker.worker_id] = actions
-            self._send_step(worker, CommandName.STEP, {name: info.action for name, info in actions.items()})
+            self._send_step(worker, CommandName.STEP, payload)
 
     def _take_steps(self, last_steps: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
         """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
@@ -330,8 +354,10 @@ class EnvManager(ABC):
         while not self._enough(wait):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                self._ready.append(step_queue.get(timeout=left))
+                self._arrive(step_queue.get(timeout=left))
             except queue.Empty:
+                if deadline is None:
+                    raise RuntimeError("a step queue gave up without a timeout") from None
                 break
             self._take_arrived(step_queue)
         return self._hand_out(wait)
@@ -339,9 +365,14 @@ class EnvManager(ABC):
     def _take_arrived(self, step_queue: StepQueue) -> None:
         try:
             while True:
-                self._ready.append(step_queue.get_nowait())
+                self._arrive(step_queue.get_nowait())
         except queue.Empty:
             pass
+
+    def _arrive(self, response: EnvironmentResponse) -> None:
+        if response.name is CommandName.FAILED:
+            self._failed[response.worker_id] = response.payload  # no more is sent to it, also before this is raised
+        self._ready.append(response)
 
     def _enough(self, wait: Wait) -> bool:
         in_flight = sum(worker.waiting for worker in self.env_workers)
@@ -411,11 +442,8 @@ class EnvManager(ABC):
         if self._closed:
             raise ManagerClosed(what)
 
-    def _enter(self, use: _Use, what: str) -> None:
-        self._require_open(what)
-        if self._use is _Use.UNDECIDED:
-            self._use = use
-        elif self._use is not use:
+    def _require_use(self, use: _Use) -> None:
+        if self._use not in (use, _Use.UNDECIDED):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
     def _discard_steps_in_flight(self) -> None:
@@ -423,9 +451,10 @@ class EnvManager(ABC):
             try:
                 for response in self._collect(Wait.all()):
                     self.env_workers[response.worker_id].waiting = False
-            except WorkerError:
+            except EnvManagerError:
                 pass  # the reset revives the worker
         self._actions.clear()
+        self._undelivered = None
 
     def _receive(self, workers: Sequence[EnvWorker]) -> list[EnvironmentResponse]:
         """Every worker's answer; when some failed, the first failure is raised after all have answered."""
@@ -443,9 +472,6 @@ class EnvManager(ABC):
         return info
 
     def _offer_first_observations(self) -> None:
-        self._require_open("recv")
-        if any(worker.previous_step is None for worker in self.env_workers):
-            raise UsageError("recv() before reset(): call reset() first.")
         for worker in self.env_workers:
             worker.waiting = True
             response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
@@ -457,27 +483,44 @@ class EnvManager(ABC):
         worker.send(name, payload)
         worker.waiting = True
 
+    def _send_rows(self, worker_id: int, rows: np.ndarray, actions: dict[str, Tree]) -> None:
+        worker = self.env_workers[worker_id]
+        if len(rows) == len(self._env_rows.blocks[worker_id]):
+            self._send_step(worker, CommandName.STEP, actions)
+        else:
+            self._send_step(worker, CommandName.STEP_ROWS, (rows, actions), n_envs=len(rows))
+
     def _check_can_send(self, worker_id: int, rows: np.ndarray) -> None:
         env_id = self._env_rows.blocks[worker_id][rows[0]]
-        if worker_id in self._failed:
-            raise self._failed[worker_id]
-        if self.env_workers[worker_id].previous_step is None:
-            raise UsageError("send() before reset(): call reset() first.")
+        self._require_alive(worker_id)
         if self.env_workers[worker_id].waiting:
             raise BadAction(
                 f"env {env_id} is still waiting: the answer of worker {worker_id} to the last actions has not been "
                 "handed out. Call recv() first. Nothing was sent."
             )
 
+    def _require_alive(self, worker_id: int) -> None:
+        if worker_id in self._failed:
+            # Without the traceback of the last time, which would grow with every time.
+            raise self._failed[worker_id].with_traceback(None)
+
     def _only_behavior(self) -> tuple[str, BehaviorSpec | None]:
-        if not self._specs:
-            return "default", None
+        """The behavior that send and recv are about; UsageError when there is more than one agent per environment."""
+        alive = [worker for worker in self.env_workers if worker.worker_id not in self._failed]
+        if any(worker.previous_step is None for worker in alive):
+            raise UsageError("send() and recv() come after reset(): call reset() first.")
         if len(self._specs) > 1:
             raise UsageError(
                 f"send() and recv() serve single-agent environments; these have the behaviors {sorted(self._specs)}. "
                 "Use step()."
             )
-        return next(iter(self._specs.items()))
+        behavior, spec = next(iter(self._specs.items())) if self._specs else ("default", None)
+        if self._use is _Use.UNDECIDED and spec is not None:
+            for worker in alive:
+                steps = worker.previous_step.current.get(behavior)
+                if steps is None or steps.env_id.tolist() != list(self._env_rows.blocks[worker.worker_id]):
+                    raise UsageError("send() and recv() serve environments of one agent each. Use step().")
+        return behavior, spec
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
         """The rows of some workers as one Batch, in env_id order when it holds all environments."""
@@ -485,8 +528,6 @@ class EnvManager(ABC):
             return self._empty_batch(behavior)
         steps = concat_steps(parts)
         env_ids = steps.env_id
-        if len(env_ids) != len(np.unique(env_ids)):
-            raise UsageError("send() and recv() serve environments of one agent each. Use step().")
         if len(env_ids) == self.n_envs and (np.diff(env_ids) < 0).any():
             steps = steps.take(np.argsort(env_ids))
         return Batch.of(steps)
@@ -503,14 +544,16 @@ class EnvManager(ABC):
         ids = self._ids(env_ids)
         groups = self._env_rows.by_worker(ids)
         for group in groups:
-            if group.worker_id in self._failed:
-                raise self._failed[group.worker_id]
-        for group in groups:
-            self.env_workers[group.worker_id].send(name, payload(group.rows.tolist(), group.places.tolist()))
-        responses = [self.env_workers[group.worker_id].recv() for group in groups]
-        for response in responses:
-            if response.name is CommandName.FAILED:
-                raise self._after_failed_call(response)
+            self._require_alive(group.worker_id)
+        payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
+        self._check_can_travel(payloads)
+        with held:
+            for group, own in zip(groups, payloads, strict=True):
+                self.env_workers[group.worker_id].send(name, own)
+            responses = [self.env_workers[group.worker_id].recv() for group in groups]
+            errors = [self._after_failed_call(each) for each in responses if each.name is CommandName.FAILED]
+        if errors:
+            raise errors[0]
         answers: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
             for place, answer in zip(group.places, response.payload or [None] * len(group.places), strict=True):
@@ -520,6 +563,9 @@ class EnvManager(ABC):
     def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
         """What a failed call means for its worker. Here: nothing, it stays usable."""
         return response.payload  # type: ignore[no-any-return]
+
+    def _check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
+        """Raise UsageError, before anything is sent, when ``payload`` cannot reach a worker. Here: everything can."""
 
     def _late_replies(self) -> int:
         return 0

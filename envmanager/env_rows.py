@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmanager.errors import BadAction, UsageError
-from envmanager.specs import describe_value
+from envmanager.specs import as_array, describe_value
 
 
 def deal(n_envs: int, n_workers: int) -> list[range]:
@@ -26,7 +26,7 @@ def deal(n_envs: int, n_workers: int) -> list[range]:
     return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
 
 
-class WorkerRows(NamedTuple):
+class RowsOfWorker(NamedTuple):
     """Some environments of one worker: ``rows`` within the worker, ``places`` within what the caller passed."""
 
     worker_id: int
@@ -45,18 +45,22 @@ class EnvRows:
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
         """``env_ids`` as int64[n]; ``error`` unless they are known and each is named once."""
-        ids = np.asarray(env_ids)
+        expected = "env_ids should be a list of whole numbers, but is"
+        try:
+            ids = as_array(env_ids)
+        except ValueError as ragged:
+            raise error(f"{expected} {ragged}.") from ragged
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-            raise error(f"env_ids should be a list of whole numbers, but is {describe_value(env_ids)}.")
-        ids = ids.astype(np.int64)
+            raise error(f"{expected} {describe_value(env_ids)}.")
         unknown = ids[(ids < 0) | (ids >= self.n_envs)]
         if len(unknown):
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
+        ids = ids.astype(np.int64)
         if len(np.unique(ids)) < len(ids):
             raise error(f"env_ids names an environment twice: {ids.tolist()}.")
         return ids
 
-    def by_worker(self, env_ids: np.ndarray) -> list[WorkerRows]:
+    def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
         """The environments sorted by worker, each worker's by row."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
@@ -65,5 +69,5 @@ class EnvRows:
         for places in np.split(order, cuts):
             if len(places):
                 worker_id = int(self._worker_of[env_ids[places[0]]])
-                groups.append(WorkerRows(worker_id, env_ids[places] - self._first[worker_id], places))
+                groups.append(RowsOfWorker(worker_id, env_ids[places] - self._first[worker_id], places))
         return groups

@@ -234,8 +234,10 @@ class SideBySide(EnvGroup):
         for behavior, steps in results.items():
             if behavior not in specs:
                 raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
+            if not self._infos and isinstance(steps, AgentSteps):
+                steps = attrs.evolve(steps, info=None, reset_info=None)
             check_steps(specs[behavior], steps, check_numbers=self._check_values)
-            checked[behavior] = steps if self._infos else attrs.evolve(steps, info=None, reset_info=None)
+            checked[behavior] = steps
         return checked
 
     def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
@@ -263,15 +265,19 @@ def take_slice(tree: Tree, start: int, stop: int) -> Tree:
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps`` fits ``spec``: structure, shapes, dtypes; values with ``check_numbers``."""
+    """Raise SpecMismatch unless ``steps``, of one environment, fits ``spec``.
+
+    Looks at structure, shapes, dtypes and agent ids; at the values of numbers only with ``check_numbers``.
+    """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
+    _check_agent_ids(steps.agent_id)
     n = len(steps)
     _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
     for name, dtype in (("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)):
-        value = getattr(steps, name)
-        if not isinstance(value, np.ndarray) or value.shape != (n,) or value.dtype != dtype:
-            raise SpecMismatch(name, f"{np.dtype(dtype)}[{n}]", describe_value(value))
+        _check_column(getattr(steps, name), n, dtype, name)
+    if steps.acting is not None:
+        _check_column(steps.acting, n, np.bool_, "acting")
     if check_numbers and not np.isfinite(steps.reward).all():
         raise SpecMismatch("reward", "finite", "NaN or infinite in part")
     n_ended = int(np.count_nonzero(steps.ended))
@@ -279,6 +285,35 @@ def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -
         raise SpecMismatch("final_obs", f"{n_ended} rows, one per agent that ended", "None")
     if steps.final_obs is not None:
         _check_rows(spec.observation, steps.final_obs, n_ended, "final_obs", check_numbers)
+    _check_infos(steps.info, n, "info")
+    _check_infos(steps.reset_info, n_ended, "reset_info")
+
+
+def _check_agent_ids(ids: Any) -> None:
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
+    if not len(ids):
+        return
+    if ids.min() < 0 or ids.max() >> AGENT_BITS:
+        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {ids.min()} to {ids.max()}")
+    if len(ids) > 1 and len(np.unique(ids)) < len(ids):
+        raise SpecMismatch("agent_id", "another number for each agent", f"{ids.tolist()}")
+
+
+def _check_column(value: Any, n: int, dtype: type, name: str) -> None:
+    if not isinstance(value, np.ndarray) or value.shape != (n,) or value.dtype != dtype:
+        raise SpecMismatch(name, f"{np.dtype(dtype)}[{n}]", describe_value(value))
+
+
+def _check_infos(infos: Any, n: int, name: str) -> None:
+    if infos is None:
+        return
+    if not isinstance(infos, list) or len(infos) != n:
+        got = f"a list of {len(infos)}" if isinstance(infos, list) else describe_value(infos)
+        raise SpecMismatch(name, f"a list of {n} dicts", got)
+    for row, info in enumerate(infos):
+        if not isinstance(info, Mapping):
+            raise SpecMismatch(f"{name}[{row}]", "a dict", describe_value(info))
 
 
 def _check_rows(spec: Tree, value: Tree, n: int, root: str, check_numbers: bool) -> None:

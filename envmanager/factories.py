@@ -76,6 +76,8 @@ def resolve(env_factory: Any) -> Any:
 def _resolve_text(text: str) -> GymnasiumId | Importable:
     module, colon, attribute = text.partition(":")
     if colon and attribute.replace(".", "_").isidentifier():
+        if not module or module.startswith("."):
+            raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
         importable = Importable(module, attribute)
         try:
             found = importable.load()

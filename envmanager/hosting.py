@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from envmanager.environment import EnvContext, EnvGroup, build_group
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, WorkerError
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.factories import call_factory
 from envmanager.options import ResetConfig
 from envmanager.seeding import derive_seeds
@@ -119,15 +119,17 @@ def phase_of(name: CommandName) -> str:
 
 
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """``error``, raised by the code in a worker, as an error of the library; its own errors stay what they are."""
-    if isinstance(error, WorkerError):
+    """``error``, raised by the code in a worker, as an error of the library.
+
+    At the start the library's own errors (no adapter, no such environment) stay what they are; later they come from the
+    environment, which may use the library itself.
+    """
+    if phase == "start" and isinstance(error, EnvManagerError):
         return error
     if isinstance(error, SpecMismatch):
         return BadObservation(
             worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
         )
-    if isinstance(error, EnvManagerError):
-        return error
     raised = EnvRaised(
         worker_id=worker_id,
         env_ids=env_ids,

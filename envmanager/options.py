@@ -7,6 +7,8 @@ The rule: an object of this module that exists is valid. Combinations are checke
 from __future__ import annotations
 
 import math
+import operator
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,14 +21,22 @@ START_METHODS = ("forkserver", "spawn", "fork")
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
-def _positive_number(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not _number(value) or value <= 0:
-        raise UsageError(
-            f"{attribute.name} must be a number of seconds above 0 (math.inf for no limit), not {value!r}."
-        )
+def _seconds(*, unlimited: bool) -> Any:
+    limit = "(math.inf for no limit)" if unlimited else "and finite"
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not _number(value) or value <= 0 or (value == math.inf and not unlimited):
+            raise UsageError(f"{attribute.name} must be a number of seconds above 0 {limit}, not {value!r}.")
+
+    return check
 
 
 def _count(least: int) -> Any:
@@ -81,33 +91,70 @@ class Wait:
         """A Wait from ``"any"``, ``"all"`` or a number of workers."""
         if isinstance(text, Wait):
             return text
-        if text == "any":
-            return cls.any()
-        if text == "all":
-            return cls.all()
+        if isinstance(text, str) and text in ("any", "all"):
+            return cls.any() if text == "any" else cls.all()
         try:
-            return cls(min_ready=int(text))
+            n_workers = int(text) if isinstance(text, str) else _whole_number(text)
         except (ValueError, TypeError):
             raise UsageError(f'wait must be "any", "all" or a number of workers, not {text!r}.') from None
+        return cls(min_ready=n_workers)
+
+
+def _whole_number(value: Any) -> int:
+    """``value``, perhaps a NumPy number, as an int; TypeError for a bool, a float or anything else."""
+    if isinstance(value, bool):
+        raise TypeError("a bool is no number")
+    return operator.index(value)
 
 
 @attrs.frozen
 class Timeouts:
-    """How long a worker may take, in seconds, before it counts as hung and is stopped."""
+    """How long a worker may take, in seconds, before it counts as hung and is stopped.
 
-    start_s: float = attrs.field(default=120.0, validator=_positive_number)
-    reset_s: float = attrs.field(default=120.0, validator=_positive_number)
-    step_s: float = attrs.field(default=60.0, validator=_positive_number)
-    call_s: float = attrs.field(default=60.0, validator=_positive_number)
-    close_s: float = attrs.field(default=5.0, validator=_positive_number)
+    ``math.inf`` is no limit, except for ``close_s``: ``close()`` always returns.
+    """
+
+    start_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
+    reset_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
+    step_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
+    call_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
+    close_s: float = attrs.field(default=5.0, validator=_seconds(unlimited=False))
+
+
+def _seed(value: Any) -> int | list[int | None] | None:
+    """None, an int, or a list of these: what arrays and NumPy numbers say, in Python's own types."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
+        return [_one_seed(each) for each in plain]
+    return _one_seed(plain)
+
+
+def _one_seed(value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        seed = _whole_number(value)
+    except TypeError:
+        seed = -1
+    if seed < 0:
+        raise UsageError(f"a seed must be a whole number from 0 up, not {value!r}.")
+    return seed
+
+
+def _optional_mapping(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"reset options must be a mapping, not {type(value).__name__}.")
 
 
 @attrs.frozen
 class ResetConfig:
-    """What a reset asks for: ``seed`` (None, one number, or one per environment) and ``options`` for the envs."""
+    """What a reset asks for: ``seed`` (None, one number, or one per environment) and ``options`` for the envs.
 
-    seed: int | Sequence[int | None] | None = None
-    options: Mapping[str, Any] | None = None
+    The seeds may be NumPy numbers or an array; they are kept as ints.
+    """
+
+    seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
+    options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_mapping)
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
@@ -118,7 +165,7 @@ class ResetConfig:
             return config
         if not isinstance(config, Mapping):
             raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(config).__name__}.")
-        unknown = sorted(set(config) - {"seed", "options"})
+        unknown = [key for key in config if key not in ("seed", "options")]
         if unknown:
             raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
         return cls(**config)
@@ -127,20 +174,9 @@ class ResetConfig:
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
         """As ``of``, checked against the number of environments."""
         parsed = cls.of(config)
-        parsed._check(n_envs)
+        if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
+            raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
         return parsed
-
-    def _check(self, n_envs: int) -> None:
-        seeds = [self.seed]
-        if isinstance(self.seed, list | tuple) or (hasattr(self.seed, "tolist") and hasattr(self.seed, "__len__")):
-            seeds = list(self.seed)  # type: ignore[arg-type]
-            if len(seeds) != n_envs:
-                raise UsageError(f"reset got {len(seeds)} seeds for {n_envs} environments.")
-        for seed in seeds:
-            if seed is not None and (not hasattr(seed, "__index__") or isinstance(seed, bool) or int(seed) < 0):
-                raise UsageError(f"a seed must be a whole number from 0 up, not {seed!r}.")
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise UsageError(f"reset options must be a mapping, not {type(self.options).__name__}.")
 
 
 def _wait(value: Any) -> Wait:
@@ -155,6 +191,33 @@ def _timeouts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and value not in START_METHODS:
         raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
+
+
+def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """The messages name keys and types but no values, which may be secret."""
+    if value is None:
+        return
+    expected = f"{attribute.name} must be a mapping of texts to texts"
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{expected}, not {type(value).__name__}.")
+    for key, text in value.items():
+        if not isinstance(key, str):
+            raise UsageError(f"{expected}, but {key!r} is not a text: write it in quotes.")
+        if not isinstance(text, str):
+            raise UsageError(f"{expected}, but the value of {key!r} is {type(text).__name__}: write it in quotes.")
+
+
+def _path_as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _optional_directory(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{attribute.name} must be the path of a directory, not {value!r}.")
+    if os.path.exists(value) and not os.path.isdir(value):
+        raise UsageError(f"{attribute.name}={value!r} is not a directory: name one, or a path that does not exist yet.")
 
 
 @attrs.frozen(kw_only=True)
@@ -176,8 +239,8 @@ class ManagerOptions:
     infos: bool = attrs.field(default=False, validator=_flag)
     check_values: bool = attrs.field(default=False, validator=_flag)
     seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(0)))
-    worker_env: Mapping[str, str] | None = None
-    log_dir: str | None = None
+    worker_env: Mapping[str, str] | None = attrs.field(default=None, validator=_optional_texts_by_name, repr=False)
+    log_dir: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_directory)
 
     def __attrs_post_init__(self) -> None:
         if self.n_workers is not None and self.n_workers > self.n_envs:

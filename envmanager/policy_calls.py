@@ -6,12 +6,13 @@ The rule: everything is checked here, before the first byte is sent, so that a B
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from envmanager.errors import BadAction, UsageError
 from envmanager.policy import Policy
-from envmanager.specs import BehaviorSpec, SpecMismatch, check_batch, describe_value, zeros
+from envmanager.specs import BehaviorSpec, SpecMismatch, as_array, check_batch, describe_value, zeros
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
 from envmanager.trees import Tree, leaves, map_tree
 
@@ -55,7 +56,7 @@ def deciding(steps: AgentSteps) -> AgentSteps:
 
 
 def _call(policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None) -> ActionInfo:
-    steps = parts[0] if len(parts) == 1 else concat_steps(parts)
+    steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
     if not len(steps) and spec is not None:
         return ActionInfo(zeros(spec.action, 0))
     taken = policy.get_action(steps)
@@ -83,11 +84,23 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str) 
     return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
 
 
-def _checked_outputs(outputs: Mapping[str, np.ndarray], n: int, behavior: str) -> dict[str, np.ndarray]:
-    for name, values in outputs.items():
-        if not hasattr(values, "__len__") or len(values) != n:
-            raise BadAction(
-                f"output {name!r} of the policy of behavior {behavior!r} should have {n} rows, one per agent, but is "
-                f"{describe_value(values)}."
-            )
-    return dict(outputs)
+def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
+    """``outputs`` as arrays of their own, because a policy may write its next outputs into the same ones."""
+    policy = f"the policy of behavior {behavior!r}"
+    if not isinstance(outputs, Mapping):
+        raise BadAction(
+            f"the outputs of {policy} should be a mapping of names to arrays, but are {describe_value(outputs)}."
+        )
+    return {name: _rows(values, n, f"output {name!r} of {policy}") for name, values in outputs.items()}
+
+
+def _rows(values: Any, n: int, what: str) -> np.ndarray:
+    expected = f"{what} should be an array of {n} rows, one per agent, but is"
+    try:
+        array = as_array(values)
+    except ValueError as error:
+        raise BadAction(f"{expected} {error}.") from error
+    if array.ndim == 0 or len(array) != n:
+        raise BadAction(f"{expected} {describe_value(values)}.")
+    own: np.ndarray = array.copy()
+    return own

@@ -146,15 +146,6 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
     return check
 
 
-def _texts_by_name(value: Any, _: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise _Misfit("a mapping of texts to texts", value)
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise _Misfit(f"a mapping of texts to texts ({key!r}: {str(text)!r})", text)
-    return dict(value)
-
-
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True)
     # cattrs would turn "8" into 8 and "no" into True.
@@ -162,10 +153,10 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
+    # ManagerOptions checks start_method and worker_env itself.
     converter.register_structure_hook_func(
-        lambda wanted: wanted == StartMethod, lambda value, _: value
-    )  # checks itself
-    converter.register_structure_hook_func(lambda wanted: wanted == Mapping[str, str], _texts_by_name)
+        lambda wanted: wanted in (StartMethod, Mapping[str, str]), lambda value, _: value
+    )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)
     return converter

@@ -28,7 +28,6 @@ def derive_seeds(
     """
     if seed is None:
         return [None] * len(env_ids)
-    if hasattr(seed, "__index__"):
-        return [derive_seed(int(seed), env_id, generation) for env_id in env_ids]
-    own = [seed[env_id] for env_id in env_ids]
-    return [None if each is None else int(each) for each in own]
+    if isinstance(seed, int):
+        return [derive_seed(seed, env_id, generation) for env_id in env_ids]
+    return [seed[env_id] for env_id in env_ids]

@@ -17,6 +17,7 @@ from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import COMMANDS, GroupFactory, StartReport, describe_failure, env_ids_of_failure, phase_of
+from envmanager.interrupts import let_through
 from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.specs import zeros
@@ -115,8 +116,9 @@ class LocalWorker:
         self.previous_step: StepInfo | None = None
         self.steps = self.busy_ns = self.idle_ns = 0
         self._factory = factory
-        self._pending: tuple[CommandName, Any] | None = None
-        self._interrupted: EnvironmentResponse | None = None
+        self._asked: tuple[CommandName, Any] | None = None
+        self._step: tuple[CommandName, Any] | None = None
+        self._stepped: EnvironmentResponse | None = None
         self._buffers: list[RowBuffer] = []
         self._ended_ns = time.monotonic_ns()
 
@@ -140,48 +142,70 @@ class LocalWorker:
                 self._buffers = [_row_buffer(spec.observation, ids) for _ in range(3)]
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Remember a command; it is carried out when its answer is asked for."""
-        self._pending = (CommandName(name), payload)
+        """Remember a command; it is carried out when its answer is asked for, and never before a step in flight."""
+        command = CommandName(name)
+        if command in (CommandName.STEP, CommandName.STEP_ROWS):
+            self._step = (command, payload)
+            return
+        if self._step is not None:
+            self._stepped = self._take_step()
+        if command is CommandName.RESET:
+            self._stepped = None
+        self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
         """Carry out the command that was sent."""
-        if self._pending is None:
+        if self._asked is None:
             raise RuntimeError("recv() without send()")
-        (name, payload), self._pending = self._pending, None
+        (name, payload), self._asked = self._asked, None
+        return self._obey(name, payload)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step was sent whose answer has not been taken."""
+        return self._step is not None or self._stepped is not None
+
+    def take_step(self) -> EnvironmentResponse | None:
+        """The answer to the step that was sent, taking it now; None when there is none."""
+        if self._stepped is not None:
+            stepped, self._stepped = self._stepped, None
+            return stepped
+        return None if self._step is None else self._take_step()
+
+    def _take_step(self) -> EnvironmentResponse:
+        assert self._step is not None
+        (name, actions), self._step = self._step, None
+        if self._buffers:
+            self._buffers.append(self._buffers.pop(0))
+            self.group.offer_rows(self._buffers[0])
+        started_ns = time.monotonic_ns()
         try:
-            return EnvironmentResponse(name, 0, COMMANDS[name](self.group, payload))
+            response = self._obey(name, actions)
         except KeyboardInterrupt as error:
             # The environment was stopped half-way: whoever goes on after this must reset first.
-            self._interrupted = self._failed(error, name)
+            self._stepped = self._failed(error, name)
+            raise
+        self.steps += 1
+        self.idle_ns += started_ns - self._ended_ns
+        self._ended_ns = time.monotonic_ns()
+        self.busy_ns += self._ended_ns - started_ns
+        return response
+
+    def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
+        try:
+            with let_through:
+                result = COMMANDS[name](self.group, payload)
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self._failed(error, name)
+        return EnvironmentResponse(CommandName.STEP if name is CommandName.STEP_ROWS else name, 0, result)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         env_ids = env_ids_of_failure(self.group, 0)
         self.group.current_env_id = None
         failure = describe_failure(error, worker_id=0, env_ids=env_ids, phase=phase_of(name))
         return EnvironmentResponse(CommandName.FAILED, 0, failure)
-
-    def take_step(self) -> EnvironmentResponse | None:
-        """The answer to the step that was sent, taking it now; None when there is none."""
-        if self._interrupted is not None:
-            interrupted, self._interrupted = self._interrupted, None
-            return interrupted
-        if self._pending is None or self._pending[0] not in (CommandName.STEP, CommandName.STEP_ROWS):
-            return None
-        if self._buffers:
-            self._buffers.append(self._buffers.pop(0))
-            self.group.offer_rows(self._buffers[0])
-        started_ns = time.monotonic_ns()
-        response = self.recv()
-        self.steps += 1
-        self.idle_ns += started_ns - self._ended_ns
-        self._ended_ns = time.monotonic_ns()
-        self.busy_ns += self._ended_ns - started_ns
-        if response.name is CommandName.STEP_ROWS:
-            response.name = CommandName.STEP
-        return response
 
 
 def _row_buffer(observation: Any, agent_id: np.ndarray) -> RowBuffer:
@@ -200,7 +224,7 @@ class LocalStepQueue:
 
     def empty(self) -> bool:
         """Whether no step was sent."""
-        return not self._worker.waiting
+        return not self._worker.has_step
 
     def get_nowait(self) -> EnvironmentResponse:
         """The answer to the step that was sent."""

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from envmanager.errors import UsageError
-from envmanager.trees import Tree, leaves, map_tree, paths
+from envmanager.trees import Tree, leaves, map_tree
 
 
 class SpecMismatch(ValueError):
@@ -230,11 +230,9 @@ def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str) -> Any:
         if batch is None:
             raise SpecMismatch(path, f"{n} rows of {spec}", "None")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # before NumPy 1.24 a ragged list is only a warning
-                batch = np.asarray(batch)
-        except (ValueError, TypeError, Warning):
-            raise SpecMismatch(path, f"{n} rows of {spec}", f"a ragged {type(batch).__name__}") from None
+            batch = as_array(batch)
+        except ValueError as error:
+            raise SpecMismatch(path, f"{n} rows of {spec}", str(error)) from error
     if batch.shape != (n, *spec.shape):
         raise SpecMismatch(path, f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}", describe_value(batch))
     if batch.dtype == spec.dtype:
@@ -250,6 +248,19 @@ def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str) -> Any:
     if spec.dtype.kind in "iu" and not np.array_equal(cast, batch):
         raise SpecMismatch(path, f"{n} rows of {spec}", "out of the dtype's range")
     return cast
+
+
+def as_array(values: Any) -> np.ndarray[Any, Any]:
+    """``values`` as an array, itself if it is one; ValueError, with the reason, when it cannot be one."""
+    if values.__class__ is np.ndarray:
+        return values
+    try:
+        with warnings.catch_warnings():
+            # Before NumPy 1.24 a ragged list is only a warning.
+            warnings.filterwarnings("error", "Creating an ndarray from ragged")
+            return np.asarray(values)
+    except Exception as error:  # __array__ is foreign code: a tensor that requires grad raises RuntimeError
+        raise ValueError(f"{describe_value(values)} that cannot be made an array ({error})") from error
 
 
 def object_array(values: Any) -> np.ndarray[Any, Any]:
@@ -274,8 +285,3 @@ def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: 
                 f"{known[behavior]}\nAgents of one behavior share their specs in all environments: give them equal "
                 "spaces, or behaviors of their own."
             )
-
-
-def spec_paths(spec: Tree, root: str) -> list[str]:
-    """The path of each leaf, for messages."""
-    return paths(spec, root)

@@ -31,12 +31,14 @@ from envmanager._workers.child import worker
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
+from envmanager._workers.wire import dumps_command
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
 from envmanager.environment import EnvContext
 from envmanager.errors import UsageError, WorkerError
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport
+from envmanager.interrupts import held
 from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
@@ -96,6 +98,7 @@ class SubprocessEnvManager(EnvManager):
         self._starting: list[WorkerHandle] = []
         self._all_agent_ids = np.arange(n_envs, dtype=np.int64) << AGENT_BITS
         self._slots = 0
+        self._n_slots = 3 if zero_copy else 1
         self._block: Block | None = None
         self._resources = _Resources(self._learn_specs, self._options.timeouts.close_s)
         self._finalizer = weakref.finalize(self, self._resources.close)
@@ -152,7 +155,7 @@ class SubprocessEnvManager(EnvManager):
             memory_fd=self._resources.memory_fd,
             steps_fd=self._resources.step_queue.write_fd,
             life_fd=self._resources.life_read_fd,
-            n_slots=3 if options.zero_copy else 1,
+            n_slots=self._n_slots,
             timeouts=options.timeouts,
             environ=environ,
             log_path=_log_path(options.log_dir, worker_id, generation),
@@ -170,8 +173,7 @@ class SubprocessEnvManager(EnvManager):
         for handle, report in zip(self._starting, reports, strict=True):
             self._learn_specs(report.specs, handle.worker_id)
         self._partial_actions = all(report.partial_actions for report in reports)
-        n_slots = 3 if self._options.zero_copy else 1
-        layout = BlockLayout.of(self._specs, [report.max_agents for report in reports], n_slots=n_slots)
+        layout = BlockLayout.of(self._specs, [report.max_agents for report in reports], n_slots=self._n_slots)
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
         self._block = Block(layout, self._resources.memory_fd)
         for handle in self._starting:
@@ -203,6 +205,10 @@ class SubprocessEnvManager(EnvManager):
         if self._options.zero_copy or self._block is None:
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
+
+    def _check_can_travel(self, payload: Any) -> None:
+        if payload is not None and self._block is not None:
+            dumps_command(payload)
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
         """When all rows lie in one slot of the block, they are a batch already."""
@@ -247,7 +253,8 @@ class SubprocessEnvManager(EnvManager):
         return self._resources.step_queue.late_records + sum(handle.late_replies for handle in handles)
 
     def _close(self) -> None:
-        self._finalizer()
+        self._resources.close()
+        self._finalizer.detach()
         self._block = None
 
 
@@ -260,6 +267,7 @@ class _Resources:
     def __init__(self, learn_specs: Any, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
+        self._closed = False
         self._handles: dict[int, WorkerHandle] = {}
         method = weakref.WeakMethod(learn_specs)
         self.step_queue = StepQueue(lambda worker_id, specs: _call_if_alive(method, specs, worker_id))
@@ -275,15 +283,24 @@ class _Resources:
 
     def drop(self, handle: WorkerHandle) -> None:
         """Give back a worker that has ended or must."""
-        handle.kill()
+        self._handles.pop(handle.worker_id, None)
         self.step_queue.forget(handle)
         handle.release()
 
     def close(self) -> None:
-        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back."""
-        if os.getpid() != self._owner_pid:
-            return  # a process that the trainer forked: the workers are not its own
-        handles = list(self._handles.values())
+        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
+
+        An interrupt meanwhile leaves out the waiting.
+        """
+        if os.getpid() != self._owner_pid or self._closed:
+            return  # in a process that the trainer forked, the workers are not its own
+        try:
+            self._stop(list(self._handles.values()))
+        finally:
+            with held:
+                self._give_back()
+
+    def _stop(self, handles: list[WorkerHandle]) -> None:
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()
@@ -292,11 +309,11 @@ class _Resources:
             for handle in left:
                 handle.process.signal(number)
         _wait_for_ends(handles, deadline)
-        for handle in handles:
-            handle.process.signal(signal.SIGKILL)  # what it started and left behind
-            self.step_queue.forget(handle)
-            handle.release()
-        self._handles = {}
+
+    def _give_back(self) -> None:
+        self._closed = True
+        for handle in list(self._handles.values()):
+            self.drop(handle)
         self.step_queue.close()
         for fd in (self.memory_fd, self.life_read_fd, self._life_write_fd):
             descriptors.close(fd)

@@ -2,8 +2,8 @@
 
 ::
 
-    per behavior     agent_id, obs, reward, terminated, truncated, acting     [slot][row, …]
-                     final_obs, action, row (which rows an action is for)     [row, …]
+    per behavior     agent_id, obs, reward, terminated, truncated, acting, final_obs     [slot][row, …]
+                     action, row (which rows an action is for)                           [row, …]
     counts           [slot][worker][behavior] = (n rows, m final rows, has acting?)
     action_counts    [worker][behavior] = n rows, or -1 for no action
 
@@ -34,7 +34,7 @@ from envmanager.specs import BehaviorSpec
 from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
-_ALIGNMENT = 64  # a cache line: two workers never write into the same one
+_ALIGNMENT = 64  # a cache line, at which each array begins
 
 
 @attrs.frozen
@@ -101,7 +101,7 @@ class Block:
             terminated=self._array((slots, rows), np.dtype(np.bool_)),
             truncated=self._array((slots, rows), np.dtype(np.bool_)),
             acting=self._array((slots, rows), np.dtype(np.bool_)),
-            final_obs=self._tree(behavior.spec.observation, rows),
+            final_obs=self._tree(behavior.spec.observation, slots, rows),
             action=self._tree(behavior.spec.action, rows),
             row=self._array((rows,), np.dtype(np.int64)),
         )
@@ -120,7 +120,7 @@ class Block:
 
 @attrs.define(eq=False)
 class Columns:
-    """All rows of one behavior: ``[slot][row, …]``; the last three are ``[row, …]``."""
+    """All rows of one behavior: ``[slot][row, …]``; the last two are ``[row, …]``."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -142,7 +142,7 @@ class Columns:
             self.reward[slot, own],
             self.terminated[slot, own],
             self.truncated[slot, own],
-            map_tree(lambda leaf: leaf[final], self.final_obs) if m else None,
+            map_tree(lambda leaf: leaf[slot, final], self.final_obs) if m else None,
             self.acting[slot, own] if has_acting else None,
         )
 
@@ -182,11 +182,6 @@ class WorkerRows:
         first = each.first[self._worker_id]
         own = slice(first, first + each.capacity[self._worker_id])
         return map_tree(lambda leaf: leaf[own], column)
-
-    @property
-    def behaviors(self) -> list[str]:
-        """The behaviors with rows here."""
-        return [each.name for _, each in self._behaviors]
 
     def holds_all(self, steps: AgentSteps) -> bool:
         """Whether ``steps`` came from ``full`` or ``full_with_final``."""

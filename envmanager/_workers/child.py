@@ -42,6 +42,7 @@ from envmanager._workers.wire import (
     NAMES,
     RECORD,
     STEP_CODE,
+    Undecoded,
     dumps,
     dumps_failure,
 )
@@ -86,7 +87,10 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
 def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_id: int) -> None:
     name = CommandName.STEP if command.name in STEPPING else command.name
     try:
-        result = COMMANDS[command.name](group, command.payload)
+        payload = command.payload
+        if payload.__class__ is Undecoded:
+            payload = cloudpickle.loads(payload)
+        result = COMMANDS[command.name](group, payload)
         answer_to(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
         raise  # nobody is there to be told
@@ -137,7 +141,11 @@ class Transport:
 
     def write_frame(self, code: int, data: bytes) -> None:
         """Send a message down this worker's own pipe."""
-        _write_all(self.fds["reply"], FRAME.pack(self.ticket, code, 0, 0, 0, len(data)) + data)
+        _write_all(self.fds["reply"], self.frame(code, data))
+
+    def frame(self, code: int, data: bytes) -> bytes:
+        """A message for this worker's own pipe."""
+        return FRAME.pack(self.ticket, code, 0, 0, 0, len(data)) + data
 
     def write_record(self, code: int, flags: int) -> None:
         """Announce the answer to a step: one atomic write."""
@@ -151,18 +159,17 @@ class Transport:
             flags,
             0,
             now_ns - self.started_ns,
-            self.started_ns - self.ended_ns,
+            max(0, self.started_ns - self.ended_ns),
         )
         self.ended_ns = now_ns
         _write_all(self.fds["steps"], record)
 
 
 def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
     try:
-        written = os.write(fd, data)
-        while written < len(data):
-            data = data[written:]
-            written = os.write(fd, data)
+        while left:
+            left = left[os.write(fd, left) :]
     except BrokenPipeError as error:
         raise TrainerGone from error
 
@@ -214,7 +221,7 @@ class Connection:
             if flags & IN_MEMORY:
                 actions = transport.rows.read_actions()
                 return actions if name is CommandName.STEP else (transport.rows.read_row_numbers(), actions)
-        return cloudpickle.loads(data) if data else None
+        return Undecoded(data) if data else None
 
     def _next_header(self) -> bytes:
         if not self._try_header():
@@ -278,10 +285,11 @@ class StepQueueWriter:
         return self._put(STEP_CODE, flags, extra)
 
     def _put(self, code: int, flags: int, extra: bytes) -> None:
-        # The record goes first: the manager reads the frame while it is being written, however long it is.
+        # The record goes first: the manager reads the frame while it is being written, however long it is. The frame is
+        # made before that: once the record is out, there is no way to say that memory was short.
+        frame = self._transport.frame(code, extra) if extra else b""
         self._transport.write_record(code, flags | (EXTRA if extra else 0))
-        if extra:
-            self._transport.write_frame(code, extra)
+        _write_all(self._transport.fds["reply"], frame)
 
     def _new_specs(self) -> dict[str, Any] | None:
         """The environments' specs when a behavior has appeared that the manager does not know."""

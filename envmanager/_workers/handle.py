@@ -18,12 +18,11 @@ import pickle
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import cloudpickle
 
 from envmanager._workers import boot, descriptors
 from envmanager._workers.block import Block, WorkerRows
@@ -38,15 +37,21 @@ from envmanager._workers.wire import (
     FRAME,
     FULL,
     IN_MEMORY,
+    dumps_command,
     loads_failure,
 )
-from envmanager.errors import EnvManagerError, UsageError, WorkerDied, WorkerTimedOut
-from envmanager.hosting import phase_of
+from envmanager.errors import EnvManagerError, WorkerDied, WorkerTimedOut
+from envmanager.hosting import describe_failure, phase_of
+from envmanager.interrupts import held, let_through
 from envmanager.options import Timeouts
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
 
 _READ_SIZE = 1 << 20
 _OUTPUT_TAIL_BYTES = 2000
+_LONGEST_POLL_MS = 3_600_000
+"""A wait may be longer than poll's argument can be; it is then made of several."""
+_WHILE_BYTES_COME_S = 1.0
+"""A reply that is on its way at its deadline gets so much longer with every part that arrives."""
 
 
 class State(enum.Enum):
@@ -88,7 +93,7 @@ class LaunchPlan:
     life_fd: int
     n_slots: int
     timeouts: Timeouts
-    environ: Mapping[str, str] | None
+    environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_path: str | None
 
 
@@ -117,6 +122,8 @@ class WorkerHandle:
         self._rows: WorkerRows | None = None
         self._inbox = bytearray()
         self._replies: list[_Reply] = []
+        self._released = False
+        self.hung_up = False
         self._start_process(pickled_factory)
 
     def _start_process(self, pickled_factory: bytes) -> None:
@@ -165,7 +172,7 @@ class WorkerHandle:
         if command in (CommandName.STEP, CommandName.STEP_ROWS):
             self._send_step(command, payload, deadline)
         else:
-            data = b"" if payload is None else _dumps(payload)
+            data = b"" if payload is None else dumps_command(payload)
             self._asked, self._asked_ticket, self._deadline = command, self._ticket + 1, deadline
             self._write(CODES[command], 0, data, deadline)
 
@@ -176,24 +183,38 @@ class WorkerHandle:
         poll.register(self.process.pidfd, select.POLLIN)
         while True:
             gone = self.state is State.GONE or descriptors.wait_readable(self.process.pidfd, 0)
-            self.pump()  # before believing a death or a deadline: the last reply counts
-            for reply in self._replies:
-                if reply.ticket == self._asked_ticket:
-                    self._replies.remove(reply)
-                    return self._response(reply)
+            if self.pump():  # before believing a death or a deadline: the last reply counts
+                self._deadline = max(self._deadline, time.monotonic() + _WHILE_BYTES_COME_S)
+            reply = self._take_reply(self._asked_ticket)
+            if reply is not None:
+                return self._response(reply)
             if gone:
                 return self._failed(self.died(self._asked))
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
                 return self._failed(self.timed_out(self._asked))
-            poll.poll(min(left_s * 1000 + 1, 2**30))
+            if self.hung_up:
+                poll.unregister(self.reply_fd)
+            with let_through:
+                poll.poll(min(left_s * 1000 + 1, _LONGEST_POLL_MS))
 
     def _response(self, reply: _Reply) -> EnvironmentResponse:
         if reply.code == FAILED_CODE:
             return self._failed(loads_failure(reply.data))
         if self.state is State.STARTING:
             self.move(State.RUNNING)
-        return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
+        try:
+            return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
+        except Exception as error:
+            return self._failed(self._cannot_unpickle(error, self._asked))
+
+    def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
+        """What a worker pickled can have a constructor that pickle cannot call, or a class that only the worker has."""
+        unpickling = RuntimeError(
+            f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
+        )
+        phase = phase_of(command)
+        return describe_failure(unpickling, worker_id=self.worker_id, env_ids=self.env_ids, phase=phase)
 
     def _failed(self, error: EnvManagerError) -> EnvironmentResponse:
         return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
@@ -208,7 +229,7 @@ class WorkerHandle:
     def _send_step(self, command: CommandName, payload: Any, deadline: float) -> None:
         rows, actions = payload if command is CommandName.STEP_ROWS else (None, payload)
         in_memory = self._rows is not None and self._rows.write_actions(actions, rows)
-        data = b"" if in_memory else _dumps(payload)
+        data = b"" if in_memory else dumps_command(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
         self._step_ticket = self._ticket + 1
         self.step_deadline = deadline
@@ -220,10 +241,24 @@ class WorkerHandle:
 
     def take_step(self, code: int, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
         """The response behind a record (its arrays views of shared memory), and new specs if it brings any."""
-        self.step_deadline = None
-        self._step_ticket = 0
+        self.give_up_step()
         if code == FAILED_CODE:
             return self._failed(loads_failure(extra or b"")), None
+        try:
+            return self._step_response(slot, flags, extra)
+        except Exception as error:
+            return self._failed(self._cannot_unpickle(error, CommandName.STEP)), None
+
+    def give_up_step(self) -> None:
+        """Nothing is in flight any more: a record that still comes is late."""
+        self.step_deadline = None
+        self._step_ticket = 0
+
+    def await_extra(self) -> None:
+        """A record says that the step has ended in time; its message gets as long again to arrive."""
+        self.step_deadline = time.monotonic() + self._plan.timeouts.step_s
+
+    def _step_response(self, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
         infos: Any = {}
         specs = None
         if flags & IN_MEMORY and self._rows is not None:
@@ -253,27 +288,22 @@ class WorkerHandle:
 
     def take_extra(self, ticket: int) -> bytes | None:
         """The message that belongs to a record, once all of it is here."""
-        for reply in self._replies:
-            if reply.ticket == ticket:
-                self._replies.remove(reply)
-                return reply.data
-        return None
+        reply = self._take_reply(ticket)
+        return None if reply is None else reply.data
+
+    def _take_reply(self, ticket: int) -> _Reply | None:
+        found = next((reply for reply in self._replies if reply.ticket == ticket), None)
+        if found is not None:
+            self._replies.remove(found)
+        return found
 
     # The pipes.
 
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
         self._ticket += 1
         frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
-        if len(frame) > select.PIPE_BUF:
-            with _interrupts_held():  # half a message would leave the worker waiting for the rest for ever
-                self._push(frame, deadline)
-            return
-        try:
+        with held:  # half a message would leave the worker waiting for the rest for ever
             self._push(frame, deadline)
-        except KeyboardInterrupt:
-            # Perhaps written, perhaps not. Twice does no harm: the worker drops a ticket it has seen.
-            self._push(frame, deadline)
-            raise
 
     def _push(self, frame: bytes, deadline: float) -> None:
         """Write all of ``frame``, reading meanwhile what the worker writes: both pipes may be full.
@@ -295,22 +325,30 @@ class WorkerHandle:
         poll.register(self._command_fd, select.POLLOUT)
         poll.register(self.reply_fd, select.POLLIN)
         poll.register(self.process.pidfd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(min((deadline - time.monotonic()) * 1000 + 1, 2**30))}
+        ready = {fd for fd, _ in poll.poll(min((deadline - time.monotonic()) * 1000 + 1, _LONGEST_POLL_MS))}
         self.pump()
         return self.process.pidfd not in ready
 
-    def pump(self) -> None:
-        """Read what the worker's own pipe holds, without waiting; answers to older requests are dropped."""
+    def pump(self) -> bool:
+        """Read what the worker's own pipe holds, without waiting; whether there was anything.
+
+        Answers to older requests are dropped.
+        """
+        n_before = len(self._inbox)
         while True:
             try:
                 part = os.read(self.reply_fd, _READ_SIZE)
-            except (BlockingIOError, OSError):
+            except OSError:  # nothing more for now; or released
                 break
             if not part:
+                self.hung_up = True
                 break
             self._inbox += part
-            if len(part) < _READ_SIZE // 2 and len(self._inbox) < FRAME.size:
-                break
+        n_new = len(self._inbox) - n_before
+        self._split_inbox()
+        return n_new > 0
+
+    def _split_inbox(self) -> None:
         while len(self._inbox) >= FRAME.size:
             ticket, code, _, _, _, length = FRAME.unpack_from(self._inbox)
             if len(self._inbox) < FRAME.size + length:
@@ -350,8 +388,9 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """SIGKILL the process and whatever it started."""
-        self.process.signal(signal.SIGKILL)
+        self.give_up_step()
         if self.state is not State.GONE:
+            self.process.signal(signal.SIGKILL)
             self.move(State.GONE)
 
     def ask_to_close(self) -> None:
@@ -361,13 +400,14 @@ class WorkerHandle:
             self.move(State.CLOSING)
 
     def release(self) -> None:
-        """Give back descriptors, once the process has ended."""
-        if self.state is not State.GONE:
-            self.move(State.GONE)
-        self._rows = None
-        self.process.release()
-        descriptors.close(self._command_fd)
-        descriptors.close(self.reply_fd)
+        """Kill what is left of it and give back its descriptors. A second time does nothing."""
+        self.kill()
+        if not self._released:
+            self._released = True
+            self._rows = None
+            self.process.release()
+            descriptors.close(self._command_fd)
+            descriptors.close(self.reply_fd)
 
     def _output_tail(self) -> str:
         if self._plan.log_path is None:
@@ -388,23 +428,6 @@ def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
 def _timeout_s(timeouts: Timeouts, command: CommandName) -> float:
     phase = phase_of(command)
     return float(getattr(timeouts, f"{phase}_s", timeouts.call_s))
-
-
-def _dumps(payload: Any) -> bytes:
-    try:
-        return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Let a Ctrl-C wait until the block has ended."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _open_stdio() -> dict[str, int]:

@@ -41,6 +41,19 @@ _server_lock = threading.Lock()
 _REAP_S = 1.0
 """How long the end of a process that was killed, or whose pidfd says it has ended, may take to be told."""
 
+
+def _forget_server() -> None:
+    """In a forked child: the server is the parent's, and its life must not hang on ours."""
+    global _server
+    alive_fd: int | None = _server._forkserver_alive_fd  # type: ignore[attr-defined]
+    if alive_fd is not None:
+        with contextlib.suppress(OSError):
+            os.close(alive_fd)
+    _server = forkserver.ForkServer()
+
+
+os.register_at_fork(after_in_child=_forget_server)
+
 PRELOADABLE = ("numpy", "cloudpickle", "attrs", "gymnasium", "pettingzoo", "dm_env", "ale_py", "cv2")
 """Imported by the forkserver when the trainer has them loaded when the first worker starts."""
 

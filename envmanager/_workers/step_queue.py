@@ -28,9 +28,13 @@ from envmanager._workers import descriptors
 from envmanager._workers.handle import State, WorkerHandle
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, RECORD
+from envmanager.errors import UsageError
+from envmanager.interrupts import let_through
 from envmanager.steps import CommandName, EnvironmentResponse
 
 _RECORDS_AT_ONCE = 256
+_LONGEST_WAIT_S = 3600.0
+"""A wait may be longer than epoll's argument can be; it is then made of several."""
 _WATCH_EVERY_S = 0.01
 """How often to look for deaths and time-outs while answers keep coming, so that a busy queue does not hide them."""
 
@@ -80,6 +84,11 @@ class StepQueue:
                 self._epoll.unregister(fd)
         self._awaited = [awaited for awaited in self._awaited if awaited.handle is not handle]
 
+    def _stop_reading(self, handle: WorkerHandle) -> None:
+        """The worker closed its own pipe, which would wake us for ever; its end or its deadline will tell."""
+        if self._by_fd.pop(handle.reply_fd, None) is not None:
+            self._epoll.unregister(handle.reply_fd)
+
     def empty(self) -> bool:
         """Whether ``get_nowait`` would raise queue.Empty."""
         self._look()
@@ -122,11 +131,15 @@ class StepQueue:
     def _sleep(self, give_up: float) -> None:
         wake_at = min([give_up, *(h.step_deadline for h in self._handles.values() if h.step_deadline is not None)])
         left_s = max(0.0, wake_at - time.monotonic())
-        self._watch(-1 if math.isinf(left_s) else left_s + 0.001)
+        self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
 
     def _watch(self, timeout_s: float) -> None:
         """Wait for anything at all, then see what it was: answers first, then deaths and time-outs."""
-        events = self._epoll.poll(timeout_s)
+        if timeout_s > 0:
+            with let_through:
+                events = self._epoll.poll(timeout_s)
+        else:
+            events = self._epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
         self._read_records()
         for fd, _ in events:
@@ -138,25 +151,19 @@ class StepQueue:
         self._note_timeouts()
 
     def _read_records(self) -> None:
-        try:
-            data = os.read(self._read_fd, RECORD.size * _RECORDS_AT_ONCE)
-        except BlockingIOError:
-            return
-        for record in RECORD.iter_unpack(data):
-            self._take_record(*record)
+        size = RECORD.size * _RECORDS_AT_ONCE
+        full = True
+        while full:
+            try:
+                data = os.read(self._read_fd, size)
+            except BlockingIOError:
+                return
+            full = len(data) == size
+            for record in RECORD.iter_unpack(data):
+                self._take_record(record)
 
-    def _take_record(
-        self,
-        ticket: int,
-        worker_id: int,
-        generation: int,
-        code: int,
-        slot: int,
-        flags: int,
-        _: int,
-        busy: int,
-        idle: int,
-    ) -> None:
+    def _take_record(self, record: tuple[int, ...]) -> None:
+        ticket, worker_id, generation, code, slot, flags, _, busy, idle = record
         handle = self._handles[worker_id]
         if not handle.is_answer(ticket, generation):
             self.late_records += 1
@@ -165,6 +172,7 @@ class StepQueue:
         handle.busy_ns += busy
         handle.idle_ns += idle
         if flags & EXTRA:
+            handle.await_extra()
             self._awaited.append(_Awaited(handle, ticket, code, slot, flags))
             self._pump(handle)
         else:
@@ -172,6 +180,8 @@ class StepQueue:
 
     def _pump(self, handle: WorkerHandle) -> None:
         handle.pump()
+        if handle.hung_up:
+            self._stop_reading(handle)
         for awaited in self._awaited:
             if awaited.handle is handle:
                 extra = handle.take_extra(awaited.ticket)
@@ -183,15 +193,17 @@ class StepQueue:
     def _finish(self, handle: WorkerHandle, code: int, slot: int, flags: int, extra: bytes | None) -> None:
         response, specs = handle.take_step(code, slot, flags, extra)
         if specs:
-            self._on_specs(handle.worker_id, specs)
+            try:
+                self._on_specs(handle.worker_id, specs)
+            except UsageError as error:  # a behavior with two specs: this worker's fault, told as such
+                response = EnvironmentResponse(CommandName.FAILED, handle.worker_id, error)
         self._arrived.append(response)
 
     def _note_death(self, handle: WorkerHandle) -> None:
         self._pump(handle)
-        was_gone = handle.state is State.GONE
         during = CommandName.STEP if handle.step_deadline is not None else None
         self.forget(handle)
-        if not was_gone or during is not None:
+        if handle.state is not State.GONE:  # else it was told by recv
             self._fail(handle, handle.died(during))
 
     def _note_timeouts(self) -> None:
@@ -204,7 +216,6 @@ class StepQueue:
                     self._fail(handle, handle.timed_out(CommandName.STEP))
 
     def _fail(self, handle: WorkerHandle, error: Any) -> None:
-        handle.step_deadline = None
         self._arrived.append(EnvironmentResponse(CommandName.FAILED, handle.worker_id, error))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from envmanager.errors import EnvManagerError
+from envmanager.errors import EnvManagerError, UsageError
 from envmanager.steps import CommandName
 
 COMMAND = struct.Struct("<QBBHIQ")
@@ -48,12 +48,24 @@ IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
 
 
+class Undecoded(bytes):
+    """A command's payload as it came: decoding it may fail, which is then the command's failure."""
+
+
 def dumps(value: Any) -> bytes:
     """Pickle; cloudpickle for what pickle refuses, such as instances of classes of ``__main__``."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+
+
+def dumps_command(payload: Any) -> bytes:
+    """A command's payload; UsageError when it cannot be pickled."""
+    try:
+        return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
 
 
 def dumps_failure(error: EnvManagerError) -> bytes:
@@ -65,7 +77,10 @@ def dumps_failure(error: EnvManagerError) -> bytes:
             pickle.loads(original)
         except Exception:  # a lock inside, a constructor with two arguments: the text must do
             original = None
-    return pickle.dumps((error, original), protocol=5)
+    try:
+        return pickle.dumps((error, original), protocol=5)
+    except Exception:  # a user's subclass of our errors
+        return pickle.dumps((EnvManagerError(str(error)), None), protocol=5)
 
 
 def loads_failure(data: bytes) -> EnvManagerError:

@@ -115,6 +115,29 @@ class ManagerContract:
             assert (taken.outputs["twice"] == 2 * taken.action).all()
             assert taken.version == 3
 
+    def test_a_policy_may_return_the_same_arrays_again(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", _ReusesItsArrays())
+            manager.reset()
+            infos = [info for _ in range(20) for info in manager.step()]
+
+        for info in infos:
+            assert info.previous is not None
+            assert info.actions is not None
+            taken, number = info.actions["default"], info.previous["default"].obs[:, 2]
+            assert taken.outputs["twice"].tolist() == (2 * number).tolist()
+            assert taken.action.tolist() == number.tolist() == info.current["default"].obs[:, 3].tolist()
+
+    @pytest.mark.parametrize("n_envs", [1, 3])
+    def test_a_policy_may_write_into_its_steps(self, n_envs: int) -> None:
+        policy, n_steps = _WritesIntoItsSteps(), Counter[int]()
+        with self.make_manager(EchoEnvironment, n_envs) as manager:
+            manager.set_policy("default", policy)
+            manager.reset()
+            for _ in range(10):
+                for info in manager.step(Wait.all()):
+                    check_echo(info, policy.given, n_steps)
+
     def test_earlier_steps_stay_as_they_were(self) -> None:
         with self.make_manager(EchoEnvironment, 2) as manager:
             manager.set_policy("default", NumberedActions())
@@ -437,6 +460,27 @@ class EnvironmentContract:
 
 def _two_agents(context: EnvContext) -> EchoEnvironment:
     return EchoEnvironment(context, n_agents=2)
+
+
+class _ReusesItsArrays:
+    """Acts with the number of the step it has seen, always in the same arrays."""
+
+    def __init__(self) -> None:
+        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
+        action[:] = steps.obs[:, 2]
+        twice[:] = 2 * action
+        return ActionInfo(action, {"twice": twice})
+
+
+class _WritesIntoItsSteps(NumberedActions):
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        taken = super().get_action(steps)
+        for array in (steps.agent_id, steps.obs, steps.reward):
+            array[:] = -7
+        return taken
 
 
 class _FailsFirstReset(FakeEnvironment):

@@ -13,7 +13,7 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
-    ["errors", "trees"],
+    ["errors", "interrupts", "trees"],
     ["specs", "stats", "seeding", "_workers.descriptors", "_workers.lifeline", "_workers.spin"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],

@@ -183,6 +183,21 @@ def test_a_behavior_that_appears_later_becomes_known():
         ({"truncated": np.array([True, False])}, "final_obs"),
         ({"truncated": np.array([True, False]), "final_obs": np.zeros((2, 2), np.float32)}, "final_obs"),
         ({"final_obs": np.zeros((1, 2), np.float32)}, "final_obs"),
+        ({"agent_id": [0, 1]}, "agent_id"),
+        ({"agent_id": None}, "agent_id"),
+        ({"agent_id": np.array(0)}, "agent_id"),
+        ({"agent_id": np.arange(2, dtype=np.int32)}, "agent_id"),
+        ({"agent_id": np.array([4, 4])}, "agent_id"),
+        ({"agent_id": np.array([0, -1])}, "agent_id"),
+        ({"agent_id": np.array([0, 2**32])}, "agent_id"),
+        ({"agent_id": np.arange(3)}, "obs"),
+        ({"acting": [True, False]}, "acting"),
+        ({"acting": np.ones(3, bool)}, "acting"),
+        ({"acting": np.ones(2, np.int8)}, "acting"),
+        ({"info": [{}]}, "info"),
+        ({"info": ({}, {})}, "info"),
+        ({"info": [{}, None]}, "info[1]"),
+        ({"reset_info": [{}]}, "reset_info"),
     ],
 )
 def test_steps_that_do_not_fit_are_refused_by_name(changes, path):
@@ -193,7 +208,19 @@ def test_steps_that_do_not_fit_are_refused_by_name(changes, path):
 
 def test_steps_that_fit_pass():
     final = np.full((1, 2), 3, np.float32)
-    check_steps(SPEC, rows([0, 1], truncated=np.array([False, True]), final_obs=final), check_numbers=True)
+    ended = {"truncated": np.array([False, True]), "final_obs": final, "reset_info": [{}]}
+    check_steps(SPEC, rows([7, 2**32 - 1], acting=np.array([True, False]), **ended), check_numbers=True)
+    check_steps(SPEC, rows([]), check_numbers=True)
+
+
+def test_an_info_that_nobody_asked_for_is_not_looked_at():
+    unasked, asked = Sheep(), Sheep()
+    quiet, group = begun(unasked), begun(asked, infos=True)
+    unasked.answer = asked.answer = {"sheep": rows([0], info=[None])}
+
+    assert quiet.step({"sheep": np.array([1])})["sheep"].info is None
+    with pytest.raises(SpecMismatch, match="a dict"):
+        group.step({"sheep": np.array([1])})
 
 
 @pytest.mark.parametrize(

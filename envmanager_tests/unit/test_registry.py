@@ -102,8 +102,6 @@ def test_a_key_like_no_other_is_answered_with_the_known_ones():
         ({"timeouts": 5}, "timeouts should be a mapping, but is int 5"),
         ({"wait": "soon"}, 'wait should be "any", "all", a number of workers or a mapping, but is str \'soon\''),
         ({"wait": True}, "wait should be"),
-        ({"worker_env": {"OMP_NUM_THREADS": 1}}, "worker_env should be a mapping of texts to texts"),
-        ({"worker_env": 3}, "worker_env should be a mapping of texts to texts, but is int 3"),
         ({"log_dir": 5}, "log_dir should be text, but is int 5"),
         ([], "A config should be a mapping of option names, but is a list"),
     ],
@@ -117,6 +115,8 @@ def test_a_value_of_the_wrong_type_is_named_with_what_was_expected(config, text)
     [
         ({"n_envs": 0}, "n_envs must be a whole number of at least 1, not 0"),
         ({"timeouts": {"step_s": -1}}, "timeouts.step_s must be a number of seconds above 0"),
+        ({"worker_env": {"OMP_NUM_THREADS": 1}}, "texts to texts, but the value of 'OMP_NUM_THREADS' is int"),
+        ({"worker_env": 3}, "worker_env must be a mapping of texts to texts, not int"),
         ({"start_method": "frok"}, "start_method must be one of forkserver, spawn, fork, not 'frok'"),
         ({"n_envs": 2, "n_workers": 3}, "n_workers=3 is more than n_envs=2"),
         ({"wait": {"min_ready": 3, "max_ready": 1}}, "wait.max_ready=1 is below min_ready=3"),

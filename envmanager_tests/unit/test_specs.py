@@ -13,6 +13,7 @@ from envmanager.specs import (
     ArraySpec,
     BehaviorSpec,
     SpecMismatch,
+    as_array,
     check_batch,
     check_structure,
     check_values,
@@ -21,7 +22,6 @@ from envmanager.specs import (
     fitting_array,
     merge_specs,
     object_array,
-    spec_paths,
     zeros,
 )
 
@@ -210,6 +210,28 @@ def test_an_integer_too_large_for_the_dtype_is_refused():
     assert "range" in refusal(check_batch, ArraySpec((), np.int8), np.array([1, 300]), 2, "action").got
 
 
+class NoArray:
+    """Like a tensor that requires grad."""
+
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("call detach() first")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [([[1], [1, 2]], "a list that cannot be made an array"), (NoArray(), r"call detach\(\) first")],
+)
+def test_what_cannot_be_an_array_says_why(values, reason):
+    with pytest.raises(ValueError, match=reason):
+        as_array(values)
+
+
+def test_an_array_is_its_own_array():
+    array = np.zeros(2)
+
+    assert as_array(array) is array
+
+
 @given(st.lists(st.lists(st.integers()) | st.text() | st.none(), max_size=4))
 def test_an_object_array_holds_the_objects_themselves(values):
     array = object_array(values)
@@ -235,7 +257,3 @@ def test_one_behavior_has_one_spec():
         merge_specs(known, other, seen_in="env 0", now_in="env 1")
 
     assert set(known) == {"a", "b"}
-
-
-def test_the_paths_of_a_spec_are_those_of_its_leaves():
-    assert spec_paths(TREE, "obs") == ["obs['camera']", "obs['pose'][0]", "obs['pose'][1]"]
