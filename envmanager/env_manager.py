@@ -179,7 +179,7 @@ class EnvManager(ABC):
         if self._seed is not None and parsed.seed is None:
             config = attrs.evolve(parsed, seed=self._seed)
         self._check_can_travel(config)
-        with held:
+        with held():
             self._discard_steps_in_flight()
             for worker_id in list(self._failed):
                 self._revive(self.env_workers[worker_id])
@@ -204,7 +204,7 @@ class EnvManager(ABC):
         self._require_open("step")
         self._require_use(_Use.STEP)
         chosen = self._wait if wait is None else Wait.parse(wait)
-        with held:
+        with held():
             if self._undelivered is None:
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
@@ -228,7 +228,7 @@ class EnvManager(ABC):
             self._check_can_send(group.worker_id, group.rows)
         if spec is not None and spec.has_objects:
             self._check_can_travel(actions)
-        with held:
+        with held():
             self._use = _Use.SEND_RECV
             for group in groups:
                 self._send_rows(group.worker_id, group.rows, {behavior: take_rows(actions, group.places)})
@@ -243,13 +243,14 @@ class EnvManager(ABC):
         self._require_use(_Use.SEND_RECV)
         behavior, _ = self._only_behavior()
         chosen = self._wait if wait is None else Wait.parse(wait)
-        with held:
+        with held():
             if self._undelivered is None:
                 if self._use is _Use.UNDECIDED:
                     self._offer_first_observations()
                 self._use = _Use.SEND_RECV
                 responses = self._collect(chosen)
-                self._undelivered = self._batch(behavior, [response.payload[behavior] for response in responses])
+                parts = [response.payload[behavior] for response in responses if behavior in response.payload]
+                self._undelivered = self._batch(behavior, parts)
                 for response in responses:
                     self._mark_handed_out(response)
         batch, self._undelivered = self._undelivered, None
@@ -318,7 +319,7 @@ class EnvManager(ABC):
             return
         if any(worker.previous_step is None for worker in ready):
             raise UsageError("step() before reset(): call reset() first.")
-        with let_through:
+        with let_through():
             taken = self._take_steps([worker.previous_step for worker in ready])
         payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
         if any(spec.has_objects for spec in self._specs.values()):
@@ -547,7 +548,7 @@ class EnvManager(ABC):
             self._require_alive(group.worker_id)
         payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
         self._check_can_travel(payloads)
-        with held:
+        with held():
             for group, own in zip(groups, payloads, strict=True):
                 self.env_workers[group.worker_id].send(name, own)
             responses = [self.env_workers[group.worker_id].recv() for group in groups]

@@ -193,7 +193,7 @@ class LocalWorker:
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
         try:
-            with let_through:
+            with let_through():
                 result = COMMANDS[name](self.group, payload)
         except KeyboardInterrupt:
             raise

@@ -297,7 +297,7 @@ class _Resources:
         try:
             self._stop(list(self._handles.values()))
         finally:
-            with held:
+            with held():
                 self._give_back()
 
     def _stop(self, handles: list[WorkerHandle]) -> None:

@@ -50,7 +50,7 @@ _READ_SIZE = 1 << 20
 _OUTPUT_TAIL_BYTES = 2000
 _LONGEST_POLL_MS = 3_600_000
 """A wait may be longer than poll's argument can be; it is then made of several."""
-_WHILE_BYTES_COME_S = 1.0
+WHILE_BYTES_COME_S = 1.0
 """A reply that is on its way at its deadline gets so much longer with every part that arrives."""
 
 
@@ -184,7 +184,7 @@ class WorkerHandle:
         while True:
             gone = self.state is State.GONE or descriptors.wait_readable(self.process.pidfd, 0)
             if self.pump():  # before believing a death or a deadline: the last reply counts
-                self._deadline = max(self._deadline, time.monotonic() + _WHILE_BYTES_COME_S)
+                self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             reply = self._take_reply(self._asked_ticket)
             if reply is not None:
                 return self._response(reply)
@@ -195,7 +195,7 @@ class WorkerHandle:
                 return self._failed(self.timed_out(self._asked))
             if self.hung_up:
                 poll.unregister(self.reply_fd)
-            with let_through:
+            with let_through():
                 poll.poll(min(left_s * 1000 + 1, _LONGEST_POLL_MS))
 
     def _response(self, reply: _Reply) -> EnvironmentResponse:
@@ -302,7 +302,7 @@ class WorkerHandle:
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
         self._ticket += 1
         frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
-        with held:  # half a message would leave the worker waiting for the rest for ever
+        with held():  # half a message would leave the worker waiting for the rest for ever
             self._push(frame, deadline)
 
     def _push(self, frame: bytes, deadline: float) -> None:

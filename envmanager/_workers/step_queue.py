@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.handle import WHILE_BYTES_COME_S, State, WorkerHandle
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, RECORD
 from envmanager.errors import UsageError
@@ -136,7 +136,7 @@ class StepQueue:
     def _watch(self, timeout_s: float) -> None:
         """Wait for anything at all, then see what it was: answers first, then deaths and time-outs."""
         if timeout_s > 0:
-            with let_through:
+            with let_through():
                 events = self._epoll.poll(timeout_s)
         else:
             events = self._epoll.poll(0)
@@ -179,7 +179,8 @@ class StepQueue:
             self._finish(handle, code, slot, flags, None)
 
     def _pump(self, handle: WorkerHandle) -> None:
-        handle.pump()
+        if handle.pump() and handle.step_deadline is not None:
+            handle.step_deadline = max(handle.step_deadline, time.monotonic() + WHILE_BYTES_COME_S)
         if handle.hung_up:
             self._stop_reading(handle)
         for awaited in self._awaited:

@@ -33,6 +33,6 @@ def test_environments_are_sorted_by_worker():
     groups = ROWS.by_worker(np.array([7, 1, 0, 6]))
 
     assert [(g.worker_id, g.rows.tolist(), g.places.tolist()) for g in groups] == [
-        (0, [1, 0], [1, 2]),
-        (2, [1, 0], [0, 3]),
+        (0, [0, 1], [2, 1]),
+        (2, [0, 1], [3, 0]),
     ]

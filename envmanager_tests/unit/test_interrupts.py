@@ -17,7 +17,7 @@ def interrupt() -> None:
 def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with held:
+        with held():
             interrupt()
             done.append("all of it")
     assert done == ["all of it"]
@@ -27,8 +27,8 @@ def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
 def test_only_the_outermost_block_lets_go() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with held:
-            with held:
+        with held():
+            with held():
                 interrupt()
             done.append("after the inner block")
     assert done == ["after the inner block"]
@@ -37,9 +37,9 @@ def test_only_the_outermost_block_lets_go() -> None:
 def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with held:
+        with held():
             try:
-                with let_through:
+                with let_through():
                     interrupt()
                     done.append("never")
             finally:
@@ -51,9 +51,9 @@ def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
 def test_an_interrupt_before_the_wait_is_raised_when_it_begins() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with held:
+        with held():
             interrupt()
-            with let_through:
+            with let_through():
                 done.append("never")
     assert done == []
 
@@ -63,7 +63,7 @@ def test_the_users_own_handler_is_called_and_stays() -> None:
     before = signal.signal(signal.SIGINT, lambda *_: called.append("user's"))
     try:
         own = signal.getsignal(signal.SIGINT)
-        with held:
+        with held():
             interrupt()
             assert called == []
         assert called == ["user's"]
@@ -75,7 +75,7 @@ def test_the_users_own_handler_is_called_and_stays() -> None:
 def test_an_ignored_interrupt_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with held:
+        with held():
             interrupt()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -85,7 +85,7 @@ def test_another_thread_may_use_it_and_changes_nothing() -> None:
     done = []
 
     def use() -> None:
-        with held, let_through:
+        with held(), let_through():
             done.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=use)
