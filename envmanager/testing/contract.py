@@ -326,6 +326,25 @@ class ManagerContract:
             assert manager.render(env_ids=[1]) == ["picture of env 1"]
             assert manager.step(Wait.all())
 
+    def test_a_call_between_send_and_recv_loses_nothing(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            for number in range(1, 5):
+                manager.send(np.full(3, number), [0, 1, 2])
+                assert manager.call("who", "you", env_ids=[1]) == ["you: env 1"]
+                batch = manager.recv(Wait.all())
+                assert batch.obs[:, 3].tolist() == [number] * 3
+                assert batch.obs[:, 2].tolist() == [number] * 3
+
+    def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            with pytest.raises(BadAction):
+                manager.send(np.zeros(1, np.int64), [0, 1])
+            assert manager.step(Wait.all())
+
     def test_an_exception_in_a_call_leaves_the_worker_usable(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
         with self.make_manager(EchoEnvironment, 2) as manager:

@@ -140,3 +140,21 @@ def test_send_and_recv_show_no_mix_up(kind: str, per_worker: int, zero_copy: boo
                 ready = set(manager.recv(Wait.all()).env_ids.tolist())
                 n_steps[list(ready)] += 1
     assert n_steps.min() > 0
+
+
+def test_with_zero_copy_a_step_is_valid_while_the_next_is_in_flight() -> None:
+    with make("forkserver", 1, zero_copy=True) as manager:
+        manager.set_policy("default", Numbering())
+        manager.reset()
+        for _ in range(40):
+            infos = manager.step(Wait.all())
+            kept = [info.copy() for info in infos]
+            manager._queue_steps(Wait.all())
+            manager.call("get_wrapper_attr", "spec")  # answered after the step, which has been written by now
+            for info, copy in zip(infos, kept, strict=True):
+                now, then = info.current["default"], copy.current["default"]
+                assert (now.obs == then.obs).all()
+                assert (now.reward == then.reward).all()
+                assert (now.final_obs is None) == (then.final_obs is None)
+                assert now.final_obs is None or (now.final_obs == then.final_obs).all()
+            assert len(manager.step(Wait.all())) == N_ENVS
