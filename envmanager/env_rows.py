@@ -51,7 +51,7 @@ class EnvRows:
         except ValueError as ragged:
             raise error(f"{expected} {ragged}.") from ragged
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-            raise error(f"{expected} {describe_value(env_ids)}.")
+            raise error(f"{expected} {describe_value(ids if ids.ndim else env_ids)}.")
         unknown = ids[(ids < 0) | (ids >= self.n_envs)]
         if len(unknown):
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")

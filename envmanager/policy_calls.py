@@ -101,6 +101,6 @@ def _rows(values: Any, n: int, what: str) -> np.ndarray:
     except ValueError as error:
         raise BadAction(f"{expected} {error}.") from error
     if array.ndim == 0 or len(array) != n:
-        raise BadAction(f"{expected} {describe_value(values)}.")
+        raise BadAction(f"{expected} {describe_value(array if array.ndim else values)}.")
     own: np.ndarray = array.copy()
     return own

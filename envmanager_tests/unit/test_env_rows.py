@@ -29,6 +29,11 @@ def test_anything_else_is_refused_with_the_error_asked_for(env_ids, error):
         ROWS.checked(env_ids, error)
 
 
+def test_numbers_of_another_kind_are_named():
+    with pytest.raises(BadAction, match=r"whole numbers, but is float64\[2\]"):
+        ROWS.checked([0.0, 1.0], BadAction)
+
+
 def test_environments_are_sorted_by_worker():
     groups = ROWS.by_worker(np.array([7, 1, 0, 6]))
 

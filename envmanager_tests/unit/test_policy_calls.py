@@ -70,7 +70,7 @@ def test_outputs_may_be_lists_and_become_arrays():
         (1.0, "but is float 1.0"),
         (np.array(1.0), r"but is float64\[\]"),
         (np.zeros(2), r"but is float64\[2\]"),
-        ([1, 2], "but is a list"),
+        ([1, 2], r"but is int64\[2\]"),
         ({0: 1}, "but is a dict"),
         ([[1], [1, 2]], "but is a list that cannot be made an array"),
     ],
