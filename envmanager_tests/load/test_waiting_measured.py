@@ -42,9 +42,8 @@ def test_partial_steps_are_twenty_times_faster_with_one_slow_environment() -> No
         together, _ = steps_per_second(manager, Wait.all(), 1.5)
         partial, counts = steps_per_second(manager, Wait.any(), 1.5)
 
-    print(
-        f"Wait.any() {partial:.0f} steps/s, Wait.all() {together:.0f}: {partial / together:.1f} times; by worker {counts}"
-    )
+    times = partial / together
+    print(f"Wait.any() {partial:.0f} steps/s, Wait.all() {together:.0f}: {times:.1f} times; by worker {counts}")
     assert partial >= 20 * together, f"{partial:.0f} against {together:.0f} steps/s"
     assert counts[0] >= 15, "the slow environment must get its steps too"
 

@@ -156,7 +156,7 @@ def test_a_close_that_was_interrupted_can_be_repeated() -> None:
 
     manager = SubprocessEnvManager(Lingers, 2)
     manager.reset()
-    with interrupts() as handler, pytest.raises(KeyboardInterrupt):
+    with interrupts() as handler, pytest.raises(KeyboardInterrupt):  # noqa: PT012
         handler.armed = True
         manager.close()
     manager.close()

@@ -16,7 +16,7 @@ def interrupt() -> None:
 
 def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
         with held():
             interrupt()
             done.append("all of it")
@@ -26,7 +26,7 @@ def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
 
 def test_only_the_outermost_block_lets_go() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
         with held():
             with held():
                 interrupt()
@@ -36,7 +36,7 @@ def test_only_the_outermost_block_lets_go() -> None:
 
 def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
         with held():
             try:
                 with let_through():
@@ -50,7 +50,7 @@ def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
 
 def test_an_interrupt_before_the_wait_is_raised_when_it_begins() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
         with held():
             interrupt()
             with let_through():
