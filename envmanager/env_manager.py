@@ -379,13 +379,13 @@ class EnvManager(ABC):
         in_flight = sum(worker.waiting for worker in self.env_workers)
         if wait.max_lead is None:
             return bool(len(self._ready) >= min(wait.min_ready, in_flight))
-        held = sum(self._is_held_back(response, wait) for response in self._ready)
-        if held and held == in_flight:
+        n_held = sum(self._is_held_back(response, wait) for response in self._ready)
+        if n_held and n_held == in_flight:
             raise UsageError(
                 f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {self._handed_out.index(self._slowest())}."
             )
-        return bool(len(self._ready) - held >= min(wait.min_ready, in_flight - held))
+        return bool(len(self._ready) - n_held >= min(wait.min_ready, in_flight - n_held))
 
     def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
         """Take what may be handed out from ``_ready``; a failure among it is raised and the rest stays."""
