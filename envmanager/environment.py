@@ -292,12 +292,11 @@ def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -
 def _check_agent_ids(ids: Any) -> None:
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
-    if not len(ids):
-        return
-    if ids.min() < 0 or ids.max() >> AGENT_BITS:
-        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {ids.min()} to {ids.max()}")
-    if len(ids) > 1 and len(np.unique(ids)) < len(ids):
-        raise SpecMismatch("agent_id", "another number for each agent", f"{ids.tolist()}")
+    numbers = ids.tolist()  # for a few agents, Python is faster than NumPy
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
+        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
+    if len(set(numbers)) < len(numbers):
+        raise SpecMismatch("agent_id", "another number for each agent", f"{numbers}")
 
 
 def _check_column(value: Any, n: int, dtype: type, name: str) -> None:

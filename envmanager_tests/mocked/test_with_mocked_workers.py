@@ -209,6 +209,16 @@ def test_a_worker_that_holds_its_answer_stays_in_flight(fake_workers: queue.Queu
         assert [name for name, _ in slow.sent] == ["reset", "step"]
 
 
+def test_workers_that_are_ready_are_served_in_turn(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
+    with SubprocessEnvManager(FakeEnvironment, n_envs=3) as manager:
+        manager.step_queue = fake_workers
+        manager.set_policy("default", Zeros())
+        manager.reset()
+
+        served = [info.worker_id for _ in range(9) for info in manager.step(Wait(max_ready=1))]
+        assert served == [0, 1, 2] * 3
+
+
 def test_max_lead_holds_the_fast_workers_back(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
     with SubprocessEnvManager(FakeEnvironment, n_envs=2) as manager:
         manager.step_queue = fake_workers

@@ -400,10 +400,10 @@ def test_a_trainer_that_is_busy_for_longer_than_step_s_kills_nobody() -> None:
             results["default"].info = [{"picture": np.zeros(500_000, np.uint8)}]
             return results
 
-    with started(LargeInfo, 2, infos=True, timeouts=Timeouts(step_s=0.3)) as manager:
+    with started(LargeInfo, 2, infos=True, timeouts=Timeouts(step_s=1.0)) as manager:
         for _ in range(2):
             assert manager.step(Wait.any(timeout_s=0.0)) == []
-            time.sleep(0.5)  # the trainer's own work
+            time.sleep(1.5)  # the trainer's own work
             assert len(manager.step(Wait.all())) == 2
 
 

@@ -56,15 +56,3 @@ def test_fast_environments_go_on_while_a_slow_one_steps() -> None:
             counts.update(info.worker_id for info in manager.step(Wait.any()))
 
     assert min(counts[worker_id] for worker_id in (1, 2, 3)) > 3 * counts[0]
-
-
-def test_workers_that_are_equally_fast_get_equally_many_steps() -> None:
-    def make(context: EnvContext) -> EchoEnvironment:
-        return EchoEnvironment(context, sleep_s=0.002)
-
-    with SubprocessEnvManager(make, 4) as manager:
-        manager.set_policy("default", Zeros())
-        manager.reset()
-        counts = Counter(info.worker_id for _ in range(400) for info in manager.step(Wait(max_ready=1)))
-
-    assert min(counts.values()) > 0.7 * max(counts.values())
