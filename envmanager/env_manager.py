@@ -271,7 +271,7 @@ class EnvManager(ABC):
     def set_attr(self, name: str, values: Sequence[Any], env_ids: Any = None) -> None:
         """``env.name = value`` for each environment, one of ``values`` each; see ``call``."""
         ids = self._ids(env_ids)
-        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(ids):
+        if isinstance(values, str) or not hasattr(values, "__getitem__") or len(values) != len(ids):
             raise UsageError(f"set_attr needs one value for each of {len(ids)} environments, not {values!r}.")
         self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows))
 

@@ -66,7 +66,7 @@ class SimpleEnvManager(EnvManager):
         super().__init__([range(n_envs)], wait=options.wait, seed=seed)
         self._zero_copy = zero_copy
         contexts = [
-            EnvContext(env_id, 0, 0, env_id, None if seed is None else derive_seed(seed, env_id), log_dir)
+            EnvContext(env_id, 0, 0, env_id, None if seed is None else derive_seed(seed, env_id), options.log_dir)
             for env_id in range(n_envs)
         ]
         worker = LocalWorker(GroupFactory(factories_for(env_factory, n_envs), contexts, infos, check_values))

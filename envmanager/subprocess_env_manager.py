@@ -347,7 +347,10 @@ def _call_if_alive(method: weakref.WeakMethod[Any], *args: Any) -> None:
 def _log_path(log_dir: str | None, worker_id: int, generation: int) -> str | None:
     if log_dir is None:
         return None
-    os.makedirs(log_dir, exist_ok=True)
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"log_dir {log_dir!r} cannot be made: {error}.") from error
     return os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
 
 

@@ -34,16 +34,15 @@ class LargeInfo(FakeEnvironment):
 
 def test_pipes_that_are_full_both_ways_block_nobody() -> None:
     with SubprocessEnvManager(LargeInfo, 2, infos=True, timeouts=Timeouts(step_s=20, call_s=20)) as manager:
-        manager.set_policy("default", Zeros())
         manager.reset()
-        assert manager.step(Wait.any(timeout_s=0.0)) == []
+        manager.send(np.zeros(2, np.int64), [0, 1])
         # The workers are writing their infos, which nobody reads yet, while this call is written to them.
         data = os.urandom(LARGE)
         assert manager.call("echo", data) == [data, data]
-        infos = manager.step(Wait.all())
+        batch = manager.recv(Wait.all())
 
-    assert [info.worker_id for info in sorted(infos, key=lambda info: info.worker_id)] == [0, 1]
-    assert all((info.current["default"].info[0]["weights"] == 1).all() for info in infos)
+    assert batch.env_ids.tolist() == [0, 1]
+    assert all((info["weights"] == 1).all() for info in batch.info or [None])
 
 
 def test_a_worker_killed_in_the_middle_of_a_large_info_leaves_the_others_alone() -> None:
