@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -18,6 +19,8 @@ hypothesis.settings.load_profile("busy machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     adopt_orphans()
     start_server()  # it stays until the program ends, so it is there before the first test looks
 
