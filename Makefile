@@ -48,7 +48,7 @@ soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
 	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load"
-	$(VENV)/bin/coverage combine --quiet
+	-$(VENV)/bin/coverage combine --quiet # a worker that was killed leaves half a data file, which it complains of
 	$(VENV)/bin/coverage report --fail-under=95
 
 test-matrix: test-$(OLDEST_PYTHON) test-$(NEWEST_PYTHON) ## run the tests on the oldest and the newest Python and NumPy
