@@ -14,7 +14,6 @@ The rule: the trainer's process never makes an environment, and the constructor 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
@@ -322,16 +321,12 @@ class _Resources:
 def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerHandle]:
     """Wait until all processes have ended or the time is up; those that have not."""
     left = {handle.process.pidfd: handle for handle in handles}
-    poll = select.poll()
-    for fd in left:
-        poll.register(fd, select.POLLIN)
     while left:
         left_s = deadline - time.monotonic()
-        events = poll.poll(max(0.0, left_s * 1000))
-        for fd, _ in events:
-            poll.unregister(fd)
+        ended = descriptors.wait_for(left, left_s)
+        for fd in ended:
             del left[fd]
-        if not events and left_s <= 0:
+        if not ended and left_s <= 0:
             break
         for handle in left.values():
             handle.pump()  # a worker that blocks on a full pipe cannot end

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import Any
 
 _registered: set[int] = set()
+_LONGEST_WAIT_S = 3600.0
 
 
 def register(fd: int) -> int:
@@ -22,11 +24,17 @@ def register(fd: int) -> int:
     return fd
 
 
-def wait_readable(fd: int, timeout_s: float) -> bool:
-    """Whether ``fd`` can be read, or its other end is gone, within the time. (``select`` ends at descriptor 1024.)"""
+def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
+    """Those that can be read or written, or whose other end is gone, within the time, or within an hour.
+
+    (``select`` ends at descriptor 1024, and ``poll`` at waits of 24 days.)
+    """
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+    for fd in readable:
+        poll.register(fd, select.POLLIN)
+    for fd in writable:
+        poll.register(fd, select.POLLOUT)
+    return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), _LONGEST_WAIT_S) * 1000)}
 
 
 def forget(fd: int) -> None:

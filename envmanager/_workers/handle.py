@@ -15,7 +15,6 @@ import contextlib
 import enum
 import os
 import pickle
-import select
 import signal
 import time
 from collections.abc import Mapping
@@ -48,8 +47,6 @@ from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepI
 
 _READ_SIZE = 1 << 20
 _OUTPUT_TAIL_BYTES = 2000
-_LONGEST_POLL_MS = 3_600_000
-"""A wait may be longer than poll's argument can be; it is then made of several."""
 WHILE_BYTES_COME_S = 1.0
 """A reply that is on its way at its deadline gets so much longer with every part that arrives."""
 
@@ -178,11 +175,8 @@ class WorkerHandle:
 
     def recv(self) -> EnvironmentResponse:
         """The answer to the last command; a "failed" response when it ends badly or not in time."""
-        poll = select.poll()
-        poll.register(self.reply_fd, select.POLLIN)
-        poll.register(self.process.pidfd, select.POLLIN)
         while True:
-            gone = self.state is State.GONE or descriptors.wait_readable(self.process.pidfd, 0)
+            gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
             if self.pump():  # before believing a death or a deadline: the last reply counts
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             reply = self._take_reply(self._asked_ticket)
@@ -193,10 +187,8 @@ class WorkerHandle:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
                 return self._failed(self.timed_out(self._asked))
-            if self.hung_up:
-                poll.unregister(self.reply_fd)
             with let_through():
-                poll.poll(min(left_s * 1000 + 1, _LONGEST_POLL_MS))
+                descriptors.wait_for(self._telling_fds(), left_s + 0.001)
 
     def _response(self, reply: _Reply) -> EnvironmentResponse:
         if reply.code == FAILED_CODE:
@@ -321,13 +313,14 @@ class WorkerHandle:
                     return
 
     def _wait_for_room(self, deadline: float) -> bool:
-        poll = select.poll()
-        poll.register(self._command_fd, select.POLLOUT)
-        poll.register(self.reply_fd, select.POLLIN)
-        poll.register(self.process.pidfd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(min((deadline - time.monotonic()) * 1000 + 1, _LONGEST_POLL_MS))}
+        left_s = deadline - time.monotonic()
+        ready = descriptors.wait_for(self._telling_fds(), left_s + 0.001, writable=[self._command_fd])
         self.pump()
         return self.process.pidfd not in ready
+
+    def _telling_fds(self) -> list[int]:
+        """What can be read when the worker says something or ends; a pipe it has closed could always be."""
+        return [self.process.pidfd] if self.hung_up else [self.process.pidfd, self.reply_fd]
 
     def pump(self) -> bool:
         """Read what the worker's own pipe holds, without waiting; whether there was anything.

@@ -32,7 +32,7 @@ from multiprocessing.context import set_spawning_popen
 from typing import Any
 
 from envmanager._workers import boot
-from envmanager._workers.descriptors import close, forking_a_worker, register, wait_readable
+from envmanager._workers.descriptors import close, forking_a_worker, register, wait_for
 
 _util: Any = util  # its type stubs leave out what is needed here
 _server = forkserver.ForkServer()
@@ -196,7 +196,7 @@ class ChildProcess:
 
     def _exit_code(self) -> int | None:
         """The exit code of a process that has ended or is about to; None when nobody can tell."""
-        wait_readable(self.pidfd, _REAP_S)
+        wait_for([self.pidfd], _REAP_S)
         # A forkserver reaps its children and tells; our own are reaped here.
         by_server = isinstance(self._popen, _ForkServerPopen)
         code: int | None = self._popen.wait(timeout=_REAP_S) if by_server else self._popen.poll()

@@ -80,14 +80,14 @@ class StepQueue:
     def forget(self, handle: WorkerHandle) -> None:
         """Take no more answers from this worker."""
         for fd in (handle.process.pidfd, handle.reply_fd):
-            if self._by_fd.pop(fd, None) is not None:
-                self._epoll.unregister(fd)
+            self._stop_watching(handle, fd)
         self._awaited = [awaited for awaited in self._awaited if awaited.handle is not handle]
 
-    def _stop_reading(self, handle: WorkerHandle) -> None:
-        """The worker closed its own pipe, which would wake us for ever; its end or its deadline will tell."""
-        if self._by_fd.pop(handle.reply_fd, None) is not None:
-            self._epoll.unregister(handle.reply_fd)
+    def _stop_watching(self, handle: WorkerHandle, fd: int) -> None:
+        """Twice does no harm, also when the number has become another worker's meanwhile."""
+        if self._by_fd.get(fd) is handle:
+            del self._by_fd[fd]
+            self._epoll.unregister(fd)
 
     def empty(self) -> bool:
         """Whether ``get_nowait`` would raise queue.Empty."""
@@ -181,8 +181,8 @@ class StepQueue:
     def _pump(self, handle: WorkerHandle) -> None:
         if handle.pump() and handle.step_deadline is not None:
             handle.step_deadline = max(handle.step_deadline, time.monotonic() + WHILE_BYTES_COME_S)
-        if handle.hung_up:
-            self._stop_reading(handle)
+        if handle.hung_up:  # it would wake us for ever; the worker's end or its deadline will tell
+            self._stop_watching(handle, handle.reply_fd)
         for awaited in self._awaited:
             if awaited.handle is handle:
                 extra = handle.take_extra(awaited.ticket)
