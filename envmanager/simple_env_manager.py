@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.factories import EnvFactory, factories_for
@@ -20,9 +18,8 @@ from envmanager.hosting import COMMANDS, GroupFactory, StartReport, describe_fai
 from envmanager.interrupts import let_through
 from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
-from envmanager.specs import zeros
 from envmanager.stats import WorkerStats
-from envmanager.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, RowBuffer, StepInfo
+from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
 
 
 class SimpleEnvManager(EnvManager):
@@ -89,18 +86,9 @@ class SimpleEnvManager(EnvManager):
         return {behavior: steps.copy() for behavior, steps in payload.items()}
 
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
-        known = super()._worker_stats(worker)
         local: LocalWorker = self.env_workers[0]
-        total_ns = local.busy_ns + local.idle_ns
-        return WorkerStats(
-            known.worker_id,
-            known.env_ids,
-            waiting=known.waiting,
-            failed=known.failed,
-            steps=known.steps,
-            step_time_s=local.busy_ns / max(1, local.steps) / 1e9,
-            idle_share=local.idle_ns / total_ns if total_ns else 0.0,
-        )
+        known = super()._worker_stats(worker)
+        return known.with_times(n_steps=local.steps, busy_ns=local.busy_ns, idle_ns=local.idle_ns)
 
     def _close(self) -> None:
         for worker in self.env_workers:
@@ -137,9 +125,9 @@ class LocalWorker:
         if len(self.group.behavior_specs) == 1:
             ((behavior, spec),) = self.group.behavior_specs.items()
             n = self.group.max_agents[behavior]
-            ids = np.array([env_id << AGENT_BITS for env_id in self.group.env_ids])
-            if len(ids) == n:
-                self._buffers = [_row_buffer(spec.observation, ids) for _ in range(3)]
+            if len(self.group.env_ids) == n:
+                ids = only_agents(self.group.env_ids)
+                self._buffers = [RowBuffer.empty(spec.observation, ids) for _ in range(3)]
 
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its answer is asked for, and never before a step in flight."""
@@ -206,14 +194,6 @@ class LocalWorker:
         self.group.current_env_id = None
         failure = describe_failure(error, worker_id=0, env_ids=env_ids, phase=phase_of(name))
         return EnvironmentResponse(CommandName.FAILED, 0, failure)
-
-
-def _row_buffer(observation: Any, agent_id: np.ndarray) -> RowBuffer:
-    n = len(agent_id)
-    steps = AgentSteps(
-        agent_id, zeros(observation, n), np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    )
-    return RowBuffer(steps, zeros(observation, n))
 
 
 class LocalStepQueue:

@@ -19,6 +19,12 @@ class WorkerStats:
     step_time_s: float = 0.0
     idle_share: float = 0.0
 
+    def with_times(self, *, n_steps: int, busy_ns: int, idle_ns: int) -> WorkerStats:
+        """With the times of the ``n_steps`` that the worker has taken, handed out or not."""
+        total_ns = busy_ns + idle_ns
+        idle_share = idle_ns / total_ns if total_ns else 0.0
+        return attrs.evolve(self, step_time_s=busy_ns / max(1, n_steps) / 1e9, idle_share=idle_share)
+
 
 @attrs.frozen
 class ManagerStats:

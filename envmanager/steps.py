@@ -14,17 +14,23 @@ which it was taken; ``obs`` is what to act on next; ``final_obs`` is what an epi
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
 from envmanager.errors import WorkerError
+from envmanager.specs import zeros
 from envmanager.trees import Tree, map_tree
 
 AGENT_BITS = 32
 """``agent_id = env_id << AGENT_BITS | k``: the k-th agent, by first appearance, of an environment."""
+
+
+def only_agents(env_ids: Sequence[int]) -> np.ndarray:
+    """int64[n]: the ``agent_id`` of each environment's one agent."""
+    return np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
 
 
 class CommandName(str, enum.Enum):
@@ -183,6 +189,13 @@ class RowBuffer:
 
     steps: AgentSteps
     final_obs: Tree
+
+    @classmethod
+    def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
+        """New arrays for these agents."""
+        n = len(agent_id)
+        flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        return cls(AgentSteps(agent_id, zeros(observation, n), *flags), zeros(observation, n))
 
 
 @attrs.define(eq=False)

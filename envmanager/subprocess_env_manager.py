@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import cloudpickle
 import numpy as np
 
@@ -41,7 +42,7 @@ from envmanager.interrupts import held
 from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
-from envmanager.steps import AGENT_BITS, AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos
+from envmanager.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos, only_agents
 
 __all__ = ["SubprocessEnvManager", "worker"]
 
@@ -95,7 +96,7 @@ class SubprocessEnvManager(EnvManager):
         _require_linux()
         self._factories = factories_for(env_factory, n_envs)
         self._starting: list[WorkerHandle] = []
-        self._all_agent_ids = np.arange(n_envs, dtype=np.int64) << AGENT_BITS
+        self._all_agent_ids = only_agents(range(n_envs))
         self._slots = 0
         self._n_slots = 3 if zero_copy else 1
         self._block: Block | None = None
@@ -234,18 +235,8 @@ class SubprocessEnvManager(EnvManager):
         known = super()._worker_stats(worker)
         if not isinstance(worker, WorkerHandle):
             return known
-        total_ns = worker.busy_ns + worker.idle_ns
-        return WorkerStats(
-            known.worker_id,
-            known.env_ids,
-            worker.generation,
-            worker.process.pid,
-            known.waiting,
-            known.failed,
-            known.steps,
-            worker.busy_ns / max(1, worker.steps) / 1e9,
-            worker.idle_ns / total_ns if total_ns else 0.0,
-        )
+        times = known.with_times(n_steps=worker.steps, busy_ns=worker.busy_ns, idle_ns=worker.idle_ns)
+        return attrs.evolve(times, generation=worker.generation, pid=worker.process.pid)
 
     def _late_replies(self) -> int:
         handles = [worker for worker in self.env_workers if isinstance(worker, WorkerHandle)]
@@ -323,10 +314,10 @@ def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerH
     left = {handle.process.pidfd: handle for handle in handles}
     while left:
         left_s = deadline - time.monotonic()
-        ended = descriptors.wait_for(left, left_s)
-        for fd in ended:
+        ready = descriptors.wait_for([fd for handle in left.values() for fd in handle.telling_fds()], left_s)
+        for fd in ready & left.keys():
             del left[fd]
-        if not ended and left_s <= 0:
+        if not ready and left_s <= 0:
             break
         for handle in left.values():
             handle.pump()  # a worker that blocks on a full pipe cannot end

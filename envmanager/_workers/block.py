@@ -31,7 +31,7 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager.errors import UsageError
 from envmanager.specs import BehaviorSpec
-from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer
+from envmanager.steps import AgentSteps, RowBuffer, only_agents
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 _ALIGNMENT = 64  # a cache line, at which each array begins
@@ -153,7 +153,7 @@ class WorkerRows:
     def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:
         self._block = block
         self._worker_id = worker_id
-        self._fixed_ids = np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
+        self._fixed_ids = only_agents(env_ids)
         self._behaviors = [
             (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
         ]

@@ -188,7 +188,7 @@ class WorkerHandle:
             if left_s <= 0:
                 return self._failed(self.timed_out(self._asked))
             with let_through():
-                descriptors.wait_for(self._telling_fds(), left_s + 0.001)
+                descriptors.wait_for(self.telling_fds(), left_s + 0.001)
 
     def _response(self, reply: _Reply) -> EnvironmentResponse:
         if reply.code == FAILED_CODE:
@@ -314,11 +314,11 @@ class WorkerHandle:
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()
-        ready = descriptors.wait_for(self._telling_fds(), left_s + 0.001, writable=[self._command_fd])
+        ready = descriptors.wait_for(self.telling_fds(), left_s + 0.001, writable=[self._command_fd])
         self.pump()
         return self.process.pidfd not in ready
 
-    def _telling_fds(self) -> list[int]:
+    def telling_fds(self) -> list[int]:
         """What can be read when the worker says something or ends; a pipe it has closed could always be."""
         return [self.process.pidfd] if self.hung_up else [self.process.pidfd, self.reply_fd]
 

@@ -22,9 +22,8 @@ from envmanager.specs import (
     check_values,
     describe_value,
     fitting_array,
-    zeros,
 )
-from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps
+from envmanager.steps import AgentSteps, RowBuffer, Steps, only_agents
 from envmanager.trees import Tree, leaves, leaves_like, map_tree, paths
 
 BEHAVIOR = "default"
@@ -65,7 +64,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._spec = spec
         self._read_action = row_reader(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
-        self._agent_id = np.array([env_id << AGENT_BITS for env_id in self.env_ids], np.int64)
+        self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._known: dict[int, _Rows] = {}
         self._rows = self._new_rows(self._agent_id)
@@ -165,10 +164,7 @@ class GymnasiumEnvironment(EnvGroup):
         return result[1]
 
     def _new_rows(self, agent_id: np.ndarray) -> _Rows:
-        k = len(agent_id)
-        flags = (np.zeros(k, np.float32), np.zeros(k, np.bool_), np.zeros(k, np.bool_))
-        steps = AgentSteps(agent_id.copy(), zeros(self._spec.observation, k), *flags)
-        return _Rows(RowBuffer(steps, zeros(self._spec.observation, k)))
+        return _Rows(RowBuffer.empty(self._spec.observation, agent_id.copy()))
 
 
 class _Rows:
