@@ -26,9 +26,10 @@ import cloudpickle
 import numpy as np
 
 from envmanager._workers import descriptors
-from envmanager._workers.block import Block, BlockLayout, allocate, create_memory
+from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.child import worker
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
+from envmanager._workers.memory import allocate, create_memory
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command

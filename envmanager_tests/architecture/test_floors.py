@@ -15,6 +15,7 @@ ROOT = Path(envmanager.__file__).parent
 FLOORS = [
     ["errors", "interrupts", "trees"],
     ["specs", "stats", "seeding", "_workers.descriptors", "_workers.lifeline", "_workers.spin"],
+    ["_workers.memory"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],
     ["factories", "policy_calls", "env_rows"],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
-from envmanager._workers.block import available_bytes
+from envmanager._workers.memory import available_bytes
 from envmanager.testing import EchoEnvironment, FakeEnvironment, nothing_left_behind
 from envmanager.testing.leaks import descendants
 
