@@ -47,7 +47,7 @@ soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
-	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load"
+	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load and not untraced"
 	-$(VENV)/bin/coverage combine --quiet # a worker that was killed leaves half a data file, which it complains of
 	$(VENV)/bin/coverage report --fail-under=95
 

@@ -68,10 +68,11 @@ def run(folder, *arguments):
 
 
 def start(folder, *arguments):
-    """The command in a session of its own, as a shell's job has it."""
+    """The command in a session of its own, as a shell's job has it; untraced, because it will get signals."""
     return subprocess.Popen(
         command(*arguments),
         cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

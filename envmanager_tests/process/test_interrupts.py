@@ -17,6 +17,8 @@ import pytest
 from envmanager import ActionInfo, AgentSteps, EnvContext, EnvManager, SimpleEnvManager, SubprocessEnvManager, Wait
 from envmanager_tests.envs import EchoGym
 
+pytestmark = pytest.mark.untraced
+
 SENDER = """
 import os, random, signal, sys, time
 random.seed(3)
