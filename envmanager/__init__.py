@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerTimedOut,
     )
-    from envmanager.options import ManagerOptions, ResetConfig, Timeouts, Wait
+    from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, Timeouts, Wait
     from envmanager.policy import Policy, RandomPolicy
     from envmanager.registry import make_manager
     from envmanager.seeding import derive_seed
@@ -72,6 +72,7 @@ __all__ = [
     "Policy",
     "RandomPolicy",
     "ResetConfig",
+    "RestartPolicy",
     "RestartsExhausted",
     "SimpleEnvManager",
     "StepInfo",
@@ -115,6 +116,7 @@ _HOME_OF = {
     "Policy": "policy",
     "RandomPolicy": "policy",
     "ResetConfig": "options",
+    "RestartPolicy": "options",
     "RestartsExhausted": "errors",
     "SimpleEnvManager": "simple_env_manager",
     "StepInfo": "steps",

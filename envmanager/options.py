@@ -29,12 +29,14 @@ def _number(value: Any) -> bool:
         return False
 
 
-def _seconds(*, unlimited: bool) -> Any:
+def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
+    least = "from 0 up" if zero else "above 0"
     limit = "(math.inf for no limit)" if unlimited else "and finite"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not _number(value) or value <= 0 or (value == math.inf and not unlimited):
-            raise UsageError(f"{attribute.name} must be a number of seconds above 0 {limit}, not {value!r}.")
+        too_small = not _number(value) or value < 0 or (value == 0 and not zero)
+        if too_small or (value == math.inf and not unlimited):
+            raise UsageError(f"{attribute.name} must be a number of seconds {least} {limit}, not {value!r}.")
 
     return check
 
@@ -121,6 +123,37 @@ class Timeouts:
     close_s: float = attrs.field(default=5.0, validator=_seconds(unlimited=False))
 
 
+def _one_of(*choices: str) -> Any:
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value not in choices:
+            raise UsageError(f"{attribute.name} must be {' or '.join(map(repr, choices))}, not {value!r}.")
+
+    return check
+
+
+@attrs.frozen
+class RestartPolicy:
+    """What becomes of a worker that fails.
+
+    A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
+    times within any ``within_s`` seconds. The first replacement starts at once, the k-th after about
+    ``backoff_s * 2**(k - 2)`` seconds (plus or minus a half, at random, and at most 30 s). With ``max_restarts=0`` the
+    fault itself is raised.
+
+    ``on_exception``: an exception of the environment is its author's bug and is raised, or counts as a fault
+    (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go
+    on without it (``"drop"``). ``recycle_after_steps``: replace a healthy worker after so many steps, for environments
+    that leak, at the end of one of its episodes; other episodes of the same worker are truncated there.
+    """
+
+    max_restarts: int = attrs.field(default=3, validator=_count(0))
+    within_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
+    backoff_s: float = attrs.field(default=0.5, validator=_seconds(unlimited=False, zero=True))
+    on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=_one_of("raise", "restart"))
+    then: Literal["raise", "drop"] = attrs.field(default="raise", validator=_one_of("raise", "drop"))
+    recycle_after_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+
+
 def _seed(value: Any) -> int | list[int | None] | None:
     """None, an int, or a list of these: what arrays and NumPy numbers say, in Python's own types."""
     plain = value.tolist() if hasattr(value, "tolist") else value
@@ -188,6 +221,11 @@ def _timeouts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"timeouts must be a Timeouts(step_s=…, …), not {value!r}.")
 
 
+def _restarts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, RestartPolicy):
+        raise UsageError(f"restarts must be a RestartPolicy(max_restarts=…, …), not {value!r}.")
+
+
 def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and value not in START_METHODS:
         raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
@@ -235,6 +273,7 @@ class ManagerOptions:
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
     timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
+    restarts: RestartPolicy = attrs.field(factory=RestartPolicy, validator=_restarts)
     zero_copy: bool = attrs.field(default=False, validator=_flag)
     infos: bool = attrs.field(default=False, validator=_flag)
     check_values: bool = attrs.field(default=False, validator=_flag)

@@ -30,7 +30,7 @@ from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.specs import describe_value
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ KINDS = {
 
 ENTRY_POINT_GROUP = "envmanager.managers"
 
-PROCESS_OPTIONS = frozenset({"n_workers", "start_method", "timeouts", "worker_env", "log_dir"})
+PROCESS_OPTIONS = frozenset({"n_workers", "start_method", "timeouts", "restarts", "worker_env", "log_dir"})
 """Options about worker processes: a kind that has none may leave them out, and they are then unused."""
 
 Options = TypeVar("Options")
@@ -159,6 +159,7 @@ def _converter() -> cattrs.Converter:
     )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)
+    _accept_objects(converter, RestartPolicy, lambda _: None)
     return converter
 
 
@@ -185,6 +186,7 @@ def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[
 _EXPECTED: dict[type, str] = {
     Wait: '"any", "all", a number of workers or a mapping',
     Timeouts: "a mapping",
+    RestartPolicy: "a mapping",
 }
 _CONVERTER = _converter()
 

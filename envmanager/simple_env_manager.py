@@ -16,7 +16,7 @@ from envmanager.environment import EnvContext, EnvGroup
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import COMMANDS, GroupFactory, StartReport, describe_failure, env_ids_of_failure, phase_of
 from envmanager.interrupts import let_through
-from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
 from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
@@ -39,6 +39,7 @@ class SimpleEnvManager(EnvManager):
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
+        restarts: RestartPolicy | None = None,
         zero_copy: bool = False,
         infos: bool = False,
         check_values: bool = False,
@@ -53,6 +54,7 @@ class SimpleEnvManager(EnvManager):
             start_method=start_method,
             wait=wait,
             timeouts=Timeouts() if timeouts is None else timeouts,
+            restarts=RestartPolicy() if restarts is None else restarts,
             zero_copy=zero_copy,
             infos=infos,
             check_values=check_values,

@@ -40,7 +40,7 @@ from envmanager.errors import UsageError, WorkerError
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport
 from envmanager.interrupts import held
-from envmanager.options import ManagerOptions, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
 from envmanager.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos, only_agents
@@ -72,6 +72,7 @@ class SubprocessEnvManager(EnvManager):
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
+        restarts: RestartPolicy | None = None,
         zero_copy: bool = False,
         infos: bool = False,
         check_values: bool = False,
@@ -85,6 +86,7 @@ class SubprocessEnvManager(EnvManager):
             start_method=start_method,
             wait=wait,
             timeouts=Timeouts() if timeouts is None else timeouts,
+            restarts=RestartPolicy() if restarts is None else restarts,
             zero_copy=zero_copy,
             infos=infos,
             check_values=check_values,

@@ -14,7 +14,7 @@ import envmanager
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
     ["errors", "interrupts", "trees"],
-    ["specs", "stats", "seeding", "_workers.descriptors", "_workers.lifeline", "_workers.spin"],
+    ["specs", "stats", "seeding", "events", "_workers.descriptors", "_workers.lifeline", "_workers.spin"],
     ["_workers.memory"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],
