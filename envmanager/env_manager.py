@@ -7,16 +7,15 @@
              _postprocess_steps          pairs each response with the worker's previous step and actions
 
 A manager is this class plus ``env_workers`` (anything with the five members of :class:`EnvWorker`), ``_collect`` and
-``_close``. The rule: at most one step per worker is in flight, and whatever was collected but not handed out stays in
-``_ready``, so an error loses nothing. A Ctrl-C is raised while waiting or in a policy, never between the two halves of
-something; what was ready when it came is handed out by the next call.
+``_close``; one that can replace a failed worker adds ``_replace``. The rule: at most one step per worker is in flight,
+and what was collected but not handed out stays (see ``gathering``), so an error loses nothing. A Ctrl-C is raised while
+waiting or in a policy, never between the two halves of something; what was ready then is handed out by the next call.
 """
 
 from __future__ import annotations
 
 import enum
-import queue
-import time
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -26,11 +25,16 @@ import attrs
 import numpy as np
 
 from envmanager.env_rows import EnvRows
-from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
+from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError
+from envmanager.events import EventLog, LateReplyDiscarded
+from envmanager.gathering import Gathering, StepQueue
 from envmanager.interrupts import held, let_through
-from envmanager.options import ResetConfig, Wait
+from envmanager.last_batches import LastBatches
+from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.policy_calls import call_policies, check_policies, checked_actions
+from envmanager.recovery import Recovery
+from envmanager.seeding import reseeded
 from envmanager.specs import BehaviorSpec, describe_value, merge_specs
 from envmanager.stats import ManagerStats, WorkerStats
 from envmanager.steps import (
@@ -41,6 +45,7 @@ from envmanager.steps import (
     CommandName,
     EnvironmentResponse,
     StepInfo,
+    Steps,
     concat_steps,
     take_rows,
 )
@@ -50,6 +55,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerStats"]
+
+_LEAVE_S = 1.0
+"""How long close() waits for another thread to leave its call; it closes anyway then, and that call fails."""
 
 
 class EnvWorker(Protocol):
@@ -68,16 +76,6 @@ class EnvWorker(Protocol):
         ...
 
 
-class StepQueue(Protocol):
-    """The one queue onto which all workers push the answers to "step". ``get_nowait`` and ``get`` raise queue.Empty."""
-
-    def get_nowait(self) -> EnvironmentResponse: ...
-
-    def get(self, *, timeout: float | None = None) -> EnvironmentResponse: ...
-
-    def empty(self) -> bool: ...
-
-
 class _Use(enum.Enum):
     """Which of the two ways of stepping is in use between two resets."""
 
@@ -92,8 +90,15 @@ class EnvManager(ABC):
     step_queue: StepQueue
 
     def __init__(
-        self, env_ids_of_workers: Sequence[Sequence[int]], *, wait: Wait | None = None, seed: int | None = None
+        self,
+        env_ids_of_workers: Sequence[Sequence[int]],
+        *,
+        wait: Wait | None = None,
+        seed: int | None = None,
+        restarts: RestartPolicy | None = None,
     ):
+        """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to."""
+        n_workers = len(env_ids_of_workers)
         self.env_workers: list[Any] = []
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
@@ -104,13 +109,21 @@ class EnvManager(ABC):
         self._specs: dict[str, BehaviorSpec] = {}
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
-        self._ready: list[EnvironmentResponse] = []
         self._undelivered: Any = None
-        self._failed: dict[int, WorkerError] = {}
-        self._handed_out = [0] * len(env_ids_of_workers)  # since the reset: what max_lead compares
-        self._steps = [0] * len(env_ids_of_workers)
+        self._steps = [0] * n_workers
         self._env_steps = 0
-        self._envs_in_flight = [0] * len(env_ids_of_workers)
+        self._envs_in_flight = [0] * n_workers
+        self._last_config = ResetConfig(seed=seed)
+        self._last_batches = LastBatches(self._env_rows)
+        self._recovery = Recovery(
+            RestartPolicy(max_restarts=0) if restarts is None else restarts,
+            self.env_workers,
+            n_workers,
+            replace=self._replace_worker,
+            last_steps=self._last_steps,
+        )
+        self._gathering = Gathering(self.env_workers, n_workers, self._recovery)
+        self._lock = threading.RLock()
 
     # What a manager adds.
 
@@ -122,8 +135,24 @@ class EnvManager(ABC):
     def _close(self) -> None:
         """Give everything back. Called again when it was interrupted."""
 
-    def _revive(self, worker: EnvWorker) -> None:  # noqa: B027  (a manager whose workers survive needs none)
-        """Make a failed worker fit for the reset that follows."""
+    def _replace(self, worker_id: int) -> EnvWorker:
+        """A new worker in the place of one that failed or is to be recycled; the old one is given back.
+
+        Raises OSError when it cannot be started.
+        """
+        raise UsageError(f"{type(self).__name__} cannot replace a worker: make it without a RestartPolicy.")
+
+    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
+        """Reset a worker that replaces another; the answer comes out of the step queue, or as here at once."""
+        worker.send(CommandName.RESET, config)
+        self._gathering.arrive(worker.recv())
+
+    def _is_gone(self, worker: EnvWorker) -> bool:
+        """Whether a worker that failed must be replaced before it can be reset."""
+        return False
+
+    def _wake(self) -> None:  # noqa: B027  (a manager that never waits needs none)
+        """Have a call that waits in another thread look up, because the manager is closed."""
 
     def _own(self, payload: Any) -> Any:
         """The steps of a response in arrays that stay as they are: a copy, where a worker writes into them again."""
@@ -136,7 +165,10 @@ class EnvManager(ABC):
             worker_id,
             self._env_rows.blocks[worker_id],
             waiting=worker.waiting,
-            failed=worker_id in self._failed,
+            failed=worker_id in self._recovery.out,
+            dropped=worker_id in self._recovery.dropped,
+            generation=self._recovery.generations[worker_id],
+            restarts=self._recovery.restarts[worker_id],
             steps=self._steps[worker_id],
         )
 
@@ -157,6 +189,11 @@ class EnvManager(ABC):
         """The specs of all behaviors seen so far, merged over all workers; may grow."""
         return self._specs
 
+    @property
+    def events(self) -> EventLog:
+        """What happened to the workers: starts, failures, replacements; see ``envmanager.events``."""
+        return self._recovery.events
+
     def set_policy(self, behavior: str, policy: Policy) -> None:
         """Let ``policy`` decide for the agents of ``behavior`` from the next ``step()`` on.
 
@@ -174,23 +211,19 @@ class EnvManager(ABC):
         ``options``. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
-        self._require_open("reset")
-        parsed = ResetConfig.parse(config, n_envs=self.n_envs)
-        if self._seed is not None and parsed.seed is None:
-            config = attrs.evolve(parsed, seed=self._seed)
-        self._check_can_travel(config)
-        with held():
+        with self._calling("reset"):
+            parsed = ResetConfig.parse(config, n_envs=self.n_envs)
+            if self._seed is not None and parsed.seed is None:
+                config = parsed = attrs.evolve(parsed, seed=self._seed)
+            self._check_can_travel(config)
+            self._require_some_worker()
             self._discard_steps_in_flight()
-            for worker_id in list(self._failed):
-                self._revive(self.env_workers[worker_id])
-                del self._failed[worker_id]
-            for worker in self.env_workers:
-                worker.previous_step = None
-                worker.send(CommandName.RESET, config)
-            responses = self._receive(self.env_workers)
+            last_seed = self._last_config.seed if parsed.seed is None else parsed.seed
+            self._last_config = attrs.evolve(parsed, seed=last_seed)
+            responses = self._reset_workers(config)
             self._seed = None  # later resets go on with the randomness there is, unless they name a seed
             self._use = _Use.UNDECIDED
-            self._handed_out = [0] * len(self.env_workers)
+            self._gathering.restart_counting()
             return [self._first_step(response) for response in responses]
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
@@ -201,10 +234,9 @@ class EnvManager(ABC):
         does not fit; nothing was sent), or the WorkerError of a worker whose step would have been handed out now; the
         others' steps come with the next call.
         """
-        self._require_open("step")
-        self._require_use(_Use.STEP)
-        chosen = self._wait if wait is None else Wait.parse(wait)
-        with held():
+        with self._calling("step"):
+            self._require_use(_Use.STEP)
+            chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
@@ -218,18 +250,17 @@ class EnvManager(ABC):
         Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is
         still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
-        self._require_open("send")
-        self._require_use(_Use.SEND_RECV)
-        behavior, spec = self._only_behavior()
-        ids = self._env_rows.checked(env_ids, BadAction)
-        actions = checked_actions(spec, actions, len(ids), "send")
-        groups = self._env_rows.by_worker(ids)
-        for group in groups:
-            self._check_can_send(group.worker_id, group.rows)
-        if spec is not None and spec.has_objects:
-            self._check_can_travel(actions)
-        with held():
-            self._use = _Use.SEND_RECV
+        with self._calling("send"):
+            self._require_use(_Use.SEND_RECV)
+            behavior, spec = self._only_behavior()
+            ids = self._env_rows.checked(env_ids, BadAction)
+            actions = checked_actions(spec, actions, len(ids), "send")
+            groups = self._env_rows.by_worker(ids)
+            for group in groups:
+                self._check_can_send(group.worker_id, group.rows)
+            if spec is not None and spec.has_objects:
+                self._check_can_travel(actions)
+            self._begin_send_recv()
             for group in groups:
                 self._send_rows(group.worker_id, group.rows, {behavior: take_rows(actions, group.places)})
 
@@ -239,20 +270,15 @@ class EnvManager(ABC):
         Raises UsageError when nothing is in flight or ready, or for multi-agent environments, and WorkerErrors as
         ``step()`` does.
         """
-        self._require_open("recv")
-        self._require_use(_Use.SEND_RECV)
-        behavior, _ = self._only_behavior()
-        chosen = self._wait if wait is None else Wait.parse(wait)
-        with held():
+        with self._calling("recv"):
+            self._require_use(_Use.SEND_RECV)
+            behavior, _ = self._only_behavior()
+            chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 if self._use is _Use.UNDECIDED:
                     self._offer_first_observations()
-                self._use = _Use.SEND_RECV
-                responses = self._collect(chosen)
-                parts = [response.payload[behavior] for response in responses if behavior in response.payload]
-                self._undelivered = self._batch(behavior, parts)
-                for response in responses:
-                    self._mark_handed_out(response)
+                self._begin_send_recv()
+                self._undelivered = self._batch_of(behavior, self._collect(chosen))
         batch, self._undelivered = self._undelivered, None
         return batch  # type: ignore[no-any-return]
 
@@ -282,18 +308,25 @@ class EnvManager(ABC):
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
         workers = tuple(self._worker_stats(worker) for worker in self.env_workers)
-        return ManagerStats(workers, sum(self._steps), self._env_steps, self._late_replies())
+        return ManagerStats(
+            workers,
+            steps=sum(self._steps),
+            env_steps=self._env_steps,
+            late_replies=self.events.count(LateReplyDiscarded),
+            restarts=sum(self._recovery.restarts),
+            steps_lost=self._recovery.steps_lost,
+        )
 
     def close(self) -> None:
         """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
-        self._closed = True
-        self._ready = []
-        self._undelivered = None
-        for worker in self.env_workers:
-            worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
-        if not self._given_back:
-            self._close()
-            self._given_back = True
+        self._closed = self._gathering.closed = True  # another thread that waits in a call leaves it now
+        self._wake()
+        is_last = self._lock.acquire(timeout=_LEAVE_S)
+        try:
+            self._give_back()
+        finally:
+            if is_last:
+                self._lock.release()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -307,14 +340,25 @@ class EnvManager(ABC):
     ) -> None:
         self.close()
 
+    def _give_back(self) -> None:
+        self._gathering.ready = []
+        self._undelivered = None
+        self._last_batches.clear()
+        for worker in self.env_workers:
+            worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
+        if not self._given_back:
+            self._close()
+            self._given_back = True
+
     # The template behind step().
 
     def _queue_steps(self, wait: Wait) -> None:
         """Send an action to every worker that is not waiting."""
-        ready = [worker for worker in self.env_workers if not worker.waiting and worker.worker_id not in self._failed]
+        out = self._recovery.out
+        ready = [worker for worker in self.env_workers if not worker.waiting and worker.worker_id not in out]
         if wait.max_lead is not None:
-            slowest = self._slowest()
-            ready = [w for w in ready if self._handed_out[w.worker_id] - slowest < wait.max_lead]
+            slowest = self._gathering.slowest()
+            ready = [w for w in ready if self._gathering.handed_out[w.worker_id] - slowest < wait.max_lead]
         if not ready:
             return
         if any(worker.previous_step is None for worker in ready):
@@ -340,7 +384,8 @@ class EnvManager(ABC):
             worker = self.env_workers[response.worker_id]
             previous = None if worker.previous_step is None else worker.previous_step.current
             actions = self._actions.pop(response.worker_id, None)
-            info = StepInfo(previous, self._own(response.payload), actions, response.worker_id)
+            lost = self._recovery.handed_out(response)
+            info = StepInfo(previous, self._own(response.payload), None if lost else actions, response.worker_id, lost)
             self._mark_handed_out(response)
             worker.previous_step = info
             infos.append(info)
@@ -348,135 +393,127 @@ class EnvManager(ABC):
 
     def _collect_from(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
         """What is ready in ``step_queue``, by the rules of Wait. Raises a WorkerError that is among it."""
-        deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
-        self._take_arrived(step_queue)
-        if not self._ready and not any(worker.waiting for worker in self.env_workers):
-            raise UsageError(self._nothing_in_flight())
-        while not self._enough(wait):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                self._arrive(step_queue.get(timeout=left))
-            except queue.Empty:
-                if deadline is None:
-                    raise RuntimeError("a step queue gave up without a timeout") from None
-                break
-            self._take_arrived(step_queue)
-        return self._hand_out(wait)
-
-    def _take_arrived(self, step_queue: StepQueue) -> None:
-        try:
-            while True:
-                self._arrive(step_queue.get_nowait())
-        except queue.Empty:
-            pass
-
-    def _arrive(self, response: EnvironmentResponse) -> None:
-        if response.name is CommandName.FAILED:
-            self._failed[response.worker_id] = response.payload  # no more is sent to it, also before this is raised
-        self._ready.append(response)
-
-    def _enough(self, wait: Wait) -> bool:
-        in_flight = sum(worker.waiting for worker in self.env_workers)
-        if wait.max_lead is None:
-            return bool(len(self._ready) >= min(wait.min_ready, in_flight))
-        n_held = sum(self._is_held_back(response, wait) for response in self._ready)
-        if n_held and n_held == in_flight:
-            raise UsageError(
-                f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
-                f"the environments of worker {self._handed_out.index(self._slowest())}."
-            )
-        return bool(len(self._ready) - n_held >= min(wait.min_ready, in_flight - n_held))
-
-    def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
-        """Take what may be handed out from ``_ready``; a failure among it is raised and the rest stays."""
-        chosen = self._ready
-        if wait.max_lead is not None:
-            chosen = [response for response in chosen if not self._is_held_back(response, wait)]
-        if wait.max_ready is not None:
-            chosen = chosen[: wait.max_ready]
-        for response in chosen:
-            if response.name is CommandName.FAILED:
-                self._ready = [other for other in self._ready if other is not response]
-                raise self._out(response)
-        if len(chosen) == len(self._ready):
-            self._ready = []
-        else:
-            taken = {id(response) for response in chosen}
-            self._ready = [response for response in self._ready if id(response) not in taken]
-        return list(chosen)
-
-    def _is_held_back(self, response: EnvironmentResponse, wait: Wait) -> bool:
-        if wait.max_lead is None or response.name is CommandName.FAILED or self._use is not _Use.SEND_RECV:
-            return False
-        return self._handed_out[response.worker_id] - self._slowest() >= wait.max_lead
-
-    def _slowest(self) -> int:
-        """The fewest steps handed out by any worker that takes part."""
-        counts = [count for worker_id, count in enumerate(self._handed_out) if worker_id not in self._failed]
-        return min(counts, default=0)
-
-    def _nothing_in_flight(self) -> str:
-        if len(self._failed) == len(self.env_workers):
-            first = next(iter(self._failed.values()))
-            first_line = str(first).partition("\n")[0]
-            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first_line}"
-        return "nothing is in flight: send() actions first."
+        return self._gathering.collect(step_queue, wait)
 
     def _mark_handed_out(self, response: EnvironmentResponse) -> None:
-        self.env_workers[response.worker_id].waiting = False
+        self._gathering.mark_handed_out(response)
         if response.name is CommandName.STEP:
-            self._handed_out[response.worker_id] += 1
             self._steps[response.worker_id] += 1
             self._env_steps += self._envs_in_flight[response.worker_id]
 
-    def _out(self, response: EnvironmentResponse) -> WorkerError:
-        """Leave a failed worker out until the next reset."""
-        error = response.payload
-        self._failed[response.worker_id] = error
-        self.env_workers[response.worker_id].waiting = False
-        self._actions.pop(response.worker_id, None)
-        return error  # type: ignore[no-any-return]
+    def _last_steps(self, worker_id: int) -> Steps:
+        """What was last handed out of a worker."""
+        first = self.env_workers[worker_id].previous_step
+        if first is None:
+            return {}
+        if self._use is not _Use.SEND_RECV:
+            return first.current  # type: ignore[no-any-return]
+        return {name: self._last_batches.over(steps, worker_id) for name, steps in first.current.items()}
+
+    def _replace_worker(self, worker_id: int) -> None:
+        old = self.env_workers[worker_id]
+        new = self._replace(worker_id)
+        new.waiting, new.previous_step = True, old.previous_step
+        self.env_workers[worker_id] = new
+        self._begin_again(new, self._config_of_replacement(worker_id))
+
+    def _config_of_replacement(self, worker_id: int) -> ResetConfig:
+        """What the next generation of a worker is reset with: the last reset's options, and seeds of its own."""
+        generation = self._recovery.generations[worker_id]
+        return attrs.evolve(self._last_config, seed=reseeded(self._last_config.seed, generation))
 
     # Behind the other calls.
+
+    def _calling(self, what: str) -> _Calling:
+        """Around every call: refused after close(), one at a time, and a Ctrl-C waits for its end."""
+        return _Calling(self, what)
 
     def _require_open(self, what: str) -> None:
         if self._closed:
             raise ManagerClosed(what)
+
+    def _require_some_worker(self) -> None:
+        if len(self._recovery.dropped) == self.n_workers:
+            raise next(iter(self._recovery.out.values())).with_traceback(None)
 
     def _require_use(self, use: _Use) -> None:
         if self._use not in (use, _Use.UNDECIDED):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
     def _discard_steps_in_flight(self) -> None:
-        while self._ready or any(worker.waiting for worker in self.env_workers):
+        while self._gathering.ready or any(worker.waiting for worker in self.env_workers):
             try:
-                for response in self._collect(Wait.all()):
-                    self.env_workers[response.worker_id].waiting = False
+                self._skip(self._collect(Wait.all()))
+            except ManagerClosed:
+                raise
             except EnvManagerError:
                 pass  # the reset revives the worker
         self._actions.clear()
         self._undelivered = None
+        self._last_batches.clear()
+        self._recovery.unanswered.clear()
 
-    def _receive(self, workers: Sequence[EnvWorker]) -> list[EnvironmentResponse]:
-        """Every worker's answer; when some failed, the first failure is raised after all have answered."""
-        responses = [worker.recv() for worker in workers]
-        failures = [response for response in responses if response.name is CommandName.FAILED]
-        for response in reversed(failures):
-            error = self._out(response)
-        if failures:
-            raise error
-        return responses
+    def _skip(self, responses: Sequence[EnvironmentResponse]) -> None:
+        for response in responses:
+            self._recovery.handed_out(response)
+            self._gathering.mark_handed_out(response)
+
+    def _reset_workers(self, config: Any) -> list[EnvironmentResponse]:
+        """The first observations of every worker that is not dropped; those that are gone are replaced.
+
+        When some failed, the first failure is raised after all have answered.
+        """
+        out = self._recovery.out
+        for worker in self.env_workers:
+            worker.previous_step = None
+        gone = [id for id in out if id not in self._recovery.dropped and self._is_gone(self.env_workers[id])]
+        for worker_id in gone:
+            self._recovery.revive(worker_id)
+        alive = [w for w in self.env_workers if not w.waiting and w.worker_id not in self._recovery.dropped]
+        for worker in alive:
+            out.pop(worker.worker_id, None)
+            worker.send(CommandName.RESET, config)
+        answers = [worker.recv() for worker in alive]
+        for answer in answers:
+            if answer.name is CommandName.FAILED:
+                self._gathering.fail(answer)
+        found = {answer.worker_id: answer for answer in answers if answer.name is not CommandName.FAILED}
+        found.update(self._first_steps_of_replacements())
+        self._recovery.unanswered.clear()
+        return [found[worker_id] for worker_id in sorted(found)]
+
+    def _first_steps_of_replacements(self) -> dict[int, EnvironmentResponse]:
+        found = {}
+        failure: EnvManagerError | None = None
+        while self._gathering.ready or any(worker.waiting for worker in self.env_workers):
+            try:
+                responses = self._collect(Wait.all())
+            except ManagerClosed:
+                raise
+            except EnvManagerError as error:
+                failure = failure or error
+                continue
+            self._skip(responses)
+            found.update({response.worker_id: response for response in responses})
+        if failure is not None:
+            raise failure
+        return found
 
     def _first_step(self, response: EnvironmentResponse) -> StepInfo:
         info = StepInfo(None, self._own(response.payload), None, response.worker_id)
         self.env_workers[response.worker_id].previous_step = info
         return info
 
+    def _begin_send_recv(self) -> None:
+        self._use = _Use.SEND_RECV
+        self._gathering.holds_back = True
+
     def _offer_first_observations(self) -> None:
         for worker in self.env_workers:
-            worker.waiting = True
-            response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
-            self._ready.append(response)
+            if worker.worker_id not in self._recovery.out and not worker.waiting:
+                worker.waiting = True
+                response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
+                self._gathering.ready.append(response)
 
     def _send_step(self, worker: EnvWorker, name: CommandName, payload: Any, n_envs: int | None = None) -> None:
         all_envs = len(self._env_rows.blocks[worker.worker_id])
@@ -486,6 +523,9 @@ class EnvManager(ABC):
 
     def _send_rows(self, worker_id: int, rows: np.ndarray, actions: dict[str, Tree]) -> None:
         worker = self.env_workers[worker_id]
+        if worker_id in self._recovery.unanswered:
+            self._recovery.drop_action(worker_id)
+            return
         if len(rows) == len(self._env_rows.blocks[worker_id]):
             self._send_step(worker, CommandName.STEP, actions)
         else:
@@ -493,6 +533,8 @@ class EnvManager(ABC):
 
     def _check_can_send(self, worker_id: int, rows: np.ndarray) -> None:
         env_id = self._env_rows.blocks[worker_id][rows[0]]
+        if worker_id in self._recovery.unanswered:
+            return  # it failed after its observation was handed out, which the user cannot know yet
         self._require_alive(worker_id)
         if self.env_workers[worker_id].waiting:
             raise BadAction(
@@ -501,13 +543,13 @@ class EnvManager(ABC):
             )
 
     def _require_alive(self, worker_id: int) -> None:
-        if worker_id in self._failed:
+        if worker_id in self._recovery.out:
             # Without the traceback of the last time, which would grow with every time.
-            raise self._failed[worker_id].with_traceback(None)
+            raise self._recovery.out[worker_id].with_traceback(None)
 
     def _only_behavior(self) -> tuple[str, BehaviorSpec | None]:
         """The behavior that send and recv are about; UsageError when there is more than one agent per environment."""
-        alive = [worker for worker in self.env_workers if worker.worker_id not in self._failed]
+        alive = [worker for worker in self.env_workers if worker.worker_id not in self._recovery.out]
         if any(worker.previous_step is None for worker in alive):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
         if len(self._specs) > 1:
@@ -523,6 +565,19 @@ class EnvManager(ABC):
                     raise UsageError("send() and recv() serve environments of one agent each. Use step().")
         return behavior, spec
 
+    def _batch_of(self, behavior: str, responses: Sequence[EnvironmentResponse]) -> Batch:
+        """What ``recv`` hands out of these responses."""
+        lost = [response.worker_id for response in responses if self._recovery.handed_out(response) is not None]
+        parts = [response.payload[behavior] for response in responses if behavior in response.payload]
+        batch = self._batch(behavior, parts)
+        for worker_id in lost:
+            batch.lost |= np.isin(batch.env_ids, self._env_rows.blocks[worker_id])
+        for response in responses:
+            self._mark_handed_out(response)
+            if behavior in response.payload:
+                self._last_batches.add(response.worker_id, len(response.payload[behavior]), batch)
+        return batch
+
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
         """The rows of some workers as one Batch, in env_id order when it holds all environments."""
         if not parts:
@@ -534,43 +589,68 @@ class EnvManager(ABC):
         return Batch.of(steps)
 
     def _empty_batch(self, behavior: str) -> Batch:
-        return Batch.of(self.env_workers[0].previous_step.current[behavior].take(np.arange(0)))
+        some = next(worker.previous_step for worker in self.env_workers if worker.previous_step is not None)
+        return Batch.of(some.current[behavior].take(np.arange(0)))
 
     def _ids(self, env_ids: Any) -> np.ndarray:
         return np.arange(self.n_envs) if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def _ask(self, name: CommandName, env_ids: Any, payload: Any) -> list[Any]:
         """Ask the workers of some environments; the answers in the order of ``env_ids``."""
-        self._require_open(name)
-        ids = self._ids(env_ids)
-        groups = self._env_rows.by_worker(ids)
-        for group in groups:
-            self._require_alive(group.worker_id)
-        payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
-        self._check_can_travel(payloads)
-        with held():
+        with self._calling(name):
+            ids = self._ids(env_ids)
+            groups = self._env_rows.by_worker(ids)
+            for group in groups:
+                self._gathering.await_replacement(self.step_queue, group.worker_id)
+                self._require_alive(group.worker_id)
+            payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
+            self._check_can_travel(payloads)
             for group, own in zip(groups, payloads, strict=True):
                 self.env_workers[group.worker_id].send(name, own)
             responses = [self.env_workers[group.worker_id].recv() for group in groups]
-            errors = [self._after_failed_call(each) for each in responses if each.name is CommandName.FAILED]
-        if errors:
-            raise errors[0]
+            failures = [response for response in responses if response.name is CommandName.FAILED]
+            errors = [self._after_failed_call(failure) for failure in failures]
+            if errors:
+                raise errors[0]
         answers: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
             for place, answer in zip(group.places, response.payload or [None] * len(group.places), strict=True):
                 answers[place] = answer
         return answers
 
-    def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
-        """What a failed call means for its worker. Here: nothing, it stays usable."""
+    def _after_failed_call(self, response: EnvironmentResponse) -> Exception:
+        """What a failed call raises. An exception leaves the worker usable; one that is gone is replaced."""
+        if self._is_gone(self.env_workers[response.worker_id]):
+            return self._gathering.fail_quietly(response)
         return response.payload  # type: ignore[no-any-return]
 
     def _check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
         """Raise UsageError, before anything is sent, when ``payload`` cannot reach a worker. Here: everything can."""
 
-    def _late_replies(self) -> int:
-        return 0
-
     def _learn_specs(self, specs: Mapping[str, BehaviorSpec], worker_id: int) -> None:
         """Add a worker's specs to the manager's; UsageError when a behavior has two."""
         merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
+
+
+class _Calling:
+    """``with`` one call of a manager. What goes wrong because of a close() meanwhile is told as ManagerClosed."""
+
+    __slots__ = ("_held", "_manager", "_what")
+
+    def __init__(self, manager: EnvManager, what: str) -> None:
+        self._manager = manager
+        self._what = what
+        self._held = held()
+
+    def __enter__(self) -> None:
+        self._manager._require_open(self._what)
+        self._manager._lock.acquire()
+        self._held.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            self._held.__exit__()
+        finally:
+            self._manager._lock.release()
+        if isinstance(error, Exception) and self._manager._closed:
+            raise ManagerClosed(self._what) from error

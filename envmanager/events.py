@@ -62,7 +62,7 @@ class Failed(Event):
 
     LEVEL = logging.WARNING
 
-    error: WorkerError
+    error: Exception
 
     def __str__(self) -> str:
         return str(self.error)
@@ -117,7 +117,7 @@ class Dropped(Event):
 
     LEVEL = logging.ERROR
 
-    error: WorkerError
+    error: Exception
 
     def __str__(self) -> str:
         return f"worker {self.worker_id} is dropped, the others go on without it. {self.error}"

@@ -29,6 +29,17 @@ class StartReport:
     partial_actions: bool
 
 
+def make_contexts(
+    env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
+) -> list[EnvContext]:
+    """What the factories of one worker's environments may know."""
+    seeds = derive_seeds(seed, env_ids, generation)
+    return [
+        EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
+        for place, (env_id, own_seed) in enumerate(zip(env_ids, seeds, strict=True))
+    ]
+
+
 @attrs.frozen
 class GroupFactory:
     """Makes all environments of one worker."""

@@ -31,3 +31,13 @@ def derive_seeds(
     if isinstance(seed, int):
         return [derive_seed(seed, env_id, generation) for env_id in env_ids]
     return [seed[env_id] for env_id in env_ids]
+
+
+def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
+    """What a worker's replacement is reset with, so that it does not play the old generation's episodes again.
+
+    One number stays: each generation derives another seed from it. Of a list, every seed is made another.
+    """
+    if seed is None or isinstance(seed, int):
+        return seed
+    return [None if own is None else derive_seed(own, env_id, generation) for env_id, own in enumerate(seed)]

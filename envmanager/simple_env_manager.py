@@ -6,20 +6,31 @@ they would with processes.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from envmanager.env_manager import EnvManager, EnvWorker
-from envmanager.environment import EnvContext, EnvGroup
+from envmanager.environment import EnvGroup
+from envmanager.errors import EnvManagerError
 from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import COMMANDS, GroupFactory, StartReport, describe_failure, env_ids_of_failure, phase_of
+from envmanager.hosting import (
+    COMMANDS,
+    GroupFactory,
+    StartReport,
+    describe_failure,
+    env_ids_of_failure,
+    make_contexts,
+    phase_of,
+)
 from envmanager.interrupts import let_through
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
-from envmanager.seeding import derive_seed
 from envmanager.stats import WorkerStats
 from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
+
+_logger = logging.getLogger("envmanager")
 
 
 class SimpleEnvManager(EnvManager):
@@ -62,28 +73,41 @@ class SimpleEnvManager(EnvManager):
             worker_env=worker_env,
             log_dir=log_dir,
         )
-        super().__init__([range(n_envs)], wait=options.wait, seed=seed)
-        self._zero_copy = zero_copy
-        contexts = [
-            EnvContext(env_id, 0, 0, env_id, None if seed is None else derive_seed(seed, env_id), options.log_dir)
-            for env_id in range(n_envs)
-        ]
-        worker = LocalWorker(GroupFactory(factories_for(env_factory, n_envs), contexts, infos, check_values))
+        super().__init__([range(n_envs)], wait=options.wait, seed=seed, restarts=options.restarts)
+        self._options = options
+        self._factories = factories_for(env_factory, n_envs)
+        worker = self._new_worker()
         report = worker.start()
         self.env_workers.append(worker)
-        self.step_queue = LocalStepQueue(worker)
+        self.step_queue = LocalStepQueue(self.env_workers)
         self._partial_actions = report.partial_actions
         self._learn_specs(report.specs, 0)
-        if zero_copy:
-            worker.rotate_buffers()
+
+    def _new_worker(self) -> LocalWorker:
+        options, generation = self._options, self._recovery.generations[0]
+        contexts = make_contexts(
+            range(options.n_envs),
+            worker_id=0,
+            generation=generation,
+            first_slot=generation * options.n_envs,
+            seed=options.seed,
+            log_dir=options.log_dir,
+        )
+        factory = GroupFactory(self._factories, contexts, options.infos, options.check_values)
+        return LocalWorker(factory, rotates=options.zero_copy)
+
+    def _replace(self, worker_id: int) -> EnvWorker:
+        self.env_workers[worker_id].close_quietly()
+        return self._new_worker()
 
     def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
         responses = self._collect_from(self.step_queue, wait)
-        self._learn_specs(self.env_workers[0].group.behavior_specs, 0)
+        if self.env_workers[0].group is not None:
+            self._learn_specs(self.env_workers[0].group.behavior_specs, 0)
         return responses
 
     def _own(self, payload: Any) -> Any:
-        if self._zero_copy:
+        if self._options.zero_copy:
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
 
@@ -94,18 +118,24 @@ class SimpleEnvManager(EnvManager):
 
     def _close(self) -> None:
         for worker in self.env_workers:
-            worker.group.close()
+            if worker.group is not None:
+                worker.group.close()
 
 
 class LocalWorker:
     """A worker that is an object in this process."""
 
-    def __init__(self, factory: GroupFactory) -> None:
+    def __init__(self, factory: GroupFactory, *, rotates: bool) -> None:
+        """``rotates``: let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for
+        a while.
+        """
         self.worker_id = 0
         self.waiting = False
         self.previous_step: StepInfo | None = None
         self.steps = self.busy_ns = self.idle_ns = 0
+        self.group: Any = None  # an EnvGroup, once started
         self._factory = factory
+        self._rotates = rotates
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
         self._stepped: EnvironmentResponse | None = None
@@ -115,20 +145,28 @@ class LocalWorker:
     def start(self) -> StartReport:
         """Make the environments; raises as a worker process's start does."""
         try:
-            self.group: EnvGroup = self._factory()
+            self.group = self._factory()
         except Exception as error:
             env_ids = [context.env_id for context in self._factory.contexts]
             raise describe_failure(error, worker_id=0, env_ids=env_ids, phase="start") from error
+        if self._rotates:
+            self._make_buffers(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         return report
 
-    def rotate_buffers(self) -> None:
-        """Let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for a while."""
-        if len(self.group.behavior_specs) == 1:
-            ((behavior, spec),) = self.group.behavior_specs.items()
-            n = self.group.max_agents[behavior]
-            if len(self.group.env_ids) == n:
-                ids = only_agents(self.group.env_ids)
+    def close_quietly(self) -> None:
+        """Close environments that are replaced, whatever they say to that."""
+        if self.group is not None:
+            try:
+                self.group.close()
+            except Exception:
+                _logger.exception("an environment that is being replaced failed to close")
+
+    def _make_buffers(self, group: EnvGroup) -> None:
+        if len(group.behavior_specs) == 1:
+            ((behavior, spec),) = group.behavior_specs.items()
+            if len(group.env_ids) == group.max_agents[behavior]:
+                ids = only_agents(group.env_ids)
                 self._buffers = [RowBuffer.empty(spec.observation, ids) for _ in range(3)]
 
     def send(self, name: str, payload: Any = None) -> None:
@@ -148,6 +186,11 @@ class LocalWorker:
         if self._asked is None:
             raise RuntimeError("recv() without send()")
         (name, payload), self._asked = self._asked, None
+        if self.group is None:  # it takes another's place
+            try:
+                self.start()
+            except EnvManagerError as error:
+                return EnvironmentResponse(CommandName.FAILED, 0, error)
         return self._obey(name, payload)
 
     @property
@@ -193,7 +236,8 @@ class LocalWorker:
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         env_ids = env_ids_of_failure(self.group, 0)
-        self.group.current_env_id = None
+        if self.group is not None:
+            self.group.current_env_id = None
         failure = describe_failure(error, worker_id=0, env_ids=env_ids, phase=phase_of(name))
         return EnvironmentResponse(CommandName.FAILED, 0, failure)
 
@@ -201,20 +245,22 @@ class LocalWorker:
 class LocalStepQueue:
     """A step queue whose one step is taken when somebody asks for it."""
 
-    def __init__(self, worker: LocalWorker) -> None:
-        self._worker = worker
+    def __init__(self, workers: list[Any]) -> None:
+        self._workers = workers
 
     def empty(self) -> bool:
         """Whether no step was sent."""
-        return not self._worker.has_step
+        return not self._workers[0].has_step
 
     def get_nowait(self) -> EnvironmentResponse:
         """The answer to the step that was sent."""
-        response = self._worker.take_step()
+        response: EnvironmentResponse | None = self._workers[0].take_step()
         if response is None:
             raise queue.Empty
         return response
 
     def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
-        """As ``get_nowait``: there is nobody else to wait for, whatever the ``timeout``."""
+        """As ``get_nowait``; when nothing was sent, a replacement may be what the ``timeout`` is for."""
+        if timeout and self.empty():
+            time.sleep(timeout)
         return self.get_nowait()

@@ -7,7 +7,11 @@ import attrs
 
 @attrs.frozen
 class WorkerStats:
-    """One worker: ``steps`` handed out, mean time inside a step, share of the time it waited for a command."""
+    """One worker: ``steps`` handed out, mean time inside a step, share of the time it waited for a command.
+
+    ``failed``: it takes no steps until the next reset; ``dropped``: nor after it. ``restarts``: how often a failure
+    made another process of it.
+    """
 
     worker_id: int
     env_ids: tuple[int, ...]
@@ -15,6 +19,8 @@ class WorkerStats:
     pid: int | None = None
     waiting: bool = False
     failed: bool = False
+    dropped: bool = False
+    restarts: int = 0
     steps: int = 0
     step_time_s: float = 0.0
     idle_share: float = 0.0
@@ -28,9 +34,14 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """All workers, and sums: worker steps and environment steps handed out, late replies dropped."""
+    """All workers, and sums: worker steps and environment steps handed out, late replies dropped.
+
+    ``steps_lost``: worker steps that were asked for and never handed out, because the worker failed.
+    """
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
     env_steps: int = 0
     late_replies: int = 0
+    restarts: int = 0
+    steps_lost: int = 0

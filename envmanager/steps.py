@@ -22,7 +22,7 @@ import numpy as np
 
 from envmanager.errors import WorkerError
 from envmanager.specs import zeros
-from envmanager.trees import Tree, map_tree
+from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 AGENT_BITS = 32
 """``agent_id = env_id << AGENT_BITS | k``: the k-th agent, by first appearance, of an environment."""
@@ -290,14 +290,8 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
     next_obs = now.obs
     if now.final_obs is not None:
         ended = np.flatnonzero(now.ended)
-        next_obs = map_tree(lambda leaf, final: _with_rows(leaf, ended, final), now.obs, now.final_obs)
+        next_obs = with_rows(now.obs, ended, now.final_obs)
     return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, agent_id)
-
-
-def _with_rows(leaf: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    out: np.ndarray = leaf.copy()
-    out[rows] = values
-    return out
 
 
 @attrs.define(eq=False)
@@ -363,6 +357,14 @@ def copy_tree(tree: Tree) -> Tree:
 def take_rows(tree: Tree, rows: Any) -> Tree:
     """The tree with rows ``rows`` of every array."""
     return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
+    """A copy of the tree with rows ``rows`` of every array replaced by those of ``values``."""
+    copied = copy_tree(tree)
+    for leaf, new in zip(leaves(copied), leaves_like(copied, values), strict=True):
+        leaf[rows] = new
+    return copied
 
 
 def concat_rows(trees: list[Tree]) -> Tree:

@@ -25,7 +25,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import descriptors
+from envmanager._workers import crash_report, descriptors
 from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.child import worker
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
@@ -35,13 +35,12 @@ from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
-from envmanager.environment import EnvContext
-from envmanager.errors import UsageError, WorkerError
+from envmanager.errors import UsageError
+from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import GroupFactory, StartReport
+from envmanager.hosting import GroupFactory, StartReport, make_contexts
 from envmanager.interrupts import held
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
-from envmanager.seeding import derive_seed
+from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.stats import WorkerStats
 from envmanager.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos, only_agents
 
@@ -95,15 +94,16 @@ class SubprocessEnvManager(EnvManager):
             log_dir=log_dir,
         )
         blocks = deal(n_envs, n_envs if n_workers is None else n_workers)
-        super().__init__(blocks, wait=self._options.wait, seed=seed)
+        super().__init__(blocks, wait=self._options.wait, seed=seed, restarts=self._options.restarts)
         _require_linux()
+        self._env_factory = env_factory
         self._factories = factories_for(env_factory, n_envs)
         self._starting: list[WorkerHandle] = []
         self._all_agent_ids = only_agents(range(n_envs))
         self._slots = 0
         self._n_slots = 3 if zero_copy else 1
         self._block: Block | None = None
-        self._resources = _Resources(self._learn_specs, self._options.timeouts.close_s)
+        self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
         try:
@@ -117,20 +117,11 @@ class SubprocessEnvManager(EnvManager):
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
         """Start one worker process. Tests replace this by something that returns a fake."""
-        handle = self._launch(worker_id, generation=0)
+        handle = self._launch(worker_id, self._recovery.generations[worker_id])
         self._starting.append(handle)
         return handle
 
     # Start.
-
-    def _contexts(self, worker_id: int, generation: int) -> list[EnvContext]:
-        seed = self._options.seed
-        contexts = []
-        for env_id in self._env_rows.blocks[worker_id]:
-            own_seed = None if seed is None else derive_seed(seed, env_id, generation)
-            contexts.append(EnvContext(env_id, worker_id, generation, self._slots, own_seed, self._options.log_dir))
-            self._slots += 1
-        return contexts
 
     def _check_factories_travel(self) -> None:
         """Refuse, before any process starts, what cannot travel."""
@@ -144,26 +135,36 @@ class SubprocessEnvManager(EnvManager):
 
     def _launch(self, worker_id: int, generation: int) -> WorkerHandle:
         options = self._options
-        contexts = self._contexts(worker_id, generation)
+        env_ids = self._env_rows.blocks[worker_id]
+        contexts = make_contexts(
+            env_ids,
+            worker_id=worker_id,
+            generation=generation,
+            first_slot=self._slots,
+            seed=options.seed,
+            log_dir=options.log_dir,
+        )
+        self._slots += len(contexts)
         own = [self._factories[context.env_id] for context in contexts]
         factory = GroupFactory(own, contexts, options.infos, options.check_values)
         environ = options.worker_env
         if environ is None and options.start_method != "fork":
             environ = dict(os.environ)
         plan = LaunchPlan(
-            env_ids=self._env_rows.blocks[worker_id],
+            env_ids=env_ids,
             generation=generation,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method or default_start_method(),
             memory_fd=self._resources.memory_fd,
             steps_fd=self._resources.step_queue.write_fd,
             life_fd=self._resources.life_read_fd,
+            crash_fd=self._resources.crash_fd,
             n_slots=self._n_slots,
             timeouts=options.timeouts,
             environ=environ,
             log_path=_log_path(options.log_dir, worker_id, generation),
         )
-        handle = WorkerHandle(worker_id, cloudpickle.dumps(factory, protocol=5), plan)
+        handle = WorkerHandle(worker_id, cloudpickle.dumps(factory, protocol=5), plan, self.events)
         self._resources.watch(handle)
         handle.send(CommandName.START)
         return handle
@@ -189,15 +190,25 @@ class SubprocessEnvManager(EnvManager):
             raise response.payload
         return response.payload  # type: ignore[no-any-return]
 
-    def _revive(self, worker: EnvWorker) -> None:
-        if not isinstance(worker, WorkerHandle) or worker.state is State.RUNNING:
-            return
-        self._resources.drop(worker)
-        handle = self._launch(worker.worker_id, worker.generation + 1)
-        self.env_workers[worker.worker_id] = handle
-        self._learn_specs(self._report(handle).specs, handle.worker_id)
-        if self._block is not None:
-            handle.attach(self._block)
+    # Replacing.
+
+    def _replace(self, worker_id: int) -> EnvWorker:
+        old = self.env_workers[worker_id]
+        if isinstance(old, WorkerHandle):
+            self._resources.retire(old)
+        try:
+            return self.create_worker(worker_id, self.step_queue, self._env_factory)
+        finally:
+            self._starting.clear()  # nobody waits for it as for the first ones
+
+    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
+        if isinstance(worker, WorkerHandle):
+            worker.begin_again(self._block, config)
+        else:
+            super()._begin_again(worker, config)
+
+    def _is_gone(self, worker: EnvWorker) -> bool:
+        return isinstance(worker, WorkerHandle) and worker.state is not State.RUNNING
 
     # What the abstract manager asks for.
 
@@ -228,22 +239,15 @@ class SubprocessEnvManager(EnvManager):
         add_ends_and_infos(steps, parts)
         return Batch.of(steps, is_view=self._options.zero_copy)
 
-    def _after_failed_call(self, response: EnvironmentResponse) -> WorkerError:
-        handle = self.env_workers[response.worker_id]
-        if isinstance(handle, WorkerHandle) and handle.state is State.GONE:
-            return self._out(response)
-        return response.payload  # type: ignore[no-any-return]
-
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
         known = super()._worker_stats(worker)
         if not isinstance(worker, WorkerHandle):
             return known
         times = known.with_times(n_steps=worker.steps, busy_ns=worker.busy_ns, idle_ns=worker.idle_ns)
-        return attrs.evolve(times, generation=worker.generation, pid=worker.process.pid)
+        return attrs.evolve(times, pid=worker.process.pid)
 
-    def _late_replies(self) -> int:
-        handles = [worker for worker in self.env_workers if isinstance(worker, WorkerHandle)]
-        return self._resources.step_queue.late_records + sum(handle.late_replies for handle in handles)
+    def _wake(self) -> None:
+        self._resources.step_queue.wake()
 
     def _close(self) -> None:
         self._resources.close()
@@ -257,28 +261,41 @@ class _Resources:
     It holds no reference to the manager, which could otherwise never become garbage.
     """
 
-    def __init__(self, learn_specs: Any, close_s: float) -> None:
+    def __init__(self, learn_specs: Any, events: EventLog, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
-        self._handles: dict[int, WorkerHandle] = {}
+        self._handles: set[WorkerHandle] = set()
         method = weakref.WeakMethod(learn_specs)
-        self.step_queue = StepQueue(lambda worker_id, specs: _call_if_alive(method, specs, worker_id))
+        self.step_queue = StepQueue(
+            events,
+            on_specs=lambda worker_id, specs: _call_if_alive(method, specs, worker_id),
+            on_retired=self.drop,
+        )
         self.memory_fd = create_memory()
+        self.crash_fd = descriptors.register(crash_report.create())
         self.life_read_fd, self._life_write_fd = os.pipe()
         descriptors.register(self.life_read_fd)
         descriptors.register(self._life_write_fd)
 
     def watch(self, handle: WorkerHandle) -> None:
         """Take a worker into care."""
-        self._handles[handle.worker_id] = handle
+        self._handles.add(handle)
         self.step_queue.register(handle)
 
     def drop(self, handle: WorkerHandle) -> None:
         """Give back a worker that has ended or must."""
-        self._handles.pop(handle.worker_id, None)
+        self._handles.discard(handle)
         self.step_queue.forget(handle)
         handle.release()
+
+    def retire(self, handle: WorkerHandle) -> None:
+        """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
+        if handle.state is State.RUNNING:
+            handle.retire()
+            self.step_queue.retire(handle)
+        else:
+            self.drop(handle)
 
     def close(self) -> None:
         """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
@@ -288,7 +305,7 @@ class _Resources:
         if os.getpid() != self._owner_pid or self._closed:
             return  # in a process that the trainer forked, the workers are not its own
         try:
-            self._stop(list(self._handles.values()))
+            self._stop(list(self._handles))
         finally:
             with held():
                 self._give_back()
@@ -305,10 +322,10 @@ class _Resources:
 
     def _give_back(self) -> None:
         self._closed = True
-        for handle in list(self._handles.values()):
+        for handle in list(self._handles):
             self.drop(handle)
         self.step_queue.close()
-        for fd in (self.memory_fd, self.life_read_fd, self._life_write_fd):
+        for fd in (self.memory_fd, self.crash_fd, self.life_read_fd, self._life_write_fd):
             descriptors.close(fd)
 
 

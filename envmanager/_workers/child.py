@@ -11,7 +11,7 @@ and shared memory belong to the two objects it is given.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import math
 import os
 import pickle
 import random
@@ -26,7 +26,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import descriptors, lifeline
+from envmanager._workers import crash_report, descriptors, lifeline
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
@@ -140,11 +140,11 @@ class Transport:
         self.known_specs = len(self.group.behavior_specs)
 
     def write_frame(self, code: int, data: bytes) -> None:
-        """Send a message down this worker's own pipe."""
-        _write_all(self.fds["reply"], self.frame(code, data))
+        """Send a message through this worker's own connection."""
+        _write_all(self.fds["connection"], self.frame(code, data))
 
     def frame(self, code: int, data: bytes) -> bytes:
-        """A message for this worker's own pipe."""
+        """A message for this worker's own connection."""
         return FRAME.pack(self.ticket, code, 0, 0, 0, len(data)) + data
 
     def write_record(self, code: int, flags: int) -> None:
@@ -167,19 +167,21 @@ class Transport:
 
 def _write_all(fd: int, data: bytes) -> None:
     left = memoryview(data)
-    try:
-        while left:
+    while left:
+        try:
             left = left[os.write(fd, left) :]
-    except BrokenPipeError as error:
-        raise TrainerGone from error
+        except BlockingIOError:
+            descriptors.wait_for([], math.inf, writable=[fd])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise TrainerGone from error
 
 
 class Connection:
-    """The worker's end of its own two pipes."""
+    """The worker's end of its own connection."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._fd = transport.fds["command"]
+        self._fd = transport.fds["connection"]
         os.set_blocking(self._fd, False)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -234,6 +236,8 @@ class Connection:
             self._header = os.read(self._fd, COMMAND.size)
         except BlockingIOError:
             return False
+        except ConnectionResetError:  # closed with something of ours unread
+            raise EOFError from None
         if not self._header:
             raise EOFError
         return True
@@ -251,6 +255,8 @@ class Connection:
             except BlockingIOError:
                 self._poll.poll()
                 continue
+            except ConnectionResetError:
+                raise EOFError from None
             if not part:
                 raise EOFError
             data += part
@@ -289,7 +295,7 @@ class StepQueueWriter:
         # made before that: once the record is out, there is no way to say that memory was short.
         frame = self._transport.frame(code, extra) if extra else b""
         self._transport.write_record(code, flags | (EXTRA if extra else 0))
-        _write_all(self._transport.fds["reply"], frame)
+        _write_all(self._transport.fds["connection"], frame)
 
     def _new_specs(self) -> dict[str, Any] | None:
         """The environments' specs when a behavior has appeared that the manager does not know."""
@@ -309,7 +315,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _redirect_output(fds, launch.log_path)
-    faulthandler.enable(file=2, all_threads=True)
+    crash_report.enable(fds["crash"], launch.worker_id)
     lifeline.arm(fds["life"])
     # A forked worker has the trainer's generators, and all would draw the same numbers.
     random.seed(launch.seed)

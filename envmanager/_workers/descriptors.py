@@ -29,11 +29,12 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
     (``select`` ends at descriptor 1024, and ``poll`` at waits of 24 days.)
     """
-    poll = select.poll()
-    for fd in readable:
-        poll.register(fd, select.POLLIN)
+    wanted = dict.fromkeys(readable, select.POLLIN)
     for fd in writable:
-        poll.register(fd, select.POLLOUT)
+        wanted[fd] = wanted.get(fd, 0) | select.POLLOUT
+    poll = select.poll()
+    for fd, mask in wanted.items():
+        poll.register(fd, mask)
     return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), _LONGEST_WAIT_S) * 1000)}
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import pickle
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers import boot, descriptors
+from envmanager._workers import boot, crash_report, descriptors
 from envmanager._workers.block import Block, WorkerRows
 from envmanager._workers.child import Launch
 from envmanager._workers.processes import ChildProcess
@@ -40,9 +42,10 @@ from envmanager._workers.wire import (
     loads_failure,
 )
 from envmanager.errors import EnvManagerError, WorkerDied, WorkerTimedOut
+from envmanager.events import EventLog, LateReplyDiscarded, Started
 from envmanager.hosting import describe_failure, phase_of
 from envmanager.interrupts import held, let_through
-from envmanager.options import Timeouts
+from envmanager.options import ResetConfig, Timeouts
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
 
 _READ_SIZE = 1 << 20
@@ -70,7 +73,7 @@ _MOVES = {
 
 @attrs.define
 class _Reply:
-    """A message from the worker's own pipe."""
+    """A message that came through the connection."""
 
     ticket: int
     code: int
@@ -88,6 +91,7 @@ class LaunchPlan:
     memory_fd: int
     steps_fd: int
     life_fd: int
+    crash_fd: int
     n_slots: int
     timeouts: Timeouts
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
@@ -97,18 +101,22 @@ class LaunchPlan:
 class WorkerHandle:
     """A worker process: ``send`` commands, ``recv`` answers; steps are answered on the step queue."""
 
-    def __init__(self, worker_id: int, pickled_factory: bytes, plan: LaunchPlan) -> None:
+    def __init__(self, worker_id: int, pickled_factory: bytes, plan: LaunchPlan, events: EventLog) -> None:
         self.worker_id = worker_id
         self.env_ids = plan.env_ids
         self.generation = plan.generation
         self.waiting = False
         self.previous_step: StepInfo | None = None
         self.state = State.STARTING
-        self.late_replies = 0
         self.steps = 0
         self.busy_ns = 0
         self.idle_ns = 0
-        self.step_deadline: float | None = None
+        self.awaited: CommandName | None = None
+        """What the step queue waits for: the answer to a step, or while a replacement starts, to "start" or "reset"."""
+        self.due_at = math.inf
+        self._events = events
+        self._started_at = time.monotonic()
+        self._first_reset: tuple[Block | None, ResetConfig] | None = None
         self._plan = plan
         self._ticket = 0
         self._step_ticket = 0
@@ -124,19 +132,16 @@ class WorkerHandle:
         self._start_process(pickled_factory)
 
     def _start_process(self, pickled_factory: bytes) -> None:
-        command_r, self._command_fd = os.pipe()
-        self.reply_fd, reply_w = os.pipe()
-        descriptors.register(self._command_fd)
-        descriptors.register(self.reply_fd)
-        os.set_blocking(self.reply_fd, False)
-        os.set_blocking(self._command_fd, False)
+        ours, theirs = socket.socketpair()
+        self.fd, worker_fd = descriptors.register(ours.detach()), theirs.detach()
+        os.set_blocking(self.fd, False)
         plan = self._plan
         fds = {
-            "command": command_r,
-            "reply": reply_w,
+            "connection": worker_fd,
             "steps": plan.steps_fd,
             "memory": plan.memory_fd,
             "life": plan.life_fd,
+            "crash": plan.crash_fd,
         }
         launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory, plan.log_path)
         stdio = _open_stdio() if plan.start_method == "forkserver" else {}
@@ -147,11 +152,10 @@ class WorkerHandle:
             name = f"envmanager-worker-{self.worker_id}"
             self.process = ChildProcess(plan.start_method, name, boot.run, arguments)
         except BaseException:
-            descriptors.close(self._command_fd)
-            descriptors.close(self.reply_fd)
+            descriptors.close(self.fd)
             raise
         finally:
-            for fd in (command_r, reply_w, *stdio.values()):
+            for fd in (worker_fd, *stdio.values()):
                 os.close(fd)
 
     def move(self, to: State) -> None:
@@ -194,11 +198,18 @@ class WorkerHandle:
         if reply.code == FAILED_CODE:
             return self._failed(loads_failure(reply.data))
         if self.state is State.STARTING:
-            self.move(State.RUNNING)
+            self._note_start()
         try:
             return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
         except Exception as error:
             return self._failed(self._cannot_unpickle(error, self._asked))
+
+    def _note_start(self) -> None:
+        self.move(State.RUNNING)
+        start_s = time.monotonic() - self._started_at
+        self._events.add(
+            Started(worker_id=self.worker_id, generation=self.generation, pid=self.process.pid, start_s=start_s)
+        )
 
     def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
         """What a worker pickled can have a constructor that pickle cannot call, or a class that only the worker has."""
@@ -210,6 +221,35 @@ class WorkerHandle:
 
     def _failed(self, error: EnvManagerError) -> EnvironmentResponse:
         return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+
+    # Taking another's place: the step queue waits for the answers, so nobody else does.
+
+    def begin_again(self, block: Block | None, config: ResetConfig) -> None:
+        """Once it has started, attach it to the memory and reset it; the answer comes out of the step queue."""
+        self._first_reset = (block, config)
+        self._await(CommandName.START, self._deadline)
+
+    def take_answer(self) -> EnvironmentResponse | None:
+        """While it begins again: the answer that is awaited; None when it has not come."""
+        reply = self._take_reply(self._asked_ticket)
+        return None if reply is None else self._response(reply)
+
+    def go_on(self) -> None:
+        """It has started: have it reset."""
+        assert self._first_reset is not None
+        block, config = self._first_reset
+        if block is not None:
+            self.attach(block)
+        self.send(CommandName.RESET, config)
+        self._await(CommandName.RESET, self._deadline)
+
+    def _await(self, command: CommandName, due_at: float) -> None:
+        self.awaited, self.due_at = command, due_at
+
+    def await_nothing(self) -> None:
+        """The step queue waits for nothing of this worker: a record that still comes is late."""
+        self.awaited, self.due_at = None, math.inf
+        self._step_ticket = 0
 
     # Steps.
 
@@ -224,7 +264,7 @@ class WorkerHandle:
         data = b"" if in_memory else dumps_command(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
         self._step_ticket = self._ticket + 1
-        self.step_deadline = deadline
+        self._await(CommandName.STEP, deadline)
         self._write(CODES[command], IN_MEMORY if in_memory else 0, data, deadline)
 
     def is_answer(self, ticket: int, generation: int) -> bool:
@@ -233,7 +273,7 @@ class WorkerHandle:
 
     def take_step(self, code: int, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
         """The response behind a record (its arrays views of shared memory), and new specs if it brings any."""
-        self.give_up_step()
+        self.await_nothing()
         if code == FAILED_CODE:
             return self._failed(loads_failure(extra or b"")), None
         try:
@@ -241,14 +281,9 @@ class WorkerHandle:
         except Exception as error:
             return self._failed(self._cannot_unpickle(error, CommandName.STEP)), None
 
-    def give_up_step(self) -> None:
-        """Nothing is in flight any more: a record that still comes is late."""
-        self.step_deadline = None
-        self._step_ticket = 0
-
     def await_extra(self) -> None:
         """A record says that the step has ended in time; its message gets as long again to arrive."""
-        self.step_deadline = time.monotonic() + self._plan.timeouts.step_s
+        self.due_at = time.monotonic() + self._plan.timeouts.step_s
 
     def _step_response(self, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
         infos: Any = {}
@@ -289,7 +324,7 @@ class WorkerHandle:
             self._replies.remove(found)
         return found
 
-    # The pipes.
+    # The connection.
 
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
         self._ticket += 1
@@ -298,15 +333,15 @@ class WorkerHandle:
             self._push(frame, deadline)
 
     def _push(self, frame: bytes, deadline: float) -> None:
-        """Write all of ``frame``, reading meanwhile what the worker writes: both pipes may be full.
+        """Write all of ``frame``, reading meanwhile what the worker writes: both ways may be full.
 
         Gives up at the deadline or when the worker is gone; whoever waits for the answer is told so.
         """
         left = memoryview(frame)
         while left:
             try:
-                left = left[os.write(self._command_fd, left) :]
-            except BrokenPipeError:
+                left = left[os.write(self.fd, left) :]
+            except (BrokenPipeError, ConnectionResetError):
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline or not self._wait_for_room(deadline):
@@ -314,25 +349,27 @@ class WorkerHandle:
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()
-        ready = descriptors.wait_for(self.telling_fds(), left_s + 0.001, writable=[self._command_fd])
+        ready = descriptors.wait_for(self.telling_fds(), left_s + 0.001, writable=[self.fd])
         self.pump()
         return self.process.pidfd not in ready
 
     def telling_fds(self) -> list[int]:
-        """What can be read when the worker says something or ends; a pipe it has closed could always be."""
-        return [self.process.pidfd] if self.hung_up else [self.process.pidfd, self.reply_fd]
+        """What can be read when the worker says something or ends; what it has closed could always be."""
+        return [self.process.pidfd] if self.hung_up else [self.process.pidfd, self.fd]
 
     def pump(self) -> bool:
-        """Read what the worker's own pipe holds, without waiting; whether there was anything.
+        """Read what has come through the connection, without waiting; whether there was anything.
 
         Answers to older requests are dropped.
         """
         n_before = len(self._inbox)
         while True:
             try:
-                part = os.read(self.reply_fd, _READ_SIZE)
-            except OSError:  # nothing more for now; or released
+                part = os.read(self.fd, _READ_SIZE)
+            except BlockingIOError:
                 break
+            except OSError:  # it ended with something of ours unread; or released
+                part = b""
             if not part:
                 self.hung_up = True
                 break
@@ -351,7 +388,9 @@ class WorkerHandle:
             if ticket in (self._step_ticket, self._asked_ticket):
                 self._replies.append(_Reply(ticket, code, data))
             else:
-                self.late_replies += 1
+                self._events.add(
+                    LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket)
+                )
 
     # The end.
 
@@ -363,7 +402,7 @@ class WorkerHandle:
             env_ids=self.env_ids,
             phase="idle" if during is None else phase_of(during),
             exit=self.process.exit_name(),
-            output=self._output_tail(),
+            output=self._last_words(),
             ticket=self._ticket,
         )
 
@@ -375,13 +414,13 @@ class WorkerHandle:
             env_ids=self.env_ids,
             phase=phase_of(during),
             timeout_s=_timeout_s(self._plan.timeouts, during),
-            output=self._output_tail(),
+            output=self._last_words(),
             ticket=self._ticket,
         )
 
     def kill(self) -> None:
         """SIGKILL the process and whatever it started."""
-        self.give_up_step()
+        self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(signal.SIGKILL)
             self.move(State.GONE)
@@ -392,6 +431,12 @@ class WorkerHandle:
             self._write(CODES[CommandName.CLOSE], 0, b"", deadline=0.0)
             self.move(State.CLOSING)
 
+    def retire(self) -> None:
+        """Ask a healthy worker that is not needed any more to end; the step queue sees to it that it does."""
+        self.await_nothing()
+        self.ask_to_close()
+        self._await(CommandName.CLOSE, time.monotonic() + self._plan.timeouts.close_s)
+
     def release(self) -> None:
         """Kill what is left of it and give back its descriptors. A second time does nothing."""
         self.kill()
@@ -399,8 +444,11 @@ class WorkerHandle:
             self._released = True
             self._rows = None
             self.process.release()
-            descriptors.close(self._command_fd)
-            descriptors.close(self.reply_fd)
+            descriptors.close(self.fd)
+
+    def _last_words(self) -> str:
+        """What the process left behind: the end of its log, and the report of a crash in native code."""
+        return "\n".join(filter(None, [self._output_tail(), crash_report.take(self._plan.crash_fd, self.worker_id)]))
 
     def _output_tail(self) -> str:
         if self._plan.log_path is None:

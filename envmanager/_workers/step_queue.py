@@ -5,14 +5,16 @@
     worker 0 ──┐
     worker 1 ──┼── RECORDs ──▶ step pipe ──▶ get_nowait / get ──▶ EnvironmentResponse
     worker 2 ──┘                    ▲
-                     one epoll: the step pipe, every worker's death (pidfd), every worker's own pipe
+                     one epoll: the step pipe, every worker's death (pidfd), every worker's connection
 
 The rule: read what is there before believing a death or a deadline; the last reply counts. A worker's end comes out of
-the queue as a "failed" response, once.
+the queue as a "failed" response, once. A worker that takes another's place answers here too, with its first
+observations, and one that is not needed any more is watched until it has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -29,10 +31,13 @@ from envmanager._workers.handle import WHILE_BYTES_COME_S, State, WorkerHandle
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, RECORD
 from envmanager.errors import UsageError
+from envmanager.events import EventLog, LateReplyDiscarded
 from envmanager.interrupts import let_through
 from envmanager.steps import CommandName, EnvironmentResponse
 
 _RECORDS_AT_ONCE = 256
+_NOBODY = 2**32 - 1
+"""The worker_id of a record that only wakes."""
 _LONGEST_WAIT_S = 3600.0
 """A wait may be longer than epoll's argument can be; it is then made of several."""
 _WATCH_EVERY_S = 0.01
@@ -53,7 +58,14 @@ class _Awaited:
 class StepQueue:
     """Answers to "step", in order of completion. ``get_nowait`` and ``get`` raise queue.Empty when there is none."""
 
-    def __init__(self, on_specs: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        *,
+        on_specs: Callable[[int, Any], None],
+        on_retired: Callable[[WorkerHandle], None],
+    ) -> None:
+        """``on_specs(worker_id, specs)``: a worker has behaviors. ``on_retired(handle)``: it has ended as asked."""
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)
@@ -67,21 +79,35 @@ class StepQueue:
         self._awaited: list[_Awaited] = []
         self._spinner = Spinner()
         self._watch_at = 0.0
+        self._events = events
         self._on_specs = on_specs
-        self.late_records = 0
+        self._on_retired = on_retired
+        self._retiring: set[WorkerHandle] = set()
+        self._is_woken = False
 
     def register(self, handle: WorkerHandle) -> None:
         """Take answers from this worker, and watch over it."""
         self._handles[handle.worker_id] = handle
-        for fd in (handle.process.pidfd, handle.reply_fd):
+        for fd in (handle.process.pidfd, handle.fd):
             self._by_fd[fd] = handle
             self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, handle: WorkerHandle) -> None:
         """Take no more answers from this worker."""
-        for fd in (handle.process.pidfd, handle.reply_fd):
+        self._retiring.discard(handle)
+        for fd in (handle.process.pidfd, handle.fd):
             self._stop_watching(handle, fd)
         self._awaited = [awaited for awaited in self._awaited if awaited.handle is not handle]
+
+    def retire(self, handle: WorkerHandle) -> None:
+        """Watch over a worker that was asked to end; another may take its number."""
+        self._retiring.add(handle)
+
+    def wake(self) -> None:
+        """Have a ``get`` in another thread raise queue.Empty, now and always."""
+        self._is_woken = True
+        with contextlib.suppress(OSError):  # closed
+            os.write(self.write_fd, RECORD.pack(0, _NOBODY, 0, 0, 0, 0, 0, 0, 0))
 
     def _stop_watching(self, handle: WorkerHandle, fd: int) -> None:
         """Twice does no harm, also when the number has become another worker's meanwhile."""
@@ -122,16 +148,19 @@ class StepQueue:
         if self._arrived:
             return True
         self._spinner.wait(self._something_arrived, lambda: self._sleep(give_up))
-        return bool(self._arrived) or time.monotonic() >= give_up
+        return bool(self._arrived) or self._is_woken or time.monotonic() >= give_up
 
     def _something_arrived(self) -> bool:
         self._read_records()
         return bool(self._arrived)
 
     def _sleep(self, give_up: float) -> None:
-        wake_at = min([give_up, *(h.step_deadline for h in self._handles.values() if h.step_deadline is not None)])
+        wake_at = min([give_up, *(handle.due_at for handle in self._watched())])
         left_s = max(0.0, wake_at - time.monotonic())
         self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
+
+    def _watched(self) -> list[WorkerHandle]:
+        return [*self._handles.values(), *self._retiring]
 
     def _watch(self, timeout_s: float) -> None:
         """Wait for anything at all, then see what it was: answers first, then deaths and time-outs."""
@@ -164,9 +193,11 @@ class StepQueue:
 
     def _take_record(self, record: tuple[int, ...]) -> None:
         ticket, worker_id, generation, code, slot, flags, _, busy, idle = record
+        if worker_id == _NOBODY:
+            return
         handle = self._handles[worker_id]
         if not handle.is_answer(ticket, generation):
-            self.late_records += 1
+            self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
             return
         handle.steps += 1
         handle.busy_ns += busy
@@ -179,10 +210,12 @@ class StepQueue:
             self._finish(handle, code, slot, flags, None)
 
     def _pump(self, handle: WorkerHandle) -> None:
-        if handle.pump() and handle.step_deadline is not None:
-            handle.step_deadline = max(handle.step_deadline, time.monotonic() + WHILE_BYTES_COME_S)
+        if handle.pump():
+            handle.due_at = max(handle.due_at, time.monotonic() + WHILE_BYTES_COME_S)
         if handle.hung_up:  # it would wake us for ever; the worker's end or its deadline will tell
-            self._stop_watching(handle, handle.reply_fd)
+            self._stop_watching(handle, handle.fd)
+        if handle.awaited in (CommandName.START, CommandName.RESET):
+            self._begin_again(handle)
         for awaited in self._awaited:
             if awaited.handle is handle:
                 extra = handle.take_extra(awaited.ticket)
@@ -191,30 +224,57 @@ class StepQueue:
                     self._finish(handle, awaited.code, awaited.slot, awaited.flags, extra)
                 return
 
-    def _finish(self, handle: WorkerHandle, code: int, slot: int, flags: int, extra: bytes | None) -> None:
-        response, specs = handle.take_step(code, slot, flags, extra)
-        if specs:
-            try:
-                self._on_specs(handle.worker_id, specs)
-            except UsageError as error:  # a behavior with two specs: this worker's fault, told as such
-                response = EnvironmentResponse(CommandName.FAILED, handle.worker_id, error)
+    def _begin_again(self, handle: WorkerHandle) -> None:
+        """One step further for a worker that takes another's place, if its answer is there."""
+        response = handle.take_answer()
+        if response is None:
+            return
+        if response.name is CommandName.START:
+            failure = self._learn(handle, response.payload.specs)
+            if failure is None:
+                handle.go_on()
+                return
+            response = failure
+        handle.await_nothing()
         self._arrived.append(response)
 
+    def _learn(self, handle: WorkerHandle, specs: Any) -> EnvironmentResponse | None:
+        """Tell the manager of a worker's specs; a behavior with two specs is this worker's failure."""
+        try:
+            self._on_specs(handle.worker_id, specs)
+        except UsageError as error:
+            return EnvironmentResponse(CommandName.FAILED, handle.worker_id, error)
+        return None
+
+    def _finish(self, handle: WorkerHandle, code: int, slot: int, flags: int, extra: bytes | None) -> None:
+        response, specs = handle.take_step(code, slot, flags, extra)
+        failure = self._learn(handle, specs) if specs else None
+        self._arrived.append(response if failure is None else failure)
+
     def _note_death(self, handle: WorkerHandle) -> None:
+        if handle in self._retiring:
+            self._on_retired(handle)
+            return
         self._pump(handle)
-        during = CommandName.STEP if handle.step_deadline is not None else None
+        during = handle.awaited
         self.forget(handle)
         if handle.state is not State.GONE:  # else it was told by recv
             self._fail(handle, handle.died(during))
 
     def _note_timeouts(self) -> None:
         now = time.monotonic()
-        for handle in self._handles.values():
-            if handle.step_deadline is not None and handle.step_deadline <= now:
+        for handle in self._watched():
+            if handle.due_at <= now:
                 self._pump(handle)
-                if handle.step_deadline is not None:
-                    self.forget(handle)
-                    self._fail(handle, handle.timed_out(CommandName.STEP))
+            if handle.due_at <= now and handle.awaited is not None:
+                self._note_timeout(handle, handle.awaited)
+
+    def _note_timeout(self, handle: WorkerHandle, awaited: CommandName) -> None:
+        if handle in self._retiring:
+            handle.kill()  # its end is noted next
+        else:
+            self.forget(handle)
+            self._fail(handle, handle.timed_out(awaited))
 
     def _fail(self, handle: WorkerHandle, error: Any) -> None:
         self._arrived.append(EnvironmentResponse(CommandName.FAILED, handle.worker_id, error))

@@ -2,13 +2,14 @@
 
 ::
 
-    command pipe (one per worker)   COMMAND, then ``length`` bytes of pickle        manager ▶ worker
-    step pipe (one for all)         RECORD: one atomic write per answered step      workers ▶ manager
-    reply pipe (one per worker)     FRAME, then ``length`` bytes of pickle          worker ▶ manager
+    step pipe (one for all)     RECORD: one atomic write per answered step          workers ▶ manager
+    connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
+                                FRAME, then ``length`` bytes of pickle              worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
 processes: a worker that is killed at any moment leaves the step pipe usable for the others. What does not fit a record
-goes down the worker's own pipe, where only it can leave half a message. Every answer repeats the ticket of its request.
+goes through the worker's own connection (a socket pair: one descriptor for both ways), where only it can leave half a
+message. Every answer repeats the ticket of its request.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FULL = 1
 ENDED = 2
 """With FULL: some episodes ended; the count of final rows is in the block."""
 EXTRA = 4
-"""A frame with the same ticket follows on the worker's own pipe."""
+"""A frame with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
 

@@ -14,11 +14,15 @@ import envmanager
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
     ["errors", "interrupts", "trees"],
-    ["specs", "stats", "seeding", "events", "_workers.descriptors", "_workers.lifeline", "_workers.spin"],
+    ["specs", "stats", "seeding", "events"],
+    ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
     ["_workers.memory"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],
     ["factories", "policy_calls", "env_rows"],
+    ["restarts", "cut_episodes", "last_batches"],
+    ["recovery"],
+    ["gathering"],
     ["hosting", "env_manager"],
     ["adapters"],
     ["_workers.processes", "_workers.wire", "_workers.block"],

@@ -16,6 +16,7 @@ from envmanager import (
     EnvironmentCommand,
     EnvironmentResponse,
     EnvRaised,
+    RestartPolicy,
     StepInfo,
     SubprocessEnvManager,
     UsageError,
@@ -138,7 +139,7 @@ def test_a_failure_out_of_the_queue_is_raised_once_and_the_others_come_next(
     create_worker: Any, mocker: MockerFixture
 ) -> None:
     died = WorkerDied(worker_id=1, env_ids=[1], phase="step", exit="SIGSEGV")
-    with SubprocessEnvManager(never_called, n_envs=3) as manager:
+    with SubprocessEnvManager(never_called, n_envs=3, restarts=RestartPolicy(max_restarts=0)) as manager:
         manager.reset()
         manager.set_policy("default", Zeros())
         manager.step_queue = answers = queue.Queue()
@@ -157,7 +158,7 @@ def test_a_failure_out_of_the_queue_is_raised_once_and_the_others_come_next(
 
 def test_send_to_a_failed_worker_raises_its_error_again(create_worker: Any) -> None:
     died = WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGKILL")
-    with SubprocessEnvManager(never_called, n_envs=2) as manager:
+    with SubprocessEnvManager(never_called, n_envs=2, restarts=RestartPolicy(max_restarts=0)) as manager:
         manager.reset()
         manager.step_queue = queue.Queue()
         manager.send(np.zeros(2), [0, 1])
@@ -170,7 +171,7 @@ def test_send_to_a_failed_worker_raises_its_error_again(create_worker: Any) -> N
 
 
 def test_when_all_workers_have_failed_step_says_so(create_worker: Any) -> None:
-    with SubprocessEnvManager(never_called, n_envs=1) as manager:
+    with SubprocessEnvManager(never_called, n_envs=1, restarts=RestartPolicy(max_restarts=0)) as manager:
         manager.reset()
         manager.set_policy("default", Zeros())
         manager.step_queue = queue.Queue()

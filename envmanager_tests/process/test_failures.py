@@ -19,6 +19,7 @@ from envmanager import (
     EnvContext,
     EnvManagerError,
     EnvRaised,
+    RestartPolicy,
     SubprocessEnvManager,
     Timeouts,
     UsageError,
@@ -29,6 +30,7 @@ from envmanager import (
 )
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, Step
 
+NEVER = RestartPolicy(max_restarts=0)
 START_METHODS = ["forkserver", "spawn", "fork"]
 
 
@@ -47,7 +49,7 @@ def only_env_0(*script: Any) -> Any:
 
 
 def started(factory: Any, n_envs: int = 3, **options: Any) -> SubprocessEnvManager:
-    manager = SubprocessEnvManager(factory, n_envs, **options)
+    manager = SubprocessEnvManager(factory, n_envs, restarts=NEVER, **options)
     manager.set_policy("default", Zeros())
     manager.reset()
     return manager
@@ -189,7 +191,7 @@ class ResetHangs(FakeEnvironment):
 
 
 def test_a_reset_that_hangs_times_out() -> None:
-    with SubprocessEnvManager(ResetHangs, 2, timeouts=Timeouts(reset_s=0.5)) as manager:
+    with SubprocessEnvManager(ResetHangs, 2, restarts=NEVER, timeouts=Timeouts(reset_s=0.5)) as manager:
         with pytest.raises(WorkerTimedOut) as raised:
             manager.reset()
         assert raised.value.phase == "reset"
@@ -426,7 +428,7 @@ def test_a_worker_that_hangs_in_reset_does_not_take_the_others_along() -> None:
             results["default"].obs = np.zeros((1, 300_000), np.float32)
             return results
 
-    with SubprocessEnvManager(Large, 3, timeouts=Timeouts(reset_s=0.5)) as manager:
+    with SubprocessEnvManager(Large, 3, restarts=NEVER, timeouts=Timeouts(reset_s=0.5)) as manager:
         with pytest.raises(WorkerTimedOut) as raised:
             manager.reset()
         assert raised.value.worker_id == 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, Timeouts, Wait, WorkerDied
+from envmanager import ActionInfo, AgentSteps, EnvContext, RestartPolicy, SubprocessEnvManager, Timeouts, Wait, WorkerDied
 from envmanager.testing import FakeEnvironment
 
 LARGE = 20_000_000
@@ -49,7 +49,7 @@ def test_a_worker_killed_in_the_middle_of_a_large_info_leaves_the_others_alone()
     def make(context: EnvContext) -> FakeEnvironment:
         return LargeInfo() if context.env_id == 0 else FakeEnvironment()
 
-    with SubprocessEnvManager(make, 3, infos=True) as manager:
+    with SubprocessEnvManager(make, 3, infos=True, restarts=RestartPolicy(max_restarts=0)) as manager:
         manager.set_policy("default", Zeros())
         manager.reset()
         for _ in range(3):

@@ -1,0 +1,39 @@
+"""What Python's faulthandler says when a worker crashes in native code, kept where the trainer can read it.
+
+The rule: one nameless file for all workers, in which each has a part of its own; so a crash costs no descriptor, blocks
+on no pipe, and its text is there after the process has gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+
+_PART_BYTES = 1 << 20
+"""More than faulthandler writes for a hundred threads. The file has holes: only what is written takes memory."""
+_READ_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 4000
+
+
+def create() -> int:
+    """A descriptor of the file."""
+    return os.memfd_create("envmanager-crashes", os.MFD_CLOEXEC)
+
+
+def enable(fd: int, worker_id: int) -> None:
+    """In a worker: write what happened into its part of the file when it crashes."""
+    # Opened anew, for a position of its own.
+    own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
+    faulthandler.enable(file=own_fd, all_threads=True)
+
+
+def take(fd: int, worker_id: int) -> str:
+    """In the trainer: what a worker that has ended wrote, which is then erased; empty when it did not crash."""
+    start = worker_id * _PART_BYTES
+    data = os.pread(fd, _READ_BYTES, start)
+    written = data[: data.find(b"\0")] if b"\0" in data else data
+    if not written:
+        return ""
+    os.pwrite(fd, bytes(len(data)), start)
+    return written.decode(errors="replace")[:_SHOWN_CHARACTERS].strip()

@@ -1,0 +1,90 @@
+"""What a trainer gets when a worker was replaced: how the old episodes ended, and how the new ones begin, in one step.
+
+The rule: an episode of one generation never continues in the next. Each agent of the old generation gets one row in
+which its episode ends, with the last observation it had; the observation to act on next comes from the new generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+
+from envmanager.steps import AgentSteps, Steps, concat_steps, copy_tree, take_rows, with_rows
+
+
+def lost(last: Steps) -> dict[str, AgentSteps]:
+    """The last steps that were handed out of a worker that failed, as truncated episodes that brought no reward.
+
+    Only agents that were still playing have an episode to cut.
+    """
+    return {name: _cut(steps.take(steps.acting_rows)) for name, steps in last.items() if len(steps.acting_rows)}
+
+
+def _cut(steps: AgentSteps) -> AgentSteps:
+    n = len(steps)
+    return AgentSteps(
+        steps.agent_id,
+        steps.obs,
+        np.zeros(n, np.float32),
+        np.zeros(n, np.bool_),
+        np.ones(n, np.bool_),
+        final_obs=copy_tree(steps.obs),
+        info=None if steps.info is None else [{} for _ in range(n)],
+    )
+
+
+def truncated(steps: Steps, playing: Mapping[str, AgentSteps]) -> dict[str, AgentSteps]:
+    """The last steps of a healthy worker, with the episodes that had not ended truncated there.
+
+    ``playing`` are the steps before them: an agent that is not in them has only just joined, and has nothing to cut.
+    """
+    found = {}
+    for name, own in steps.items():
+        before = playing.get(name)
+        rows = np.flatnonzero(np.isin(own.agent_id, before.agent_id)) if before is not None else np.arange(0)
+        if len(rows):
+            found[name] = _truncated(own.take(rows))
+    return found
+
+
+def _truncated(steps: AgentSteps) -> AgentSteps:
+    ended = np.flatnonzero(steps.ended)
+    final_obs = with_rows(steps.obs, ended, steps.final_obs) if len(ended) else copy_tree(steps.obs)
+    return attrs.evolve(steps, truncated=steps.truncated | ~steps.ended, final_obs=final_obs, reset_info=None)
+
+
+def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
+    """Rows that have all ended, with what the new generation's first observations say about what to act on next."""
+    names = dict.fromkeys([*old, *first])
+    return {name: _followed_by(old.get(name), first.get(name)) for name in names}
+
+
+def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps:
+    if old is None:
+        assert first is not None
+        return first.copy()
+    if first is None:
+        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_))
+    if np.array_equal(old.agent_id, first.agent_id):
+        return attrs.evolve(old, obs=copy_tree(first.obs), acting=first.acting, reset_info=first.info)
+    return _joined(old, first)
+
+
+def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
+    """As above when the agents differ: some do not come back, others are new."""
+    place = {agent_id: row for row, agent_id in enumerate(first.agent_id.tolist())}
+    back = [place.get(agent_id, -1) for agent_id in old.agent_id.tolist()]
+    returns = np.array(back) >= 0
+    from_first = np.array(back)[returns]
+    obs = with_rows(old.final_obs, returns, take_rows(first.obs, from_first))
+    acting = returns.copy()
+    if first.acting is not None:
+        acting[returns] = first.acting[from_first]
+    reset_info = None
+    if first.info is not None:
+        reset_info = [first.info[row] if row >= 0 else {} for row in back]
+    continued = attrs.evolve(old, obs=obs, acting=acting, reset_info=reset_info)
+    joined = np.setdiff1d(np.arange(len(first)), from_first)
+    return concat_steps([continued, first.take(joined)]) if len(joined) else continued

@@ -1,0 +1,42 @@
+"""The rows that were last handed out by ``recv``, to say what an episode that is cut last saw.
+
+The rule: only references are kept; the rows of a worker are looked up when it has failed, which is rare.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from envmanager.env_rows import EnvRows
+from envmanager.steps import AgentSteps, Batch, take_rows, with_rows
+
+
+class LastBatches:
+    """For each worker the batches that hold its rows, oldest first."""
+
+    def __init__(self, env_rows: EnvRows) -> None:
+        self._env_rows = env_rows
+        self._batches: list[list[Batch]] = [[] for _ in env_rows.blocks]
+
+    def clear(self) -> None:
+        """After a reset nothing has been handed out."""
+        for batches in self._batches:
+            batches.clear()
+
+    def add(self, worker_id: int, n_rows: int, batch: Batch) -> None:
+        """``batch`` holds ``n_rows`` rows of this worker."""
+        if n_rows == len(self._env_rows.blocks[worker_id]):
+            self._batches[worker_id] = [batch]
+        else:  # the other rows are in earlier batches, which must outlive the memory they are views of
+            kept = [each.copy() if each.is_view else each for each in (*self._batches[worker_id], batch)]
+            self._batches[worker_id] = kept[-len(self._env_rows.blocks[worker_id]) - 1 :]
+
+    def over(self, first: AgentSteps, worker_id: int) -> AgentSteps:
+        """``first``, the worker's steps since the reset, with the observations handed out after it."""
+        env_ids = self._env_rows.blocks[worker_id]
+        obs = first.obs
+        for batch in self._batches[worker_id]:
+            places = np.flatnonzero(np.isin(batch.env_ids, env_ids))
+            obs = with_rows(obs, batch.env_ids[places] - env_ids[0], take_rows(batch.obs, places))
+        return attrs.evolve(first, obs=obs)

@@ -1,0 +1,77 @@
+"""Whether a worker that failed is replaced, and when.
+
+::
+
+    error ── Supervisor.judge ──▶ Replace(delay_s)    within the budget
+                              ──▶ GiveUp(error)       raise it
+                              ──▶ GiveUp(error, drop) go on without that worker
+
+The rule: only arithmetic on times that the caller passes in; nothing here starts, stops or waits for anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import attrs
+
+from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerError
+from envmanager.options import RestartPolicy
+
+LONGEST_BACKOFF_S = 30.0
+
+
+@attrs.frozen
+class Replace:
+    """Replace the worker, in ``delay_s`` seconds."""
+
+    delay_s: float
+
+
+@attrs.frozen
+class GiveUp:
+    """Leave the worker out: raise ``error``, or with ``drop`` go on without it."""
+
+    error: Exception
+    drop: bool = False
+
+
+class Supervisor:
+    """The budgets of all workers: each may be replaced ``max_restarts`` times within any ``within_s`` seconds."""
+
+    def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
+        self._policy = policy
+        self._recent: list[deque[tuple[float, WorkerError]]] = [deque() for _ in range(n_workers)]
+        self._jitter = random.Random() if jitter is None else jitter
+
+    def judge(self, error: Exception, now: float) -> Replace | GiveUp:
+        """What to do about a worker that failed with ``error`` at ``now`` (monotonic seconds)."""
+        policy = self._policy
+        if not isinstance(error, WorkerError):
+            return GiveUp(error)
+        if isinstance(error, EnvRaised | BadObservation) and policy.on_exception == "raise":
+            return GiveUp(error)
+        if policy.max_restarts == 0:
+            return GiveUp(error, drop=policy.then == "drop")
+        recent = self._recent[error.worker_id]
+        while recent and now - recent[0][0] > policy.within_s:
+            recent.popleft()
+        if len(recent) >= policy.max_restarts:
+            first = recent[0][1]
+            exhausted = RestartsExhausted(first=first, last=error, restarts=len(recent), within_s=policy.within_s)
+            exhausted.__cause__ = error
+            return GiveUp(exhausted, drop=policy.then == "drop")
+        recent.append((now, error))
+        return Replace(self._delay(len(recent)))
+
+    def forgive(self, worker_id: int) -> None:
+        """Begin a new budget: the user has asked for a reset of a worker that was given up."""
+        self._recent[worker_id].clear()
+
+    def _delay(self, nth: int) -> float:
+        """The first replacement starts at once; the others ever later, and not all at the same moment."""
+        if nth == 1 or self._policy.backoff_s == 0:
+            return 0.0
+        longest = min(self._policy.backoff_s * 2.0 ** min(nth - 2, 60), LONGEST_BACKOFF_S)
+        return longest * self._jitter.uniform(0.5, 1.5)
