@@ -50,6 +50,7 @@ from envmanager.steps import (
     take_rows,
 )
 from envmanager.trees import Tree
+from envmanager.weak_calls import weakly
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -119,8 +120,8 @@ class EnvManager(ABC):
             RestartPolicy(max_restarts=0) if restarts is None else restarts,
             self.env_workers,
             n_workers,
-            replace=self._replace_worker,
-            last_steps=self._last_steps,
+            replace=weakly(self._replace_worker),
+            last_steps=weakly(self._last_steps),
         )
         self._gathering = Gathering(self.env_workers, n_workers, self._recovery)
         self._lock = threading.RLock()

@@ -43,8 +43,15 @@ from envmanager.interrupts import held
 from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.stats import WorkerStats
 from envmanager.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos, only_agents
+from envmanager.weak_calls import weakly
 
 __all__ = ["SubprocessEnvManager", "worker"]
+
+
+_DESCRIPTORS_PER_WORKER = 3
+"""The connection, the pidfd, and under forkserver the pipe that tells the exit code."""
+_MORE_DESCRIPTORS = 32
+"""The manager's own (two pipes, two memories, an epoll), those that starting a process takes for a moment, and room."""
 
 
 class SubprocessEnvManager(EnvManager):
@@ -103,6 +110,7 @@ class SubprocessEnvManager(EnvManager):
         self._slots = 0
         self._n_slots = 3 if zero_copy else 1
         self._block: Block | None = None
+        descriptors.require_room(_DESCRIPTORS_PER_WORKER * self.n_workers + _MORE_DESCRIPTORS)
         self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
@@ -266,12 +274,7 @@ class _Resources:
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
-        method = weakref.WeakMethod(learn_specs)
-        self.step_queue = StepQueue(
-            events,
-            on_specs=lambda worker_id, specs: _call_if_alive(method, specs, worker_id),
-            on_retired=self.drop,
-        )
+        self.step_queue = StepQueue(events, on_specs=weakly(learn_specs), on_retired=weakly(self.drop))
         self.memory_fd = create_memory()
         self.crash_fd = descriptors.register(crash_report.create())
         self.life_read_fd, self._life_write_fd = os.pipe()
@@ -342,12 +345,6 @@ def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerH
         for handle in left.values():
             handle.pump()  # a worker that blocks on a full pipe cannot end
     return list(left.values())
-
-
-def _call_if_alive(method: weakref.WeakMethod[Any], *args: Any) -> None:
-    function = method()
-    if function is not None:
-        function(*args)
 
 
 def _log_path(log_dir: str | None, worker_id: int, generation: int) -> str | None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import Any
+
+from envmanager.errors import UsageError
 
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
@@ -36,6 +39,18 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     for fd, mask in wanted.items():
         poll.register(fd, mask)
     return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), _LONGEST_WAIT_S) * 1000)}
+
+
+def require_room(n_more: int) -> None:
+    """Raise UsageError when this process may not open ``n_more`` descriptors, before the first is opened."""
+    limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + n_more
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        at_most = "" if ceiling == resource.RLIM_INFINITY or ceiling >= needed else f" (at most {ceiling} here)"
+        raise UsageError(
+            f"this process may have {limit} open files (RLIMIT_NOFILE) and would need {needed}: raise the limit with "
+            f"`ulimit -n {needed}`{at_most}, or use fewer workers (n_workers=…), each with more environments."
+        )
 
 
 def forget(fd: int) -> None:

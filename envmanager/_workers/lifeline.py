@@ -6,6 +6,9 @@ group when something happens on it. The only thing that can happen is that the l
 thread and no GIL, and works while the worker sits in native code or ignores SIGTERM. PR_SET_PDEATHSIG does not do: it
 fires when the *thread* that started the worker ends, and not at all under forkserver.
 
+Where the kernel refuses (no /proc, a sandbox without signal-driven input), a thread in the worker waits for the same
+event. It needs the GIL: an environment that holds it in native code then outlives its trainer until it lets go.
+
 The rule: the write end is closed only after the last worker has gone, because closing it kills.
 """
 
@@ -15,10 +18,24 @@ import fcntl
 import os
 import select
 import signal
+import threading
+
+VARIABLE = "ENVMANAGER_LIFELINE"
+"""Set to "thread" in the environment, it chooses the thread without asking the kernel."""
 
 
-def arm(read_fd: int) -> int:
-    """Tie this process group to the pipe behind ``read_fd``; the descriptor that must stay open. Linux only."""
+def arm(read_fd: int) -> None:
+    """Tie this process group to the pipe behind ``read_fd``."""
+    try:
+        if os.environ.get(VARIABLE) == "thread":
+            raise OSError(f"{VARIABLE}=thread")
+        _arm_kernel(read_fd)
+    except OSError:
+        threading.Thread(target=_watch, args=(read_fd,), name="envmanager-lifeline", daemon=True).start()
+
+
+def _arm_kernel(read_fd: int) -> None:
+    """The descriptor made here stays open until the process ends."""
     own_fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.fcntl(own_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own_fd, fcntl.F_SETOWN, -os.getpgrp())
@@ -27,4 +44,10 @@ def arm(read_fd: int) -> int:
     poll.register(own_fd, select.POLLHUP)
     if poll.poll(0):  # the trainer went before the signal was armed
         os.killpg(os.getpgrp(), signal.SIGKILL)
-    return own_fd
+
+
+def _watch(read_fd: int) -> None:
+    poll = select.poll()
+    poll.register(read_fd, select.POLLHUP)
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -62,10 +62,10 @@ class StepQueue:
         self,
         events: EventLog,
         *,
-        on_specs: Callable[[int, Any], None],
+        on_specs: Callable[[Any, int], None],
         on_retired: Callable[[WorkerHandle], None],
     ) -> None:
-        """``on_specs(worker_id, specs)``: a worker has behaviors. ``on_retired(handle)``: it has ended as asked."""
+        """``on_specs(specs, worker_id)``: a worker has behaviors. ``on_retired(handle)``: it has ended as asked."""
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)
@@ -241,7 +241,7 @@ class StepQueue:
     def _learn(self, handle: WorkerHandle, specs: Any) -> EnvironmentResponse | None:
         """Tell the manager of a worker's specs; a behavior with two specs is this worker's failure."""
         try:
-            self._on_specs(handle.worker_id, specs)
+            self._on_specs(specs, handle.worker_id)
         except UsageError as error:
             return EnvironmentResponse(CommandName.FAILED, handle.worker_id, error)
         return None

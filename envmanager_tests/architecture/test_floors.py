@@ -13,7 +13,7 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
-    ["errors", "interrupts", "trees"],
+    ["errors", "interrupts", "trees", "weak_calls"],
     ["specs", "stats", "seeding", "events"],
     ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
     ["_workers.memory"],
