@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 
 from envmanager.env_rows import EnvRows
-from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError
+from envmanager.errors import BadAction, ManagerClosed, UsageError
 from envmanager.events import EventLog, LateReplyDiscarded
 from envmanager.gathering import Gathering, StepQueue
 from envmanager.interrupts import held, let_through
@@ -442,63 +442,37 @@ class EnvManager(ABC):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
     def _discard_steps_in_flight(self) -> None:
-        while self._gathering.ready or any(worker.waiting for worker in self.env_workers):
-            try:
-                self._skip(self._collect(Wait.all()))
-            except ManagerClosed:
-                raise
-            except EnvManagerError:
-                pass  # the reset revives the worker
+        self._gathering.drain(self._collect)  # a failure does not matter: the reset revives the worker
         self._actions.clear()
         self._undelivered = None
         self._last_batches.clear()
         self._recovery.unanswered.clear()
-
-    def _skip(self, responses: Sequence[EnvironmentResponse]) -> None:
-        for response in responses:
-            self._recovery.handed_out(response)
-            self._gathering.mark_handed_out(response)
 
     def _reset_workers(self, config: Any) -> list[EnvironmentResponse]:
         """The first observations of every worker that is not dropped; those that are gone are replaced.
 
         When some failed, the first failure is raised after all have answered.
         """
-        out = self._recovery.out
+        recovery = self._recovery
         for worker in self.env_workers:
             worker.previous_step = None
-        gone = [id for id in out if id not in self._recovery.dropped and self._is_gone(self.env_workers[id])]
-        for worker_id in gone:
-            self._recovery.revive(worker_id)
-        alive = [w for w in self.env_workers if not w.waiting and w.worker_id not in self._recovery.dropped]
+        for worker_id in recovery.out.keys() - recovery.dropped:
+            if self._is_gone(self.env_workers[worker_id]):
+                recovery.revive(worker_id)
+        alive = [w for w in self.env_workers if not w.waiting and w.worker_id not in recovery.dropped]
         for worker in alive:
-            out.pop(worker.worker_id, None)
+            recovery.out.pop(worker.worker_id, None)
             worker.send(CommandName.RESET, config)
-        answers = [worker.recv() for worker in alive]
-        for answer in answers:
+        answers = {worker.worker_id: worker.recv() for worker in alive}
+        for answer in answers.values():
             if answer.name is CommandName.FAILED:
                 self._gathering.fail(answer)
-        found = {answer.worker_id: answer for answer in answers if answer.name is not CommandName.FAILED}
-        found.update(self._first_steps_of_replacements())
-        self._recovery.unanswered.clear()
-        return [found[worker_id] for worker_id in sorted(found)]
-
-    def _first_steps_of_replacements(self) -> dict[int, EnvironmentResponse]:
-        found = {}
-        failure: EnvManagerError | None = None
-        while self._gathering.ready or any(worker.waiting for worker in self.env_workers):
-            try:
-                responses = self._collect(Wait.all())
-            except ManagerClosed:
-                raise
-            except EnvManagerError as error:
-                failure = failure or error
-                continue
-            self._skip(responses)
-            found.update({response.worker_id: response for response in responses})
+        replacements, failure = self._gathering.drain(self._collect)
+        recovery.unanswered.clear()
         if failure is not None:
             raise failure
-        return found
+        answers.update(replacements)
+        return [answers[worker_id] for worker_id in sorted(answers) if worker_id not in recovery.dropped]
 
     def _first_step(self, response: EnvironmentResponse) -> StepInfo:
         info = StepInfo(None, self._own(response.payload), None, response.worker_id)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from envmanager.errors import ManagerClosed, UsageError
+from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.options import Wait
 from envmanager.recovery import Recovery
 from envmanager.steps import CommandName, EnvironmentResponse
@@ -184,6 +185,26 @@ class Gathering:
             self.ready.append(replacement.response)
         if response.name is CommandName.STEP:
             self.handed_out[worker_id] += 1
+
+    def drain(
+        self, collect: Callable[[Wait], list[EnvironmentResponse]]
+    ) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
+        """Wait for all that is in flight, failures too: the answers by worker, and the first failure."""
+        answers: dict[int, EnvironmentResponse] = {}
+        failure: EnvManagerError | None = None
+        while self.ready or any(worker.waiting for worker in self._workers):
+            try:
+                responses = collect(Wait.all())
+            except ManagerClosed:
+                raise
+            except EnvManagerError as error:
+                failure = failure or error
+                continue
+            for response in responses:
+                self._recovery.handed_out(response)
+                self.mark_handed_out(response)
+                answers[response.worker_id] = response
+        return answers, failure
 
     def _is_held_back(self, response: EnvironmentResponse, wait: Wait) -> bool:
         if wait.max_lead is None or not self.holds_back or response.name is not CommandName.STEP:

@@ -211,7 +211,8 @@ class SubprocessEnvManager(EnvManager):
 
     def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
         if isinstance(worker, WorkerHandle):
-            worker.begin_again(self._block, config)
+            others = (each.slot for each in self.env_workers if isinstance(each, WorkerHandle) and each is not worker)
+            worker.begin_again(self._block, config, next(others, 0))
         else:
             super()._begin_again(worker, config)
 

@@ -224,8 +224,12 @@ class WorkerHandle:
 
     # Taking another's place: the step queue waits for the answers, so nobody else does.
 
-    def begin_again(self, block: Block | None, config: ResetConfig) -> None:
-        """Once it has started, attach it to the memory and reset it; the answer comes out of the step queue."""
+    def begin_again(self, block: Block | None, config: ResetConfig, slot: int) -> None:
+        """Once it has started, attach it to the memory and reset it; the answer comes out of the step queue.
+
+        ``slot`` is where the others stand: in step with them, its rows and theirs make one view again.
+        """
+        self._slot = slot
         self._first_reset = (block, config)
         self._await(CommandName.START, self._deadline)
 

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from envmanager.testing.contract import EnvironmentContract, ManagerContract
     from envmanager.testing.environment_check import Finding, check_environment
     from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Sleep, Step
+    from envmanager.testing.fault_contract import FaultContract
+    from envmanager.testing.faults import Fault, FaultyEnvironment, faulty
     from envmanager.testing.leaks import Traces, nothing_left_behind
 
 _HOMES = {
     "contract": ["EnvironmentContract", "ManagerContract"],
     "environment_check": ["Finding", "check_environment"],
     "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Raise", "Sleep", "Step"],
+    "fault_contract": ["FaultContract"],
+    "faults": ["Fault", "FaultyEnvironment", "faulty"],
     "leaks": ["Traces", "nothing_left_behind"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -32,6 +36,10 @@ __all__ = [  # noqa: RUF022  (in the order of the docs)
     "EchoEnvironment",
     "ManagerContract",
     "EnvironmentContract",
+    "FaultContract",
+    "FaultyEnvironment",
+    "Fault",
+    "faulty",
     "check_environment",
     "Finding",
     "Traces",

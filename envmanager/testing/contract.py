@@ -11,6 +11,8 @@ The rule: a contract test uses public names only, so that it holds for a manager
 
 from __future__ import annotations
 
+import gc
+import weakref
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -94,6 +96,17 @@ class ManagerContract:
                     check_echo(info, policy.given, n_steps)
 
             assert len(n_steps) == 3, "some environment never got a step"
+
+    def test_a_manager_that_nobody_holds_any_more_is_garbage_at_once(self) -> None:
+        gc.disable()  # it must not need the collector, which may come late
+        try:
+            manager = self.make_manager(FakeEnvironment, 2)
+            manager.reset()
+            reference = weakref.ref(manager)
+            del manager
+            assert reference() is None, "something refers back to the manager"
+        finally:
+            gc.enable()
 
     def test_previous_is_the_current_of_the_workers_last_step(self) -> None:
         with self.make_manager(EchoEnvironment, 3) as manager:
