@@ -26,7 +26,7 @@ from envmanager.hosting import (
     phase_of,
 )
 from envmanager.interrupts import let_through
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait
 from envmanager.stats import WorkerStats
 from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
 
@@ -99,6 +99,13 @@ class SimpleEnvManager(EnvManager):
     def _replace(self, worker_id: int) -> EnvWorker:
         self.env_workers[worker_id].close_quietly()
         return self._new_worker()
+
+    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
+        try:
+            super()._begin_again(worker, config)
+        except KeyboardInterrupt as error:
+            self.env_workers[0].was_interrupted(error, CommandName.RESET)
+            raise
 
     def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
         responses = self._collect_from(self.step_queue, wait)
@@ -215,14 +222,17 @@ class LocalWorker:
         try:
             response = self._obey(name, actions)
         except KeyboardInterrupt as error:
-            # The environment was stopped half-way: whoever goes on after this must reset first.
-            self._stepped = self._failed(error, name)
+            self.was_interrupted(error, name)
             raise
         self.steps += 1
         self.idle_ns += started_ns - self._ended_ns
         self._ended_ns = time.monotonic_ns()
         self.busy_ns += self._ended_ns - started_ns
         return response
+
+    def was_interrupted(self, error: KeyboardInterrupt, name: CommandName) -> None:
+        """The environments were stopped half-way: whoever goes on after this must reset first."""
+        self._stepped = self._failed(error, name)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
         try:
@@ -262,5 +272,6 @@ class LocalStepQueue:
     def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
         """As ``get_nowait``; when nothing was sent, a replacement may be what the ``timeout`` is for."""
         if timeout and self.empty():
-            time.sleep(timeout)
+            with let_through():
+                time.sleep(timeout)
         return self.get_nowait()

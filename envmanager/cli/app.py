@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +81,9 @@ def run_command(
     n_envs: Annotated[int | None, typer.Option(help="How many environments.")] = None,
     n_workers: Annotated[int | None, typer.Option(help="In how many workers; one per environment if unset.")] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
+    restarts: Annotated[
+        int | None, typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="How many environment steps.")] = None,
     seed: SeedOption = None,
     policy: Annotated[
@@ -96,8 +99,15 @@ def run_command(
     2 after a mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
-    manager_flags = {"env": env, "kind": manager, "n_envs": n_envs, "n_workers": n_workers, "wait": wait}
-    manager_flags["start_method"] = start_method
+    manager_flags: dict[str, Any] = {
+        "env": env,
+        "kind": manager,
+        "n_envs": n_envs,
+        "n_workers": n_workers,
+        "wait": wait,
+        "restarts": _with_max_restarts(tables["manager"].get("restarts"), restarts),
+        "start_method": start_method,
+    }
     run_flags = {"steps": steps, "seed": seed, "policy": policy}
     plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
     raise typer.Exit(run(plan, _display(plain)))
@@ -119,6 +129,13 @@ def check_command(
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The table, with the flags that were given in place of its own values."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
+
+
+def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
+    """The table ``restarts`` with the flag, if given, in place of its own number; what is no table is refused later."""
+    if max_restarts is None or not isinstance(table, Mapping | None):
+        return table
+    return {**(table or {}), "max_restarts": max_restarts}
 
 
 def _display(plain: bool) -> Display:

@@ -20,7 +20,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.stats import ManagerStats, WorkerStats
 
 MAX_WORKERS_SHOWN = 16
-WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "idle")
+WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "idle", "restarts")
 
 
 class Display(ABC):
@@ -41,6 +41,10 @@ class Display(ABC):
     @abstractmethod
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
         """Show how far the run is; sets :attr:`due`."""
+
+    @abstractmethod
+    def show_notice(self, level: str, text: str) -> None:
+        """Show what happened to a worker while the run goes on; ``level`` is ``"warning"`` or ``"error"``."""
 
     @abstractmethod
     def show_summary(self, summary: RunSummary) -> None:
@@ -72,6 +76,9 @@ class PlainDisplay(Display):
         rate = self._rate.at(now, episodes.env_steps)
         parts = [progress, f"{rate:,.0f} steps/s", describe(episodes), f"workers {idle_share(stats.workers):.0%} idle"]
         print(f"{now - self._started:7.1f} s  {'  '.join(parts)}", flush=True)
+
+    def show_notice(self, level: str, text: str) -> None:
+        print(describe_notice(level, text), file=sys.stderr, flush=True)
 
     def show_summary(self, summary: RunSummary) -> None:
         lines = summary_lines(summary)
@@ -112,11 +119,16 @@ def describe_start(plan: Plan) -> str:
 
 def describe(episodes: Episodes) -> str:
     """One phrase on the episodes so far."""
+    lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
-        return "no episode has ended yet"
-    return (
-        f"{count(episodes.count, 'episode')}, mean return {episodes.mean_of_recent():.4g} (last {len(episodes.recent)})"
-    )
+        return f"no episode has ended yet{lost}"
+    mean = f"mean return {episodes.mean_of_recent():.4g} (last {len(episodes.recent)})"
+    return f"{count(episodes.count, 'episode')}, {mean}{lost}"
+
+
+def describe_notice(level: str, text: str) -> str:
+    """``"Warning: …"``, without the blank lines at the end of a worker's last words."""
+    return f"{level.capitalize()}: {text}".rstrip()
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
@@ -132,6 +144,13 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     if episodes.count:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
+    stats = summary.stats
+    if stats.restarts or episodes.lost or stats.steps_lost:
+        lines.append(("restarts", f"{stats.restarts:,}"))
+        lines.append(("lost", f"{count(episodes.lost, 'episode')}, {count(stats.steps_lost, 'step')} of a worker"))
+    n_dropped = sum(worker.dropped for worker in stats.workers)
+    if n_dropped:
+        lines.append(("dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"))
     if summary.plan.out is not None:
         lines.append(("written to", str(summary.plan.out)))
     return lines
@@ -139,15 +158,22 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
     """One worker as a row under WORKER_COLUMNS."""
-    state = "failed" if worker.failed else "waiting" if worker.waiting else "ready"
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),
-        state,
+        state_of(worker),
         f"{worker.steps:,}",
         describe_seconds(worker.step_time_s),
         f"{worker.idle_share:.0%}",
+        f"{worker.restarts:,}",
     )
+
+
+def state_of(worker: WorkerStats) -> str:
+    """In one word, what a worker is doing; one that is being replaced is waiting."""
+    if worker.dropped:
+        return "dropped"
+    return "failed" if worker.failed else "waiting" if worker.waiting else "ready"
 
 
 def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
@@ -155,9 +181,13 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
     rest = workers[n_shown:]
     if not rest:
         return ""
-    failed = sum(worker.failed for worker in rest)
+    failed = sum(worker.failed for worker in rest)  # the dropped ones too
     steps = sum(worker.steps for worker in rest)
-    return f"and {len(rest)} more: {steps:,} steps, {idle_share(rest):.0%} idle, {failed} failed"
+    restarts = sum(worker.restarts for worker in rest)
+    return (
+        f"and {len(rest)} more: {steps:,} steps, {idle_share(rest):.0%} idle, {failed} failed, "
+        f"{count(restarts, 'restart')}"
+    )
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:

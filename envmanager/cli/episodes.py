@@ -1,5 +1,7 @@
 """Counting while a manager runs: environment steps, episodes and their returns.
 
+An episode that was cut because its worker failed has no return: it is counted as lost and not as an episode.
+
 The rule: as cheap as it can be, for it runs once per StepInfo, tens of thousands of times a second. Who the rows of a
 worker belong to is looked up once and remembered until its agents change.
 """
@@ -29,11 +31,15 @@ class _Rows:
 
 @attrs.define
 class Episodes:
-    """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order."""
+    """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
+
+    ``count``: episodes that ended; ``lost``: those that were cut because their worker failed.
+    """
 
     env_steps: int = 0
     worker_steps: int = 0
     count: int = 0
+    lost: int = 0
     returns: dict[int, list[float]] = attrs.field(factory=dict)
     recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
     _place_of: dict[int, int] = attrs.field(factory=dict, init=False)
@@ -45,6 +51,7 @@ class Episodes:
         """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
         rows = self._rows(info)
         if info.previous is None or info.lost is not None:
+            self.lost += sum(int(np.count_nonzero(steps.truncated)) for steps in info.current.values())
             for places in rows.places:
                 self._running[places] = 0.0
             return

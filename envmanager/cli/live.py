@@ -21,6 +21,7 @@ from envmanager.cli.display import (
     Display,
     Rate,
     describe,
+    describe_notice,
     describe_rest,
     describe_start,
     summary_lines,
@@ -32,7 +33,8 @@ from envmanager.cli.summary import RunSummary
 from envmanager.errors import EnvManagerError
 from envmanager.stats import ManagerStats, WorkerStats
 
-STATE_STYLES = {"ready": "green", "waiting": "yellow", "failed": "red"}
+STATE_STYLES = {"ready": "green", "waiting": "yellow", "failed": "red", "dropped": "red"}
+NOTICE_STYLES = {"warning": "yellow", "error": "red"}
 LINES_AROUND_ROWS = 9
 """What is drawn besides the rows of workers; a terminal lower than that shows fewer rows."""
 
@@ -62,6 +64,12 @@ class LiveDisplay(Display):
         rate = self._rate.at(now, episodes.env_steps)
         parts = [self._progress(now, episodes.env_steps, rate), Text(describe(episodes)), Text()]
         self._live.update(Group(*parts, *self._workers(stats)), refresh=True)
+
+    def show_notice(self, level: str, text: str) -> None:
+        # Through the console that draws, which puts it above the drawing; another writer in the same terminal would
+        # tear it.
+        console = self._console if self._errors.is_terminal else self._errors
+        console.print(Text(describe_notice(level, text), style=NOTICE_STYLES[level]), soft_wrap=True)
 
     def show_summary(self, summary: RunSummary) -> None:
         table = Table.grid(padding=(0, 2))

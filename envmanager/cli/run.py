@@ -3,13 +3,14 @@
 ::
 
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, every now and then
-                                                                         └──▶ RunSummary ──▶ Display, --out
+                                 └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
 The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is said.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from types import FrameType, TracebackType
@@ -35,7 +36,7 @@ def run(plan: Plan, display: Display) -> int:
     """Do what ``plan`` says; the exit code. What was done is shown, and written, whatever ended it."""
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
-    with StopSignals() as signals:
+    with Notices(display), StopSignals() as signals:
         try:
             course.go(signals)
         except Stopped as stopped:
@@ -99,6 +100,30 @@ class _Run:
         for behavior, spec in behaviors[n_known:]:
             manager.set_policy(behavior, self.plan.make_policy(behavior, spec))
         return len(behaviors)
+
+
+class Notices(logging.Handler):
+    """Within this context, what the library logs as a warning or worse goes to the display."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+        self._logger = logging.getLogger("envmanager")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._display.show_notice("error" if record.levelno >= logging.ERROR else "warning", self.format(record))
+        except Exception:  # as logging's own handlers do: a terminal that is gone must not end a step half-way
+            self.handleError(record)
+
+    def __enter__(self) -> Notices:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._logger.removeHandler(self)
 
 
 class Stopped(KeyboardInterrupt):

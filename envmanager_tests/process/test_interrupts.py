@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, EnvManager, SimpleEnvManager, SubprocessEnvManager, Wait
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    EnvContext,
+    EnvManager,
+    RestartPolicy,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    Wait,
+)
 from envmanager_tests.envs import EchoGym
 
 pytestmark = pytest.mark.untraced
@@ -162,3 +171,29 @@ def test_a_close_that_was_interrupted_can_be_repeated() -> None:
         handler.armed = True
         manager.close()
     manager.close()
+
+
+def test_an_interrupt_while_environments_in_this_process_are_made_again_asks_for_a_reset() -> None:
+    class Interrupted(EchoGym):
+        def __init__(self, context: EnvContext) -> None:
+            super().__init__(context)
+            self._generation = context.generation
+
+        def step(self, action: Any) -> Any:
+            if self._generation == 0:
+                raise ValueError("make me again")
+            return super().step(action)
+
+        def reset(self, **arguments: Any) -> Any:
+            if self._generation == 1:
+                raise KeyboardInterrupt
+            return super().reset(**arguments)
+
+    with SimpleEnvManager(Interrupted, 1, restarts=RestartPolicy(on_exception="restart")) as manager:
+        manager.set_policy("default", Numbering())
+        manager.reset()
+        with pytest.raises(KeyboardInterrupt):
+            manager.step()
+        (info,) = manager.step()
+        assert info.lost is not None
+        assert manager.stats().workers[0].generation == 2

@@ -28,6 +28,7 @@ from envmanager import (
 )
 from envmanager.testing import Die, EchoEnvironment, FakeEnvironment, Sleep, Step
 from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager_tests.envs import EchoGym
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 WITHIN_S = 20.0
@@ -225,7 +226,7 @@ def test_recv_marks_the_rows_of_a_lost_worker() -> None:
 
 
 def test_with_zero_copy_batches_are_views_again_after_a_restart() -> None:
-    with SubprocessEnvManager(EchoEnvironment, 3, zero_copy=True) as manager:
+    with SubprocessEnvManager(EchoGym, 3, zero_copy=True) as manager:
         manager.reset()
         batch = manager.recv(Wait.all())
         views = []
