@@ -127,7 +127,7 @@ class WorkerDied(WorkerError):
         tail = f"\nThe end of its output:\n{output}" if output else ""
         super().__init__(
             f"{_where(worker_id, env_ids)} ended ({exit}) during {phase} (request {ticket}).{hint} "
-            f"The others go on; unless it is replaced, it takes no more steps until reset().{tail}",
+            f"Within its RestartPolicy a worker is replaced; past that, it takes no more steps until reset().{tail}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,

@@ -6,8 +6,8 @@
         if isinstance(event, events.Restarted): …
 
 The rule: nothing the library does by itself is silent. Each event is kept here, counted in ``stats()`` and written to
-the logger ``envmanager``: DEBUG when all is well, WARNING when a worker had to be replaced, ERROR when one is lost for
-good. Foreign text is an argument of a log call and never its format.
+the logger ``envmanager``: WARNING when a worker is replaced, ERROR when one is dropped, with all that is known of the
+failure; DEBUG for a failure itself, which is raised if nothing is done about it. Foreign text is an argument of a log call and never its format.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ class Failed(Event):
     Its subclasses say how: Died, TimedOut, Raised.
     """
 
-    LEVEL = logging.WARNING
-
     error: Exception
 
     def __str__(self) -> str:
@@ -82,8 +80,6 @@ class TimedOut(Failed):
 class Raised(Failed):
     """The environment raised, or broke its spec."""
 
-    LEVEL = logging.DEBUG  # the error itself is raised, unless the policy says restart, which is then logged
-
 
 @attrs.frozen(kw_only=True)
 class Restarted(Event):
@@ -96,7 +92,7 @@ class Restarted(Event):
 
     def __str__(self) -> str:
         when = f" in {self.delay_s:.2f} s" if self.delay_s else ""
-        return f"worker {self.worker_id} is replaced by generation {self.generation}{when} ({self.cause.cause})"
+        return f"worker {self.worker_id} is replaced by generation {self.generation}{when}: {self.cause}"
 
 
 @attrs.frozen(kw_only=True)

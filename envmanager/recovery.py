@@ -129,7 +129,8 @@ class Recovery:
         try:
             self._replace(worker_id)
         except (OSError, EnvManagerError) as error:
-            return self.failed(_could_not_start(worker_id, error), is_answered=False)
+            failure = error if isinstance(error, WorkerError) else _could_not_start(worker_id, error)
+            return self.failed(EnvironmentResponse(CommandName.FAILED, worker_id, failure), is_answered=False)
         return []
 
     def start_due(self) -> list[EnvironmentResponse]:
@@ -202,7 +203,6 @@ def _begins_anew(steps: Any) -> bool:
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())
 
 
-def _could_not_start(worker_id: int, error: Exception) -> EnvironmentResponse:
-    text = f"worker {worker_id} could not be started again: {error}. Is the machine out of processes or descriptors?"
-    failure = WorkerError(text, worker_id=worker_id, env_ids=(), phase="start", cause=str(error))
-    return EnvironmentResponse(CommandName.FAILED, worker_id, failure)
+def _could_not_start(worker_id: int, error: Exception) -> WorkerError:
+    text = f"worker {worker_id} could not be started again: {error}"
+    return WorkerError(text, worker_id=worker_id, env_ids=(), phase="start", cause=str(error))

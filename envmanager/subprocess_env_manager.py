@@ -35,7 +35,7 @@ from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
-from envmanager.errors import UsageError
+from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport, make_contexts
@@ -119,8 +119,11 @@ class SubprocessEnvManager(EnvManager):
             for worker_id in range(self.n_workers):
                 self.env_workers.append(self.create_worker(worker_id, self.step_queue, env_factory))
             self._wait_for_start()
-        except BaseException:
+        except BaseException as error:
+            was_closed = self._closed
             self.close()
+            if was_closed and isinstance(error, EnvManagerError):
+                raise ManagerClosed("the constructor") from error
             raise
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
@@ -142,6 +145,7 @@ class SubprocessEnvManager(EnvManager):
             ) from error
 
     def _launch(self, worker_id: int, generation: int) -> WorkerHandle:
+        self._require_open("the start of a worker")
         options = self._options
         env_ids = self._env_rows.blocks[worker_id]
         contexts = make_contexts(

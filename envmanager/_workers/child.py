@@ -54,7 +54,7 @@ STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
-    """Make the environments, then obey commands until "close" or until nobody is there to give any.
+    """Make the environments, then obey commands until "close", or until ``recv`` raises EOFError.
 
     Answers to "step" go on ``step_queue``, all others on ``parent_conn``; so do "failed" responses, whose payload is an
     error of this library.
@@ -90,6 +90,8 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_i
         payload = command.payload
         if payload.__class__ is Undecoded:
             payload = cloudpickle.loads(payload)
+        elif payload.__class__ is Unanswerable:
+            raise payload.reason
         result = COMMANDS[command.name](group, payload)
         answer_to(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
@@ -115,7 +117,14 @@ class Launch:
 
 
 class TrainerGone(ConnectionError):
-    """The other end of a pipe has been closed."""
+    """The other end of the connection, or of the step queue, has been closed."""
+
+
+@attrs.frozen
+class Unanswerable:
+    """In place of a payload: why this worker can answer no command."""
+
+    reason: Exception
 
 
 class Transport:
@@ -129,15 +138,22 @@ class Transport:
         self.slot = 0
         self.rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
+        self.unanswerable: Unanswerable | None = None
         self.known_specs = 0
         self.started_ns = self.ended_ns = time.monotonic_ns()
 
     def attach(self, layout: BlockLayout) -> None:
-        """Lay arrays over the shared memory, which now has its size."""
+        """Lay arrays over the shared memory, which now has its size. When that fails, so does every command."""
         if self.group is None:  # the environments could not be made; their steps are failures
             return
-        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id, self.group.env_ids)
-        self.known_specs = len(self.group.behavior_specs)
+        try:
+            self._attach(layout, self.group)
+        except Exception as error:
+            self.unanswerable = Unanswerable(error)
+
+    def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
+        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id, group.env_ids)
+        self.known_specs = len(group.behavior_specs)
 
     def write_frame(self, code: int, data: bytes) -> None:
         """Send a message through this worker's own connection."""
@@ -193,7 +209,7 @@ class Connection:
         self._transport.group = group
 
     def recv(self) -> EnvironmentCommand:
-        """The next command; EOFError when the trainer is gone."""
+        """The next command."""
         while True:
             ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
             data = self._read_exactly(length) if length else b""
@@ -216,6 +232,8 @@ class Connection:
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
+        if transport.unanswerable is not None:
+            return transport.unanswerable
         if name in STEPPING and transport.rows is not None and transport.group is not None:
             buffer = transport.rows.buffer(transport.slot)
             if buffer is not None:
@@ -236,10 +254,10 @@ class Connection:
             self._header = os.read(self._fd, COMMAND.size)
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # closed with something of ours unread
-            raise EOFError from None
+        except ConnectionResetError as error:  # closed with something of ours unread
+            raise TrainerGone from error
         if not self._header:
-            raise EOFError
+            raise TrainerGone
         return True
 
     def _sleep(self) -> None:
@@ -255,10 +273,10 @@ class Connection:
             except BlockingIOError:
                 self._poll.poll()
                 continue
-            except ConnectionResetError:
-                raise EOFError from None
+            except ConnectionResetError as error:
+                raise TrainerGone from error
             if not part:
-                raise EOFError
+                raise TrainerGone
             data += part
         return bytes(data)
 
@@ -321,8 +339,11 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
     transport = Transport(fds, launch)
-    with contextlib.suppress(TrainerGone):
+    try:
         worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+    except TrainerGone:
+        # It may be noticed here before the life pipe tells; who ended now would leave its simulators behind.
+        lifeline.end_group()
 
 
 def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:

@@ -41,7 +41,7 @@ from envmanager._workers.wire import (
     dumps_command,
     loads_failure,
 )
-from envmanager.errors import EnvManagerError, WorkerDied, WorkerTimedOut
+from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.events import EventLog, LateReplyDiscarded, Started
 from envmanager.hosting import describe_failure, phase_of
 from envmanager.interrupts import held, let_through
@@ -49,6 +49,8 @@ from envmanager.options import ResetConfig, Timeouts
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
 
 _READ_SIZE = 1 << 20
+_DESCRIPTORS_TO_START = 16
+"""More than starting one process takes for a moment: refused before, nothing is left half open."""
 _OUTPUT_TAIL_BYTES = 2000
 WHILE_BYTES_COME_S = 1.0
 """A reply that is on its way at its deadline gets so much longer with every part that arrives."""
@@ -132,6 +134,7 @@ class WorkerHandle:
         self._start_process(pickled_factory)
 
     def _start_process(self, pickled_factory: bytes) -> None:
+        descriptors.require_room(_DESCRIPTORS_TO_START)
         ours, theirs = socket.socketpair()
         self.fd, worker_fd = descriptors.register(ours.detach()), theirs.detach()
         os.set_blocking(self.fd, False)
@@ -151,12 +154,25 @@ class WorkerHandle:
             arguments = (wrapped, environ, pickle.dumps(launch))
             name = f"envmanager-worker-{self.worker_id}"
             self.process = ChildProcess(plan.start_method, name, boot.run, arguments)
-        except BaseException:
+        except BaseException as error:
             descriptors.close(self.fd)
+            if isinstance(error, OSError | EOFError):
+                raise self._cannot_start(error) from error
             raise
         finally:
             for fd in (worker_fd, *stdio.values()):
                 os.close(fd)
+
+    def _cannot_start(self, error: Exception) -> WorkerError:
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        return WorkerError(
+            f"the process of worker {self.worker_id} could not be started: {cause}. Is the machine out of processes "
+            "(`ulimit -u`), memory or descriptors (`ulimit -n`)? Run fewer workers, each with more environments.",
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase="start",
+            cause=cause,
+        )
 
     def move(self, to: State) -> None:
         """The one place where a worker's state changes."""

@@ -43,11 +43,16 @@ def _arm_kernel(read_fd: int) -> None:
     poll = select.poll()
     poll.register(own_fd, select.POLLHUP)
     if poll.poll(0):  # the trainer went before the signal was armed
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+        end_group()
 
 
 def _watch(read_fd: int) -> None:
     poll = select.poll()
     poll.register(read_fd, select.POLLHUP)
     poll.poll()
+    end_group()
+
+
+def end_group() -> None:
+    """End this process and what it started, at once."""
     os.killpg(os.getpgrp(), signal.SIGKILL)

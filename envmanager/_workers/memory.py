@@ -30,7 +30,10 @@ def map_memory(fd: int, size_bytes: int) -> Any:
     """
     address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap failed")
+        raise UsageError(
+            f"{size_bytes / 2**20:.0f} MiB of shared memory cannot be mapped into this process: "
+            f"{os.strerror(ctypes.get_errno())}. Is its address space limited (`ulimit -v`)?"
+        )
     memory = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
     return memory

@@ -78,35 +78,65 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 class _ForkServerPopen(popen_forkserver.Popen):
+    """Its sentinel is a pipe through which the server tells the exit code, which only a parent can know."""
+
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(self, process_obj)
-        start_server()
-        self.sentinel, write_fd = _server.connect_to_new_process(self._fds)
+        self.sentinel, write_fd = self._connect()
         self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel,))
-        _write_all(write_fd, data)
-        self.pid = forkserver.read_signed(self.sentinel)
+        try:
+            _write_all(write_fd, data)
+            self.pid = forkserver.read_signed(self.sentinel)
+        except (OSError, EOFError):
+            self.finalizer()
+            _stop_server()  # it has ended, or is no use
+            raise
+
+    def _connect(self) -> tuple[int, int]:
+        start_server()
+        try:
+            return _server.connect_to_new_process(self._fds)
+        except ConnectionError:  # it is ending, or somebody has killed it
+            _stop_server()
+            start_server()
+            return _server.connect_to_new_process(self._fds)
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
+    """As the standard library's, without its sentinel: a pidfd tells of the end."""
+
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
         tracker_fd: Any = resource_tracker.getfd()
         self._fds.append(tracker_fd)
         data = _pickled(self, process_obj)
-        self.sentinel, child_w = os.pipe()
         child_r, data_w = os.pipe()
         try:
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
-            self._fds.extend([child_r, child_w])
+            self._fds.append(child_r)
             self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
+        except BaseException:
+            os.close(data_w)
+            raise
         finally:
-            self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel,))
             os.close(child_r)
-            os.close(child_w)
         _write_all(data_w, data)
+
+
+class _ForkPopen(popen_fork.Popen):
+    """As the standard library's, without its sentinel."""
+
+    def _launch(self, process_obj: Any) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                code = process_obj._bootstrap()
+            finally:
+                os._exit(code)
 
 
 class _ForkProcess(context.ForkProcess):
@@ -115,7 +145,7 @@ class _ForkProcess(context.ForkProcess):
         with forking_a_worker(), warnings.catch_warnings():
             # The user chose fork; the docs say what it means for a trainer with threads.
             warnings.simplefilter("ignore", DeprecationWarning)
-            return popen_fork.Popen(process_obj)
+            return _ForkPopen(process_obj)
 
 
 class _SpawnProcess(context.SpawnProcess):
@@ -154,6 +184,16 @@ def start_server() -> None:
             del os.environ[boot.PRELOAD_VARIABLE]
 
 
+def _stop_server() -> None:
+    """Have done with a server that does not answer; another is started when it is needed. Its children live on."""
+    with _server_lock:
+        if _server._forkserver_pid is not None:  # type: ignore[attr-defined]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(_server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            with contextlib.suppress(ChildProcessError, FileNotFoundError):
+                _server._stop()  # type: ignore[attr-defined]
+
+
 class ChildProcess:
     """One child process: its pid, a pidfd for its death, and how it ended."""
 
@@ -170,9 +210,11 @@ class ChildProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self.pid: int = self._popen.pid
-        self.pidfd = register(os.pidfd_open(self.pid))
-        if start_method != "forkserver":
-            self._popen.finalizer()  # its pipes tell of the child's death, which the pidfd does better
+        try:
+            self.pidfd = register(os.pidfd_open(self.pid))
+        except OSError:  # nobody could tell when it ends
+            os.kill(self.pid, signal.SIGKILL)
+            raise
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to the process and its group; nothing happens when it is gone."""
