@@ -7,6 +7,7 @@ which its episode ends, with the last observation it had; the observation to act
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -17,9 +18,14 @@ from envmanager.steps import AgentSteps, Steps, concat_steps, copy_tree, take_ro
 def lost(last: Steps) -> dict[str, AgentSteps]:
     """The last steps that were handed out of a worker that failed, as truncated episodes that brought no reward.
 
-    Only agents that were still playing have an episode to cut.
+    Only agents that were still playing have an episode to cut: all but those that ended and do not play on.
     """
-    return {name: _cut(steps.take(steps.acting_rows)) for name, steps in last.items() if len(steps.acting_rows)}
+    playing = {name: steps.take(_rows_playing(steps)) for name, steps in last.items()}
+    return {name: _cut(steps) for name, steps in playing.items() if len(steps)}
+
+
+def _rows_playing(steps: AgentSteps) -> np.ndarray:
+    return np.arange(len(steps)) if steps.acting is None else np.flatnonzero(steps.acting | ~steps.ended)
 
 
 def _cut(steps: AgentSteps) -> AgentSteps:
@@ -66,7 +72,9 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
         assert first is not None
         return first.copy()
     if first is None:
-        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_))
+        nobody = np.zeros(len(old), np.bool_)
+        no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
+        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=nobody, reset_info=no_infos)
     if np.array_equal(old.agent_id, first.agent_id):
         return attrs.evolve(old, obs=copy_tree(first.obs), acting=first.acting, reset_info=first.info)
     return _joined(old, first)

@@ -7,14 +7,15 @@
 
 The rule: nothing the library does by itself is silent. Each event is kept here, counted in ``stats()`` and written to
 the logger ``envmanager``: WARNING when a worker is replaced, ERROR when one is dropped, with all that is known of the
-failure; DEBUG for a failure itself, which is raised if nothing is done about it. Foreign text is an argument of a log call and never its format.
+failure; DEBUG for a failure itself, which is raised if nothing is done about it. Foreign text is an argument of a log
+call and never its format.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, overload
 
@@ -50,7 +51,8 @@ class Started(Event):
     start_s: float
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, started as process {self.pid} in {self.start_s:.2f} s"
+        where = "in this process" if self.pid is None else f"as process {self.pid}"
+        return f"{super().__str__()}, started {where} in {self.start_s:.2f} s"
 
 
 @attrs.frozen(kw_only=True)
@@ -136,17 +138,18 @@ class EventLog(Sequence[Event]):
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
-        self._counts: Counter[type[Event]] = Counter()
+        self._counts: dict[type[Event], int] = {}
 
     def add(self, event: Event) -> None:
         """Keep, count and log an event."""
         self._kept.append(event)
-        self._counts[type(event)] += 1
+        self._counts[type(event)] = self._counts.get(type(event), 0) + 1
         _logger.log(event.LEVEL, "%s", event)
 
     def count(self, kind: type[Event]) -> int:
         """How many events there were of this kind, its subclasses included, also those no longer kept."""
-        return sum(number for each, number in self._counts.items() if issubclass(each, kind))
+        counts = self._counts.copy()  # at once: another thread may be adding
+        return sum(number for each, number in counts.items() if issubclass(each, kind))
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -165,5 +168,5 @@ class EventLog(Sequence[Event]):
         return len(self._kept)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{number} {kind.__name__}" for kind, number in self._counts.items())
+        counts = ", ".join(f"{number} {kind.__name__}" for kind, number in self._counts.copy().items())
         return f"<EventLog: {counts or 'nothing happened'}>"

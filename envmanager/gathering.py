@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -46,6 +47,8 @@ class Gathering:
         self.holds_back = False
         """Whether max_lead keeps answers back (send/recv), because nobody else keeps the actions back."""
         self.closed = False
+        self._arrived: deque[EnvironmentResponse] = deque()
+        self._is_arriving = False
 
     def collect(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
         """What is ready, by the rules of ``wait``. Raises a WorkerError that is among it."""
@@ -87,8 +90,19 @@ class Gathering:
         self.ready.extend(failed)
 
     def arrive(self, response: EnvironmentResponse) -> None:
-        """Take an answer."""
+        """Take an answer; one that comes of dealing with another has its turn after that."""
         self._require_open()
+        self._arrived.append(response)
+        if self._is_arriving:
+            return
+        self._is_arriving = True
+        try:
+            while self._arrived:
+                self._take(self._arrived.popleft())
+        finally:
+            self._is_arriving = False
+
+    def _take(self, response: EnvironmentResponse) -> None:
         if response.name is CommandName.FAILED:
             self.fail(response)
         elif response.name is CommandName.RESET and response.worker_id in self._recovery.replacements:
@@ -120,10 +134,10 @@ class Gathering:
     def await_replacement(self, step_queue: StepQueue, worker_id: int) -> None:
         """Wait until a worker that is being replaced is there again, or given up; what arrives meanwhile is kept."""
         while True:
+            self._start_due()
             replacement = self._recovery.replacements.get(worker_id)
             if replacement is None or replacement.response is not None:
                 return
-            self._start_due()
             start_at = self._recovery.next_start_at()
             timeout = None if start_at is None else max(0.0, start_at - time.monotonic())
             try:
@@ -145,21 +159,29 @@ class Gathering:
 
     def _enough(self, wait: Wait) -> bool:
         in_flight = sum(worker.waiting for worker in self._workers)
+        n_offered = len(self._offered(wait))
         if wait.max_lead is None:
-            return bool(len(self.ready) >= min(wait.min_ready, in_flight))
+            return bool(n_offered >= min(wait.min_ready, in_flight))
         n_held = sum(self._is_held_back(response, wait) for response in self.ready)
         if n_held and n_held == in_flight:
             raise UsageError(
                 f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {self.handed_out.index(self.slowest())}."
             )
-        return bool(len(self.ready) - n_held >= min(wait.min_ready, in_flight - n_held))
+        return bool(n_offered >= min(wait.min_ready, in_flight - n_held))
+
+    def _offered(self, wait: Wait) -> list[EnvironmentResponse]:
+        """What may be handed out of ``ready``: no answers held back, and a failure only after its worker's answer."""
+        if wait.max_lead is None and not self._recovery.out:
+            return self.ready
+        offered = [response for response in self.ready if not self._is_held_back(response, wait)]
+        return [
+            each for each in offered if each.name is not CommandName.FAILED or self._answer_of(each.worker_id) is each
+        ]
 
     def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
         """Take what may be handed out from ``ready``; a failure among it is raised and the rest stays."""
-        chosen = self.ready
-        if wait.max_lead is not None:
-            chosen = [response for response in chosen if not self._is_held_back(response, wait)]
+        chosen = self._offered(wait)
         if wait.max_ready is not None:
             chosen = chosen[: wait.max_ready]
         for response in chosen:

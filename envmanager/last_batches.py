@@ -5,6 +5,8 @@ The rule: only references are kept; the rows of a worker are looked up when it h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
@@ -30,7 +32,7 @@ class LastBatches:
             self._batches[worker_id] = [batch]
         else:  # the other rows are in earlier batches, which must outlive the memory they are views of
             kept = [each.copy() if each.is_view else each for each in (*self._batches[worker_id], batch)]
-            self._batches[worker_id] = kept[-len(self._env_rows.blocks[worker_id]) - 1 :]
+            self._batches[worker_id] = _still_last(kept, self._env_rows.blocks[worker_id])
 
     def over(self, first: AgentSteps, worker_id: int) -> AgentSteps:
         """``first``, the worker's steps since the reset, with the observations handed out after it."""
@@ -40,3 +42,15 @@ class LastBatches:
             places = np.flatnonzero(np.isin(batch.env_ids, env_ids))
             obs = with_rows(obs, batch.env_ids[places] - env_ids[0], take_rows(batch.obs, places))
         return attrs.evolve(first, obs=obs)
+
+
+def _still_last(batches: list[Batch], env_ids: Sequence[int]) -> list[Batch]:
+    """Those of some batches, oldest first, in which some environment was seen last."""
+    kept: list[Batch] = []
+    unseen = set(env_ids)
+    for batch in reversed(batches):
+        n_unseen = len(unseen)
+        unseen.difference_update(batch.env_ids.tolist())
+        if len(unseen) < n_unseen:
+            kept.insert(0, batch)
+    return kept

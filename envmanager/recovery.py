@@ -73,6 +73,9 @@ class Recovery:
 
     def failed(self, response: EnvironmentResponse, *, is_answered: bool) -> list[EnvironmentResponse]:
         """A worker failed: what of it is to be handed out. ``is_answered``: its last step waits to be handed out."""
+        return self._decide(response, is_answered=is_answered) or self._start_if_due(response.worker_id)
+
+    def _decide(self, response: EnvironmentResponse, *, is_answered: bool) -> list[EnvironmentResponse]:
         worker_id, error = response.worker_id, response.payload
         worker = self._workers[worker_id]
         replacement = self.replacements.get(worker_id)
@@ -85,7 +88,7 @@ class Recovery:
         if not isinstance(verdict, Replace):
             return self._give_up(response, verdict)
         self._plan(worker_id, error, verdict.delay_s)
-        return self._start_if_due(worker_id)
+        return []
 
     def _tell(self, worker_id: int, error: Exception) -> None:
         kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut}
@@ -120,18 +123,25 @@ class Recovery:
     # Replacing.
 
     def _start_if_due(self, worker_id: int) -> list[EnvironmentResponse]:
-        replacement = self.replacements[worker_id]
-        if replacement.is_started or replacement.start_at > time.monotonic():
-            return []
-        replacement.is_started = True
-        self.generations[worker_id] = replacement.generation
-        self._steps_of_generation[worker_id] = 0
-        try:
-            self._replace(worker_id)
-        except (OSError, EnvManagerError) as error:
-            failure = error if isinstance(error, WorkerError) else _could_not_start(worker_id, error)
-            return self.failed(EnvironmentResponse(CommandName.FAILED, worker_id, failure), is_answered=False)
+        while (replacement := self._due(worker_id)) is not None:
+            replacement.is_started = True
+            self.generations[worker_id] = replacement.generation
+            self._steps_of_generation[worker_id] = 0
+            try:
+                self._replace(worker_id)
+            except (OSError, EnvManagerError) as error:
+                failure = error if isinstance(error, WorkerError) else _could_not_start(worker_id, error)
+                refusal = EnvironmentResponse(CommandName.FAILED, worker_id, failure)
+                said = self._decide(refusal, is_answered=False)
+                if said:
+                    return said
         return []
+
+    def _due(self, worker_id: int) -> Replacement | None:
+        replacement = self.replacements.get(worker_id)
+        if replacement is None or replacement.is_started or replacement.start_at > time.monotonic():
+            return None
+        return replacement
 
     def start_due(self) -> list[EnvironmentResponse]:
         """Start the replacements whose time has come; what is to be handed out because that failed."""

@@ -74,4 +74,4 @@ class Supervisor:
         if nth == 1 or self._policy.backoff_s == 0:
             return 0.0
         longest = min(self._policy.backoff_s * 2.0 ** min(nth - 2, 60), LONGEST_BACKOFF_S)
-        return longest * self._jitter.uniform(0.5, 1.5)
+        return longest * self._jitter.uniform(0.5, 1.0)

@@ -15,6 +15,7 @@ from typing import Any
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
+from envmanager.events import Started
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import (
     COMMANDS,
@@ -78,6 +79,7 @@ class SimpleEnvManager(EnvManager):
         self._factories = factories_for(env_factory, n_envs)
         worker = self._new_worker()
         report = worker.start()
+        self._tell_of_start(worker)
         self.env_workers.append(worker)
         self.step_queue = LocalStepQueue(self.env_workers)
         self._partial_actions = report.partial_actions
@@ -101,11 +103,20 @@ class SimpleEnvManager(EnvManager):
         return self._new_worker()
 
     def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
+        local: LocalWorker = self.env_workers[0]
+        local.send(CommandName.RESET, config)
         try:
-            super()._begin_again(worker, config)
+            response = local.recv()
         except KeyboardInterrupt as error:
-            self.env_workers[0].was_interrupted(error, CommandName.RESET)
+            local.was_interrupted(error, CommandName.RESET)
             raise
+        if local.group is not None:
+            self._tell_of_start(local)
+        self._gathering.arrive(response)
+
+    def _tell_of_start(self, worker: LocalWorker) -> None:
+        generation = self._recovery.generations[0]
+        self.events.add(Started(worker_id=0, generation=generation, pid=None, start_s=worker.start_s))
 
     def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
         responses = self._collect_from(self.step_queue, wait)
@@ -125,8 +136,7 @@ class SimpleEnvManager(EnvManager):
 
     def _close(self) -> None:
         for worker in self.env_workers:
-            if worker.group is not None:
-                worker.group.close()
+            worker.close_quietly()
 
 
 class LocalWorker:
@@ -140,6 +150,7 @@ class LocalWorker:
         self.waiting = False
         self.previous_step: StepInfo | None = None
         self.steps = self.busy_ns = self.idle_ns = 0
+        self.start_s = 0.0
         self.group: Any = None  # an EnvGroup, once started
         self._factory = factory
         self._rotates = rotates
@@ -151,23 +162,25 @@ class LocalWorker:
 
     def start(self) -> StartReport:
         """Make the environments; raises as a worker process's start does."""
+        began_at = time.monotonic()
         try:
             self.group = self._factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             env_ids = [context.env_id for context in self._factory.contexts]
             raise describe_failure(error, worker_id=0, env_ids=env_ids, phase="start") from error
+        self.start_s = time.monotonic() - began_at
         if self._rotates:
             self._make_buffers(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         return report
 
     def close_quietly(self) -> None:
-        """Close environments that are replaced, whatever they say to that."""
+        """Close the environments, whatever they say to that."""
         if self.group is not None:
             try:
                 self.group.close()
-            except Exception:
-                _logger.exception("an environment that is being replaced failed to close")
+            except (Exception, SystemExit):
+                _logger.exception("an environment failed to close")
 
     def _make_buffers(self, group: EnvGroup) -> None:
         if len(group.behavior_specs) == 1:

@@ -132,7 +132,7 @@ class StepQueue:
         if time.monotonic() >= self._watch_at:
             self._watch(0.0)
         else:
-            self._read_records()
+            self._read_answers()
 
     def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
         """The next answer, waiting for it; a worker that ends or runs out of time meanwhile is an answer too."""
@@ -151,7 +151,7 @@ class StepQueue:
         return bool(self._arrived) or self._is_woken or time.monotonic() >= give_up
 
     def _something_arrived(self) -> bool:
-        self._read_records()
+        self._read_answers()
         return bool(self._arrived)
 
     def _sleep(self, give_up: float) -> None:
@@ -170,7 +170,7 @@ class StepQueue:
         else:
             events = self._epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
-        self._read_records()
+        self._read_answers()
         for fd, _ in events:
             handle = self._by_fd.get(fd)
             if handle is not None and fd == handle.process.pidfd:
@@ -178,6 +178,11 @@ class StepQueue:
             elif handle is not None:
                 self._pump(handle)
         self._note_timeouts()
+
+    def _read_answers(self) -> None:
+        self._read_records()
+        if self._awaited:  # a message may have been read by whoever waited for another answer of that worker
+            self._take_extras()
 
     def _read_records(self) -> None:
         size = RECORD.size * _RECORDS_AT_ONCE
@@ -216,13 +221,15 @@ class StepQueue:
             self._stop_watching(handle, handle.fd)
         if handle.awaited in (CommandName.START, CommandName.RESET):
             self._begin_again(handle)
-        for awaited in self._awaited:
-            if awaited.handle is handle:
-                extra = handle.take_extra(awaited.ticket)
-                if extra is not None:
-                    self._awaited.remove(awaited)
-                    self._finish(handle, awaited.code, awaited.slot, awaited.flags, extra)
-                return
+        self._take_extras()
+
+    def _take_extras(self) -> None:
+        """Finish the steps whose messages are there."""
+        for awaited in list(self._awaited):
+            extra = awaited.handle.take_extra(awaited.ticket)
+            if extra is not None:
+                self._awaited.remove(awaited)
+                self._finish(awaited.handle, awaited.code, awaited.slot, awaited.flags, extra)
 
     def _begin_again(self, handle: WorkerHandle) -> None:
         """One step further for a worker that takes another's place, if its answer is there."""

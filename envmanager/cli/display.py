@@ -144,16 +144,21 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     if episodes.count:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
-    stats = summary.stats
-    if stats.restarts or episodes.lost or stats.steps_lost:
-        lines.append(("restarts", f"{stats.restarts:,}"))
-        lines.append(("lost", f"{count(episodes.lost, 'episode')}, {count(stats.steps_lost, 'step')} of a worker"))
-    n_dropped = sum(worker.dropped for worker in stats.workers)
-    if n_dropped:
-        lines.append(("dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"))
+    lines += _losses(summary)
     if summary.plan.out is not None:
         lines.append(("written to", str(summary.plan.out)))
     return lines
+
+
+def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """What failures cost; nothing when no worker was replaced or dropped."""
+    stats, n_lost = summary.stats, summary.episodes.lost
+    n_dropped = sum(worker.dropped for worker in stats.workers)
+    if stats.restarts or n_dropped:
+        yield "restarts", f"{stats.restarts:,}"
+        yield "lost", f"{count(n_lost, 'episode')}, {count(stats.steps_lost, 'worker step')}"
+    if n_dropped:
+        yield "dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,20 @@ class Stubborn(Announcing):
 class Faulty(gymnasium.Wrapper):
     def step(self, action):
         raise ValueError("the robot fell over")
+
+class Mortal(gymnasium.Wrapper):
+    '''Ends its process in its third step.'''
+    n_steps = 0
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps == 3:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+def mortal_once(context): return (announcing if context.generation or context.env_id else mortal)()
+def mortal_for_ever(context): return (announcing if context.env_id else mortal)()
+def mortal(): return Mortal(gymnasium.make("CartPole-v1"))
 
 def slow_to_start():
     import time
@@ -132,6 +147,46 @@ def test_a_yaml_config_runs(folder):
 
     assert done.returncode == 0
     assert "4 environments in 2 workers, manager subprocess" in done.stdout
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method):
+    done = run(
+        folder,
+        *("run", "--env", "some_envs:mortal_once", "--n-envs", 2, "--steps", 300, "--wait", "all", "--plain"),
+        *("--start-method", start_method, "--out", "a.json"),
+    )
+
+    summary = json.loads((folder / "a.json").read_text())
+    assert done.returncode == 0
+    assert "Warning: worker 0 is replaced by generation 1: worker 0 (env 0) ended (SIGKILL)" in done.stderr
+    assert "1 episode, 1 worker step" in done.stdout
+    assert summary["ended"] == "done"
+    assert (summary["restarts"], summary["episodes_lost"], summary["steps_lost"]) == (1, 1, 1)
+    assert [worker["restarts"] for worker in summary["workers"]] == [1, 0]
+
+
+def test_a_worker_may_be_dropped_and_the_run_goes_on(folder):
+    (folder / "run.toml").write_text(
+        '[manager]\nenv = "some_envs:mortal_for_ever"\nn_envs = 2\n[manager.restarts]\nthen = "drop"\nbackoff_s = 0.0\n'
+    )
+
+    done = run(folder, "run", "run.toml", "--restarts", 1, "--steps", 2000, "--out", "a.json")
+
+    summary = json.loads((folder / "a.json").read_text())
+    assert done.returncode == 0
+    assert "Error: worker 0 is dropped" in done.stderr
+    assert "1 of 2 workers" in done.stdout
+    assert [(worker["restarts"], worker["dropped"]) for worker in summary["workers"]] == [(1, True), (0, False)]
+
+
+@pytest.mark.parametrize(("restarts", "times"), [(0, 0), (2, 2)])
+def test_without_restarts_left_the_run_ends_with_the_workers_error(folder, restarts, times):
+    done = run(folder, "run", "--env", "some_envs:mortal", "--restarts", restarts, "--out", "a.json")
+
+    assert done.returncode == 1
+    assert json.loads((folder / "a.json").read_text())["restarts"] == times
+    assert "Error: worker 0 (env 0) " in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -257,6 +312,17 @@ def test_a_terminal_gets_a_live_display(folder):
     assert "/500 steps" in seen
     assert "\x1b[?25l" in seen  # the cursor is hidden while it draws …
     assert "\x1b[?25h" in seen  # … and shown again
+
+
+def test_what_happens_to_a_worker_is_told_above_the_live_display(folder):
+    exit_code, seen = in_a_terminal(
+        folder, *("run", "--env", "some_envs:mortal_once", "--n-envs", 2, "--steps", 300, "--wait", "all")
+    )
+
+    first = seen.index("Warning: worker 0 is replaced")
+    assert exit_code == 0
+    assert re.search(r"(\x1b\[1A\x1b\[2K)+(\x1b\[\d+m)*$", seen[:first]), "the drawing was not taken away before"
+    assert "/300 steps" in seen[first:], "nor drawn again below"
 
 
 def test_plain_is_plain_in_a_terminal_too(folder):

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, RestartPolicy, SubprocessEnvManager, Timeouts, Wait, WorkerDied
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    EnvContext,
+    RestartPolicy,
+    SubprocessEnvManager,
+    Timeouts,
+    Wait,
+    WorkerDied,
+)
 from envmanager.testing import FakeEnvironment
 
 LARGE = 20_000_000

@@ -124,17 +124,20 @@ def test_workers_draw_different_random_numbers(start_method: Any) -> None:
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_worker_holds_no_descriptor_of_its_siblings(start_method: Any) -> None:
     class Lists(FakeEnvironment):
-        def pipes(self) -> set[str]:
+        def channels(self) -> set[str]:
             links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-            return {os.readlink(link) for link in links if os.path.exists(link) and "pipe:" in os.readlink(link)}
+            ends = {os.readlink(link) for link in links if os.path.exists(link)}
+            return {end for end in ends if end.startswith(("pipe:", "socket:"))}
 
     with SubprocessEnvManager(Lists, 3, start_method=start_method) as manager:
-        pipes = manager.call("pipes")
+        channels = manager.call("channels")
 
-    own = [mine - set.union(*(other for other in pipes if other is not mine)) for mine in pipes]
-    assert all(len(pipes_of_one) >= 2 for pipes_of_one in own), "command and reply pipe are its own"
-    shared = set.intersection(*pipes)
-    assert all(mine - own_ <= shared for mine, own_ in zip(pipes, own, strict=True)), "two share what a third has not"
+    own = [mine - set.union(*(other for other in channels if other is not mine)) for mine in channels]
+    assert all(any(end.startswith("socket:") for end in ends) for ends in own), "its connection is its own"
+    shared = set.intersection(*channels)
+    assert all(mine - own_ <= shared for mine, own_ in zip(channels, own, strict=True)), (
+        "two share what a third has not"
+    )
 
 
 def test_a_worker_may_start_children_and_they_end_with_it() -> None:

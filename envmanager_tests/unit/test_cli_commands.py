@@ -13,7 +13,7 @@ import envmanager
 from envmanager import cli
 from envmanager.cli.app import run_command_line
 from envmanager.cli.plan import Plan
-from envmanager.environment import Environment
+from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps
@@ -76,6 +76,19 @@ class Growing(Environment):
 
     def close(self):
         pass
+
+
+class Healing(Faulty):
+    """Raises in its third step, until its worker has been replaced."""
+
+    def __init__(self, context: EnvContext):
+        self.heals = context.generation > 0
+
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps == 3 and not self.heals:
+            raise ValueError("the robot fell over")
+        return np.zeros(1, np.float32), 1.0, self.n_steps == 5, False, {}
 
 
 class AlwaysLeft:
@@ -220,6 +233,61 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_and_what_was
     assert "ValueError: the robot fell over" in err
     assert err.count("Traceback") == 1
     assert (summary["ended"], summary["env_steps"]) == ("failed", 2)
+
+
+HEALING = f"""
+[manager]
+kind = "simple"
+env = "{HERE}:Healing"
+restarts = {{ max_restarts = 2, backoff_s = 0.0, on_exception = "restart" }}
+[run]
+steps = 12
+"""
+
+
+def test_restarts_in_a_config_file_are_obeyed_and_what_they_cost_is_shown(capsys, tmp_path):
+    (tmp_path / "a.toml").write_text(HEALING)
+
+    exit_code, out, err = run(capsys, tmp_path / "a.toml", "--out", tmp_path / "a.json")
+
+    summary = json.loads((tmp_path / "a.json").read_text())
+    assert exit_code == 0
+    assert "12 of 12" in out
+    assert [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("lost ")] == [
+        "1 episode, 1 worker step"
+    ]
+    assert "Warning: worker 0 is replaced by generation 1: the environment in worker 0 (env 0) raised ValueError" in err
+    assert (summary["restarts"], summary["steps_lost"], summary["episodes_lost"]) == (1, 1, 1)
+    assert summary["episode_returns"] == {"0": [5.0, 5.0]}
+    assert [(worker["restarts"], worker["dropped"]) for worker in summary["workers"]] == [(1, False)]
+
+
+def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, tmp_path):
+    (tmp_path / "a.toml").write_text(HEALING)
+
+    exit_code, _, err = run(capsys, tmp_path / "a.toml", "--restarts", 0)
+
+    assert exit_code == 1
+    assert "ValueError: the robot fell over" in err
+    assert "replaced" not in err
+
+
+@pytest.mark.parametrize(
+    ("table", "flags", "message"),
+    [
+        ("{max_restart: 3}", [], "no option manager.restarts.max_restart; did you mean manager.restarts.max_restarts?"),
+        ("{then: drip}", [], "manager.restarts.then "),
+        ("3", ["--restarts", 1], "manager.restarts should be a mapping, but is int 3"),
+        ("{}", ["--restarts", -1], "manager.restarts.max_restarts must be a whole number of at least 0, not -1"),
+    ],
+)
+def test_a_mistake_in_restarts_is_named_with_its_place(capsys, tmp_path, table, flags, message):
+    (tmp_path / "a.yaml").write_text(f"manager: {{env: CartPole-v1, kind: simple, restarts: {table}}}")
+
+    exit_code, _, err = run(capsys, tmp_path / "a.yaml", *flags)
+
+    assert exit_code == 2
+    assert message in err
 
 
 def test_a_seed_below_zero_in_a_config_file_is_refused(capsys, tmp_path):

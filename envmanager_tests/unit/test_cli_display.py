@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 
+import attrs
 import pytest
 from rich.console import Console
 
 from envmanager.cli.display import (
     PlainDisplay,
     Rate,
+    describe,
     describe_env_ids,
     describe_rest,
     describe_seconds,
     describe_start,
+    summary_lines,
 )
 from envmanager.cli.episodes import Episodes
 from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
@@ -69,6 +72,43 @@ def test_the_live_display_shows_progress_episodes_and_a_row_per_worker(console, 
     assert text.count("failed") == 3
 
 
+def test_restarts_and_dropped_workers_are_shown_per_worker(console, live):
+    text = frame(live, console, stats(3, failed=True, dropped=True, restarts=17))
+
+    assert text.count("dropped") == 3
+    assert text.count("17") == 3
+    assert "failed" not in text
+
+
+def test_a_notice_is_drawn_above_the_live_display_which_stays_whole(console, live):
+    with live.running(100.0):
+        live.update(102.0, PLAYED, stats(2))
+        before = len(drawn(console))
+        live.show_notice("warning", "worker 0 [env 0] ended (SIGKILL)\nlast words\n\n")
+        text = drawn(console)[before:]
+
+    assert "\x1b[33mWarning: worker 0 [env 0] ended (SIGKILL)\x1b[0m\n\x1b[33mlast words\x1b[0m\n" in text
+    assert text.index("last words") < text.index("420/1,000 steps") < text.index("restarts")
+
+
+def test_notices_go_to_stderr_when_that_is_a_file(console):
+    errors = Console(file=io.StringIO(), width=120)
+    live = LiveDisplay(console, errors)
+    live.show_start(PLAN)
+    with live.running(100.0):
+        live.show_notice("error", "worker 0 is dropped")
+
+    assert drawn(errors) == "Error: worker 0 is dropped\n"
+    assert "dropped" not in drawn(console)
+
+
+def test_plain_notices_go_to_stderr(capsys):
+    PlainDisplay().show_notice("warning", "worker 0 ended (SIGKILL)\n")
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Warning: worker 0 ended (SIGKILL)\n")
+
+
 def test_the_live_display_is_due_at_most_eight_times_a_second(live):
     with live.running(100.0):
         live.update(102.0, PLAYED, stats(1))
@@ -115,7 +155,7 @@ def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsy
 
     out = capsys.readouterr().out
     assert "420/1,000 steps (42%)  210 steps/s  2 episodes, mean return 20 (last 2)  workers 25% idle" in out
-    assert "and 4 more: 40 steps, 25% idle, 0 failed" in out
+    assert "and 4 more: 40 steps, 25% idle, 0 failed, 0 restarts" in out
     assert all(character.isprintable() or character == "\n" for character in out)
 
 
@@ -127,6 +167,34 @@ def test_the_summary_says_how_the_run_ended(capsys, ended, words):
     PlainDisplay().show_summary(summary(ended=ended))
 
     assert words in capsys.readouterr().out
+
+
+def test_what_was_lost_is_said_only_when_a_worker_failed():
+    lossless = dict(summary_lines(summary()))
+    workers = stats(3, restarts=1).workers + stats(1, failed=True, dropped=True).workers
+    lossy = RunSummary(PLAN, "done", attrs.evolve(PLAYED, lost=2), 2.0, ManagerStats(workers, restarts=3, steps_lost=1))
+
+    assert not {"restarts", "lost", "dropped"} & lossless.keys()
+    assert (
+        dict(summary_lines(lossy)).items()
+        >= {
+            "restarts": "3",
+            "lost": "2 episodes, 1 worker step",
+            "dropped": "1 of 4 workers",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("played", "text"),
+    [
+        (Episodes(), "no episode has ended yet"),
+        (Episodes(lost=1), "no episode has ended yet, 1 lost"),
+        (attrs.evolve(PLAYED, lost=3), "2 episodes, mean return 20 (last 2), 3 lost"),
+    ],
+)
+def test_lost_episodes_are_named_beside_those_that_ended(played, text):
+    assert describe(played) == text
 
 
 def test_the_rate_follows_the_last_updates():

@@ -102,17 +102,51 @@ def test_workers_are_kept_apart():
     assert episodes.returns_by_env() == {"0": [1.0], "1": [7.0]}
 
 
+def lost_to(worker_id=0):
+    return Lost(WorkerDied(worker_id=worker_id, env_ids=[worker_id], phase="step", exit="SIGSEGV"), generation=1)
+
+
 def test_an_episode_that_was_lost_gives_no_return_and_no_step():
-    lost = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), generation=1)
     episodes = counted(
         first(default=agents(env(0))),
         later(default=agents(env(0), reward=100)),
-        later(default=agents(env(0)), lost=lost),
+        later(default=agents(env(0), truncated=[env(0)]), lost=lost_to()),
         later(default=agents(env(0), reward=1, ended=[env(0)])),
     )
 
     assert episodes.returns_by_env() == {"0": [1.0]}
-    assert episodes.env_steps == 2
+    assert (episodes.env_steps, episodes.count, episodes.lost) == (2, 1, 1)
+
+
+def test_a_loss_counts_every_agent_that_was_playing_and_none_that_joins():
+    two, joined = (env(0), env(1)), env(1, 1)
+    episodes = counted(
+        first(default=agents(*two)),
+        later(default=agents(*two, reward=100)),
+        later(default=agents(*two, joined, truncated=two), lost=lost_to()),
+        later(default=agents(*two, joined, reward=[1, 2, 4], ended=[*two, joined])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [1.0], "1/0": [2.0], "1/1": [4.0]}
+    assert episodes.lost == 2
+
+
+def test_a_loss_leaves_the_returns_of_other_workers_alone():
+    episodes = counted(
+        first(0, default=agents(env(0))),
+        first(1, default=agents(env(1))),
+        later(1, default=agents(env(1), reward=7)),
+        later(0, default=agents(env(0), truncated=[env(0)]), lost=lost_to(0)),
+        later(1, default=agents(env(1), reward=7, ended=[env(1)])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [], "1": [14.0]}
+
+
+def test_an_episode_truncated_by_a_healthy_worker_is_an_episode():
+    episodes = counted(first(default=agents(env(0))), later(default=agents(env(0), reward=3, truncated=[env(0)])))
+
+    assert (episodes.all_returns(), episodes.lost) == ([3.0], 0)
 
 
 def test_the_running_mean_is_over_the_last_episodes():

@@ -1,0 +1,75 @@
+"""Steps that break their spec, for environments of :mod:`envmanager.testing.faults`.
+
+The rule: each entry of a table breaks the spec in one way, and its name says where and how; before the colon stands
+what a BadObservation names as its ``path``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import Steps
+from envmanager.testing.fakes import EchoEnvironment
+from envmanager.testing.faults import Change, FaultyEnvironment
+
+
+def _with(**columns: Callable[[Any], Any]) -> Change:
+    """Put something else in the place of some columns."""
+    return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
+
+
+BAD_STEPS: Mapping[str, Change] = {
+    "obs: shape": _with(obs=lambda obs: obs[:, :-1]),
+    "obs: rows": _with(obs=lambda obs: np.concatenate([obs, obs])),
+    "obs: dtype": _with(obs=lambda obs: obs.astype(np.float64)),
+    "obs: objects": _with(obs=lambda obs: obs.astype(object)),
+    "obs: a list": _with(obs=lambda obs: obs.tolist()),
+    "obs: a dict": _with(obs=lambda obs: {"echo": obs}),
+    "obs: None": _with(obs=lambda _: None),
+    "reward: dtype": _with(reward=lambda reward: reward.astype(np.float64)),
+    "reward: not a scalar": _with(reward=lambda reward: reward[:, np.newaxis]),
+    "reward: None": _with(reward=lambda _: None),
+    "terminated: not a bool": _with(terminated=lambda terminated: terminated.astype(np.int64)),
+    "truncated: a Python bool": _with(truncated=lambda _: False),
+    "final_obs: missing": _with(terminated=np.ones_like, final_obs=lambda _: None),
+    "agent_id: twice": _with(agent_id=lambda ids: np.zeros(len(ids) + 1, np.int64)),
+    "the result: None": Change(lambda _: None),
+}
+"""Steps that break the spec of a FaultyEnvironment."""
+
+BAD_KEYED_STEPS: Mapping[str, Change] = {
+    "obs: missing key": _with(obs=lambda obs: {"echo": obs["echo"]}),
+    "obs: extra key": _with(obs=lambda obs: {**obs, "extra": obs["echo"]}),
+    "obs: no dict": _with(obs=lambda obs: obs["echo"]),
+    "obs['place']: shape": _with(obs=lambda obs: {**obs, "place": obs["place"][:, :1]}),
+    "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64)}),
+    "obs['place']: None": _with(obs=lambda obs: {**obs, "place": None}),
+}
+"""The same for a KeyedFaultyEnvironment."""
+
+NOT_FINITE: Mapping[str, Change] = {
+    "obs['place']: NaN": _with(obs=lambda obs: {**obs, "place": obs["place"] * np.nan}),
+    "obs['place']: infinite": _with(obs=lambda obs: {**obs, "place": obs["place"] + np.inf}),
+    "reward: NaN": _with(reward=lambda reward: reward * np.float32(np.nan)),
+}
+"""Steps of a KeyedFaultyEnvironment that only ``check_values=True`` refuses."""
+
+
+class KeyedFaultyEnvironment(FaultyEnvironment):
+    """As FaultyEnvironment, but an observation is a dict: ``echo`` int64[5] and ``place`` float32[2]."""
+
+    SPEC = BehaviorSpec({"echo": EchoEnvironment.SPEC.observation, "place": ArraySpec((2,))}, ArraySpec((), np.int64))
+
+    def _steps(self, obs: np.ndarray, action: np.ndarray, ended: bool, final_obs: np.ndarray | None) -> Steps:
+        steps = super()._steps(obs, action, ended, final_obs)["default"]
+        final = None if final_obs is None else _keyed(final_obs)
+        return {"default": attrs.evolve(steps, obs=_keyed(obs), final_obs=final)}
+
+
+def _keyed(obs: np.ndarray) -> dict[str, np.ndarray]:
+    return {"echo": obs, "place": obs[:, :2].astype(np.float32)}

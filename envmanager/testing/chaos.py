@@ -1,0 +1,214 @@
+"""Faults at random in the workers of a running manager, with exact books.
+
+::
+
+    with chaos(manager, rate=0.5, seed=0) as report:
+        …                                               # train
+    …                                                   # go on until manager.stats().restarts == report.faults
+
+    kill      SIGKILL                                   a fault: the process is gone
+    freeze    SIGSTOP, and never resumed                a fault: the manager must time the worker out
+    pause     SIGSTOP, and a moment later SIGCONT       no fault
+
+The rule: every fault shows exactly once in what the manager tells. So a process is only hit once its worker has handed
+out two steps since it was opened: the second was asked for meanwhile, so it is this process that answered, the worker
+is not being replaced, and what its last replacement was for has been told. Exact as long as nothing else ends workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import attrs
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import UsageError
+from envmanager.stats import WorkerStats
+
+Kind = Literal["kill", "freeze", "pause"]
+
+_LETHAL = ("kill", "freeze")
+_LOOK_EVERY_S = 0.02
+"""How often to look for a worker to hit while there is none: all have just been hit, or the trainer does not step."""
+
+
+@attrs.frozen
+class Injection:
+    """What was done to one generation of a worker, ``at_s`` by ``time.monotonic()``."""
+
+    worker_id: int
+    generation: int
+    kind: Kind
+    at_s: float
+
+
+@attrs.define
+class ChaosReport:
+    """What was done to the workers so far, oldest first."""
+
+    injected: list[Injection] = attrs.field(factory=list)
+
+    @property
+    def kills(self) -> int:
+        """How many workers were killed."""
+        return self._count("kill")
+
+    @property
+    def freezes(self) -> int:
+        """How many workers were stopped for ever."""
+        return self._count("freeze")
+
+    @property
+    def pauses(self) -> int:
+        """How many workers were stopped for a moment."""
+        return self._count("pause")
+
+    @property
+    def faults(self) -> int:
+        """How many replacements that must bring about: kills and freezes."""
+        return sum(each.kind in _LETHAL for each in list(self.injected))
+
+    def _count(self, kind: Kind) -> int:
+        return sum(each.kind == kind for each in list(self.injected))
+
+
+@contextlib.contextmanager
+def chaos(
+    manager: EnvManager, rate: float, seed: int, *, kinds: Sequence[Kind] = get_args(Kind), pause_s: float = 0.1
+) -> Iterator[ChaosReport]:
+    """While the block runs, ``rate`` injections a second on average, of ``kinds``, into workers of ``manager``.
+
+    The gaps between them are exponential; fewer come when no worker may be hit. ``pause_s`` must be well below the
+    manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; who is hit depends also on who may be. Each generation
+    of a worker gets one fault at most; one that comes shortly before the end of the block shows in the manager's stats
+    only when the trainer steps on. Raises UsageError for a manager without processes. Linux only.
+    """
+    unknown = set(kinds) - set(get_args(Kind))
+    if unknown or not kinds or rate <= 0 or pause_s < 0:
+        raise UsageError(f"chaos needs a rate above 0, a pause_s from 0 up and kinds out of {get_args(Kind)}.")
+    if any(worker.pid is None for worker in manager.stats().workers):
+        raise UsageError(f"chaos needs a manager whose workers are processes, not {manager!r}.")
+    injector = _Injector(manager, rate, random.Random(seed), tuple(kinds), pause_s)
+    thread = threading.Thread(target=injector.run, name="envmanager-chaos", daemon=True)
+    thread.start()
+    try:
+        yield injector.report
+    finally:
+        injector.stopped.set()
+        thread.join()
+    if injector.error is not None:
+        raise injector.error
+
+
+@attrs.frozen
+class _Process:
+    """The process of one generation, opened, and how many steps its worker had handed out after that."""
+
+    generation: int
+    pid: int
+    pidfd: int
+    steps: int
+
+    def is_of(self, worker: WorkerStats) -> bool:
+        return (self.generation, self.pid) == (worker.generation, worker.pid)
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class _Injector:
+    """What the thread does. Only ``stopped`` is set by another."""
+
+    def __init__(
+        self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
+    ) -> None:
+        self.report = ChaosReport()
+        self.stopped = threading.Event()
+        self.error: BaseException | None = None
+        self._manager = manager
+        self._rate = rate
+        self._dice = dice
+        self._kinds = kinds
+        self._pause_s = pause_s
+        self._processes: dict[int, _Process] = {}
+        self._doomed: set[tuple[int, int]] = set()
+
+    def run(self) -> None:
+        try:
+            self._inject_until_stopped()
+        except BaseException as error:
+            self.error = error  # raised at the end of the block
+        finally:
+            for process in self._processes.values():
+                os.close(process.pidfd)
+
+    def _inject_until_stopped(self) -> None:
+        due_at = time.monotonic()
+        self._look()
+        while True:
+            due_at = max(due_at + self._dice.expovariate(self._rate), time.monotonic())
+            if self.stopped.wait(due_at - time.monotonic()):
+                return
+            kind = self._dice.choice(self._kinds)
+            while not self._inject(kind):
+                if self.stopped.wait(_LOOK_EVERY_S):
+                    return
+
+    def _inject(self, kind: Kind) -> bool:
+        """Do it to some worker; False when there is none that may be hit now."""
+        candidates = self._look()
+        if not candidates:
+            return False
+        worker_id, process = self._dice.choice(candidates)
+        if kind in _LETHAL:
+            self._doomed.add((worker_id, process.generation))
+        try:
+            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        except ProcessLookupError:  # it has just ended, for a reason of its own
+            return False
+        self.report.injected.append(Injection(worker_id, process.generation, kind, time.monotonic()))
+        if kind == "pause":
+            self.stopped.wait(self._pause_s)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.pidfd, signal.SIGCONT)
+        return True
+
+    def _look(self) -> list[tuple[int, _Process]]:
+        """The workers that may be hit now, and their processes."""
+        found = []
+        for worker in self._manager.stats().workers:
+            process = self._processes.get(worker.worker_id)
+            if process is None or not process.is_of(worker):
+                self._open(worker)
+            elif self._may_be_hit(worker, process):
+                found.append((worker.worker_id, process))
+        return found
+
+    def _may_be_hit(self, worker: WorkerStats, process: _Process) -> bool:
+        is_out = worker.failed or worker.dropped or (worker.worker_id, worker.generation) in self._doomed
+        return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
+
+    def _open(self, worker: WorkerStats) -> None:
+        """Open a worker's process, in place of the one before it."""
+        before = self._processes.pop(worker.worker_id, None)
+        if before is not None:
+            os.close(before.pidfd)
+        if worker.pid is None:
+            return
+        try:
+            pidfd = os.pidfd_open(worker.pid)
+        except ProcessLookupError:
+            return
+        # Looked up only now: a number of which steps were handed out later is a process that lived when it was opened.
+        steps = self._manager.stats().workers[worker.worker_id].steps
+        self._processes[worker.worker_id] = _Process(worker.generation, worker.pid, pidfd, steps)

@@ -1,0 +1,297 @@
+"""What must hold however an environment fails, as things to assert: the ground that FaultContract stands on.
+
+The rule: each invariant is written once, here. Times are bounded, errors are typed and say where, every step is handed
+out once and belongs to its action, healthy workers keep their episodes, ``close()`` always works.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pytest
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import ManagerClosed, WorkerError
+from envmanager.options import RestartPolicy, Timeouts
+from envmanager.stats import WorkerStats
+from envmanager.steps import StepInfo
+from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager.testing.fakes import EchoEnvironment
+from envmanager.testing.leaks import nothing_left_behind
+
+SLACK_S = 2.0
+"""How much later than its deadline a call may come back."""
+SOON_S = 20.0
+"""Within this, what has no deadline of its own has happened, on a busy machine too."""
+NO_RESTARTS = RestartPolicy(max_restarts=0)
+IDLE = ("idle", "step")
+"""What a worker was doing when it died idle: an action may have been sent before anybody looked."""
+
+Error = TypeVar("Error", bound=WorkerError)
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+@contextmanager
+def returns_within(limit_s: float) -> Iterator[None]:
+    """Assert that the block takes no longer than ``limit_s`` and the slack."""
+    began = time.monotonic()
+    yield
+    took_s = time.monotonic() - began
+    assert took_s < limit_s + SLACK_S, f"it took {took_s:.1f} s"
+
+
+def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
+    """Wait until ``condition()`` holds; AssertionError when it does not within ``within_s``."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come true within {within_s} s"
+        pause.wait(0.01)
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; it may not have been buried yet."""
+    return _state_of(pid) in ("gone", "Z", "X")
+
+
+def until_asleep(*pids: int) -> None:
+    """Wait until processes do nothing any more but wait: all asleep at every look for a fifth of a second."""
+    n_looks = 0
+
+    def sleep() -> bool:
+        nonlocal n_looks
+        n_looks = n_looks + 1 if all(_state_of(pid) == "S" for pid in pids) else 0
+        return n_looks >= 20
+
+    until(sleep)
+
+
+def check_error(
+    error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
+) -> Error:
+    """``error``, after asserting that it is of this kind, says where and when, gives evidence, and can be pickled."""
+    assert isinstance(error, kind), f"{type(error).__name__}: {error}"
+    assert error.worker_id == worker_id
+    assert env_id in error.env_ids
+    assert error.phase in ((phase,) if isinstance(phase, str) else phase)
+    assert error.cause
+    assert f"worker {worker_id}" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.cause) == (kind, str(error), error.cause)
+    return error
+
+
+def check_close(manager: EnvManager, close_s: float) -> None:
+    """Assert that ``close()`` returns in time, any number of times, and that it closes."""
+    with returns_within(close_s):
+        manager.close()
+    manager.close()
+    with pytest.raises(ManagerClosed):
+        manager.reset()
+
+
+def check_lost(info: StepInfo, last: StepInfo) -> None:
+    """Assert that ``info`` cuts the episodes that went on in ``last``, and invents neither reward nor transition."""
+    assert info.lost is not None
+    assert info.lost.cause.worker_id == info.worker_id
+    assert info.actions is None
+    assert info.transitions("default") is None
+    steps, before = info.current["default"], last.current["default"]
+    assert steps.agent_id.tolist() == before.agent_id.tolist()
+    assert steps.reward.tolist() == [0.0] * len(steps)
+    assert steps.truncated.all()
+    assert not steps.terminated.any()
+    assert steps.obs[:, 0].tolist() == steps.env_id.tolist()
+    assert not steps.obs[:, 1:].any(), "not a first observation"
+    assert np.array_equal(steps.final_obs, before.obs), "not what was handed out last"
+
+
+def check_recycled(info: StepInfo, given: dict[int, int]) -> None:
+    """Assert that ``info`` is an ordinary step that ends all episodes of its worker, and begins a new generation."""
+    steps, made = info.current["default"], info.transitions("default")
+    assert info.lost is None
+    assert made is not None
+    assert (steps.terminated ^ steps.truncated).all()
+    assert steps.terminated.any(), "no episode had ended"
+    assert made.action.tolist() == [given[agent_id] for agent_id in steps.agent_id.tolist()]
+    assert made.reward.tolist() == [action % 1000 for action in made.action.tolist()]
+    assert made.next_obs[:, 3].tolist() == made.action.tolist()
+    assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
+    assert steps.obs[:, 0].tolist() == steps.env_id.tolist()
+    assert not steps.obs[:, 1:].any(), "not a first observation"
+
+
+class CheckedTrainer:
+    """Steps a manager of EchoEnvironments with actions that are never the same twice, and checks all that comes back.
+
+    Each worker's steps must follow one another without a gap or a repetition, and belong to the actions given; an
+    episode may only be cut by a StepInfo that says so. ``lost`` and ``recycled`` keep those; workers may only be
+    recycled when ``recycling``.
+    """
+
+    def __init__(self, manager: EnvManager, *, recycling: bool = False) -> None:
+        self.manager = manager
+        self.lost: list[StepInfo] = []
+        self.recycled: list[StepInfo] = []
+        self.n_infos = Counter[int]()
+        self._recycling = recycling
+        self._policy = NumberedActions()
+        self._n_steps = Counter[int]()
+        self._last: dict[int, StepInfo] = {}
+        manager.set_policy("default", self._policy)
+
+    @property
+    def workers(self) -> tuple[WorkerStats, ...]:
+        """What the manager tells of each worker."""
+        return self.manager.stats().workers
+
+    def pid_of(self, worker_id: int) -> int:
+        """The process of a worker."""
+        pid = self.workers[worker_id].pid
+        assert pid is not None
+        return pid
+
+    def reset(self, config: Any = None) -> list[StepInfo]:
+        """Reset the manager."""
+        infos = self.manager.reset(config)
+        for info in infos:
+            assert info.lost is None
+            assert not info.current["default"].obs[:, 2].any()
+            self._begin(info)
+        return infos
+
+    def step(self, wait: Any = "any") -> list[StepInfo]:
+        """One step of the manager, checked."""
+        infos = self.manager.step(wait)
+        assert len({info.worker_id for info in infos}) == len(infos)
+        for info in infos:
+            self._check(info)
+            self.n_infos[info.worker_id] += 1
+        return infos
+
+    def _check(self, info: StepInfo) -> None:
+        last = self._last[info.worker_id]
+        assert info.previous is last.current
+        if info.lost is not None:
+            check_lost(info, last)
+            self.lost.append(info)
+            self._begin(info)
+        elif self._recycling and not info.current["default"].obs[:, 2].any():
+            check_recycled(info, self._policy.given)
+            self.recycled.append(info)
+            self._begin(info)
+        else:
+            check_echo(info, self._policy.given, self._n_steps)
+            self._last[info.worker_id] = info
+
+    def _begin(self, info: StepInfo) -> None:
+        self._last[info.worker_id] = info
+        for agent_id in info.current["default"].agent_id.tolist():
+            self._n_steps[agent_id] = 0
+
+    def step_until(self, condition: Callable[[], Any], *, wait: Any = "any", within_s: float = SOON_S) -> None:
+        """Step until ``condition()`` holds; AssertionError when it does not within ``within_s`` and the slack."""
+        deadline = time.monotonic() + within_s + SLACK_S
+        while not condition():
+            assert time.monotonic() < deadline, f"did not come true within {within_s} s"
+            self.step(wait)
+
+    def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
+        """Step until ``n`` StepInfos in all have told of a loss; the last of them."""
+        self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
+        return self.lost[-1]
+
+    def first_error(self, *, wait: Any = "any", within_s: float = SOON_S) -> WorkerError:
+        """Step until a WorkerError is raised; it is returned."""
+        try:
+            self.step_until(lambda: False, wait=wait, within_s=within_s)
+        except WorkerError as error:
+            return error
+        raise AssertionError("unreachable")
+
+    def go_on(self, worker_ids: Iterable[int], *, n_steps: int = 3) -> None:
+        """Step until each of these workers has handed out ``n_steps`` more."""
+        wanted = {worker_id: self.n_infos[worker_id] + n_steps for worker_id in worker_ids}
+        self.step_until(lambda: all(self.n_infos[worker_id] >= n for worker_id, n in wanted.items()))
+
+
+def only_with_processes(test: Test) -> Test:
+    """Skip a test for managers whose workers are not processes of their own."""
+
+    @functools.wraps(test)
+    def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
+        if not self.has_processes:
+            pytest.skip("needs workers outside this process")
+        return test(self, *args, **kwargs)
+
+    return cast("Test", checked)
+
+
+class FaultyManagers:
+    """What the test classes of FaultContract share: how to make a manager, and what holds after each test."""
+
+    has_processes = True
+    """Whether each environment has a process of its own, which may be killed. Else one worker hosts all of them."""
+    start_s = 3.0
+    """How long healthy workers may take to start, where one of them hangs."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager, one worker per environment or one in all. ``options`` are of those ManagerOptions knows."""
+
+    @pytest.fixture(autouse=True)
+    def _leaves_nothing_behind(self) -> Iterator[None]:
+        if type(self) not in _warmed_up:  # what lasts until the program ends, such as a forkserver, is no leak
+            self.make_manager(EchoEnvironment, 1).close()
+            _warmed_up.add(type(self))
+        with nothing_left_behind():
+            yield
+
+    @contextmanager
+    def managing(self, env_factory: Any, n_envs: int = 3, **options: Any) -> Iterator[EnvManager]:
+        """A manager that is closed twice at the end, in time."""
+        manager = self.make_manager(env_factory, n_envs, **options)
+        try:
+            yield manager
+        finally:
+            check_close(manager, options.get("timeouts", Timeouts()).close_s)
+
+    @contextmanager
+    def running(
+        self, env_factory: Any, n_envs: int = 3, *, recycling: bool = False, **options: Any
+    ) -> Iterator[CheckedTrainer]:
+        """A trainer of such a manager, after its first reset."""
+        with self.managing(env_factory, n_envs, **options) as manager:
+            trainer = CheckedTrainer(manager, recycling=recycling)
+            trainer.reset()
+            yield trainer
+
+    def worker_of(self, env_id: int) -> int:
+        """The worker that hosts an environment."""
+        return env_id if self.has_processes else 0
+
+    def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
+        """The workers that do not host this environment."""
+        return [
+            worker_id for worker_id in range(n_envs if self.has_processes else 1) if worker_id != self.worker_of(env_id)
+        ]
+
+
+_warmed_up: set[type] = set()

@@ -1,0 +1,244 @@
+"""What every manager does when things go wrong, as a test class to inherit.
+
+::
+
+    class TestMyManagerUnderFaults(FaultContract):
+        has_processes = False
+
+        def make_manager(self, env_factory, n_envs, **options):
+            return MyManager(env_factory, n_envs, **options)
+
+The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation. The rule:
+a test asserts that the right error comes, and also that the invariants hold (:mod:`envmanager.testing.fault_checks`),
+through public names only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmanager.environment import EnvContext
+from envmanager.errors import EnvRaised, WorkerDied, WorkerTimedOut
+from envmanager.options import Timeouts, Wait
+from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
+from envmanager.testing.fault_checks import (
+    IDLE,
+    NO_RESTARTS,
+    CheckedTrainer,
+    FaultyManagers,
+    check_error,
+    is_gone,
+    only_with_processes,
+    returns_within,
+    until,
+)
+from envmanager.testing.fault_contract_data import DataFaults
+from envmanager.testing.fault_contract_processes import ProcessFaults
+from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
+from envmanager.testing.fault_contract_usage import UsageFaults
+from envmanager.testing.faults import (
+    CloseOutput,
+    HoldGil,
+    IgnoreSigterm,
+    LockedError,
+    Meddle,
+    Print,
+    RaiseNew,
+    ReadInput,
+    Recurse,
+    ReuseArrays,
+    StartSimulator,
+    TwoArgumentError,
+    faulty,
+    surroundings,
+)
+from envmanager.testing.leaks import descendants
+
+
+class CodeFaults(FaultyManagers):
+    """Cases 1 to 12: the environment's own code."""
+
+    @pytest.mark.parametrize("error", [ValueError("no license"), SystemExit(3), MemoryError("too big")], ids=type)
+    def test_case_01_a_constructor_raises_and_all_others_are_stopped(self, error: BaseException) -> None:
+        with pytest.raises(EnvRaised) as raised:
+            self.make_manager(faulty(Raise(error), at="start", only_env=1), 3)
+
+        told = check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="start")
+        assert told.type_name == type(error).__name__
+        assert "Traceback (most recent call last)" in told.remote_traceback
+
+    @only_with_processes
+    def test_case_02_a_constructor_hangs_and_all_others_are_stopped(self) -> None:
+        with pytest.raises(WorkerTimedOut) as raised, returns_within(self.start_s):
+            self.make_manager(faulty(Sleep(600), at="start", only_env=1), 2, timeouts=Timeouts(start_s=self.start_s))
+
+        told = check_error(raised.value, WorkerTimedOut, worker_id=1, env_id=1, phase="start")
+        assert told.timeout_s == self.start_s
+
+    def test_case_03_every_environment_is_made_once_and_in_its_own_process(self, tmp_path: Path) -> None:
+        made = tmp_path / "made"
+
+        def make(context: EnvContext) -> EchoEnvironment:
+            with made.open("a") as log:
+                log.write(f"{context.env_id} {os.getpid()}\n")
+            return EchoEnvironment(context)
+
+        with self.running(make) as trainer:
+            trainer.go_on(range(trainer.manager.n_workers))
+            trainer.manager.get_attr("label")
+
+        env_ids, pids = zip(*(map(int, line.split()) for line in made.read_text().splitlines()), strict=True)
+        assert sorted(env_ids) == [0, 1, 2]
+        assert (os.getpid() in pids) is not self.has_processes
+
+    def test_case_04_a_reset_raises_and_another_reset_works(self) -> None:
+        with self.managing(faulty(Raise(ValueError("no track")), at="reset", only_env=1)) as manager:
+            trainer = CheckedTrainer(manager)
+            with pytest.raises(EnvRaised, match="no track") as raised:
+                trainer.reset()
+            check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="reset")
+
+            trainer.reset()
+            trainer.go_on(range(manager.n_workers))
+            assert {worker.generation for worker in trainer.workers} == {0}
+
+    def test_case_05_a_step_raises_and_the_others_results_still_come(self) -> None:
+        with self.running(faulty(Raise(ValueError("gear 7 broke")), after=3, only_env=1)) as trainer:
+            error = trainer.first_error(wait=Wait.all())
+
+            told = check_error(error, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="step")
+            assert (told.type_name, told.cause) == ("ValueError", "gear 7 broke")
+            assert isinstance(told.__cause__, ValueError)
+            assert str(told).rstrip().endswith("ValueError: gear 7 broke")
+            assert told.env_ids == (1,)
+            trainer.go_on(self.others_than(1))
+            trainer.reset()
+            trainer.go_on(range(trainer.manager.n_workers))
+
+    @pytest.mark.parametrize("at", ["reset", "step"])
+    @pytest.mark.parametrize(
+        ("make_error", "type_name", "cause"),
+        [
+            (lambda: TwoArgumentError("a", "b"), "TwoArgumentError", "a and b"),
+            (LockedError, "LockedError", "locked %s %d"),
+        ],
+        ids=["cannot be unpickled", "cannot be pickled"],
+    )
+    def test_case_06_an_exception_that_cannot_travel_is_described(
+        self, make_error: Any, type_name: str, cause: str, at: Any
+    ) -> None:
+        with self.managing(faulty(RaiseNew(make_error), at=at, only_env=1)) as manager:
+            trainer = CheckedTrainer(manager)
+            with pytest.raises(EnvRaised) as raised:  # noqa: PT012  (either may be the one)
+                trainer.reset()
+                trainer.step(Wait.all())
+
+            told = check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase=at)
+            assert (told.type_name, told.cause) == (type_name, cause)
+            assert "Traceback (most recent call last)" in told.remote_traceback
+            trainer.reset()
+            trainer.go_on(range(manager.n_workers))
+
+    @pytest.mark.parametrize(
+        ("fault", "type_name"),
+        [
+            (Raise(SystemExit(3)), "SystemExit"),
+            (Raise(KeyboardInterrupt()), "KeyboardInterrupt"),
+            (Raise(MemoryError("too much")), "MemoryError"),
+            (Recurse(), "RecursionError"),
+            (Raise(EOFError()), "EOFError"),
+            (Raise(BrokenPipeError("the simulator's")), "BrokenPipeError"),
+            (Raise(ConnectionResetError("the simulator's")), "ConnectionResetError"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+    )
+    def test_case_07_whatever_a_step_raises_is_told_and_the_worker_lives(self, fault: Any, type_name: str) -> None:
+        if type_name == "KeyboardInterrupt" and not self.has_processes:
+            pytest.skip("in this process it is the user's Ctrl-C")
+        with self.running(faulty(fault, after=3, only_env=1)) as trainer:
+            pids = [worker.pid for worker in trainer.workers]
+            told = check_error(trainer.first_error(), EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="step")
+            assert told.type_name == type_name
+
+            trainer.go_on(self.others_than(1))
+            trainer.reset()
+            trainer.go_on(range(trainer.manager.n_workers))
+            assert [worker.pid for worker in trainer.workers] == pids
+
+    @pytest.mark.parametrize("error", [ValueError("no handle"), SystemExit(3)], ids=type)
+    def test_case_08_a_close_that_raises_does_not_hinder_ours(self, error: BaseException) -> None:
+        with self.running(faulty(Raise(error), at="close")) as trainer:
+            trainer.step()
+
+    @only_with_processes
+    @pytest.mark.parametrize("faults", [[Sleep(600)], [IgnoreSigterm(), HoldGil()]], ids=["asleep", "with the GIL"])
+    def test_case_08_a_close_that_hangs_is_ended_in_close_s(self, faults: Any) -> None:
+        with self.running(faulty(faults, at="close"), timeouts=Timeouts(close_s=1)) as trainer:
+            trainer.step()
+
+    def test_case_09_ten_megabytes_of_output_block_nobody(self) -> None:
+        with self.running(faulty(Print("x", times=10_000_000), after=1, only_env=1)) as trainer:
+            trainer.go_on(range(trainer.manager.n_workers))
+
+    @only_with_processes
+    @pytest.mark.parametrize("fault", [CloseOutput(), ReadInput()], ids=["closes its output", "reads its input"])
+    def test_case_09_closing_or_reading_the_standard_streams_harms_nothing(self, fault: Any) -> None:
+        with self.running(faulty(fault, after=1, only_env=1)) as trainer:
+            trainer.go_on(range(3))
+
+    @only_with_processes
+    def test_case_09_the_end_of_the_output_is_in_the_error(self, tmp_path: Path) -> None:
+        last_words = [Print("x", times=10_000_000), Print("these were my last words"), Die(1)]
+        with self.running(
+            faulty(last_words, after=1, only_env=1), restarts=NO_RESTARTS, log_dir=str(tmp_path)
+        ) as trainer:
+            told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
+            assert "these were my last words" in told.output
+            assert "these were my last words" in str(told)
+
+    @only_with_processes
+    def test_case_10_what_an_environment_does_to_its_process_stays_there(self) -> None:
+        with self.running(faulty(Meddle(), after=1, only_env=1)) as trainer:
+            before = surroundings(), trainer.manager.call("surroundings")
+            trainer.go_on(range(3))
+            after = surroundings(), trainer.manager.call("surroundings")
+
+        (ours_before, (first_before, meddler_before, _)) = before
+        (ours_after, (first_after, meddler_after, _)) = after
+        assert ours_after == ours_before
+        assert first_after == first_before
+        assert all(meddler_after[key] != meddler_before[key] for key in meddler_before)
+
+    @only_with_processes
+    @pytest.mark.parametrize("dies", [True, False], ids=["the worker dies", "the manager closes"])
+    def test_case_11_a_simulator_ends_with_its_worker(self, dies: bool) -> None:
+        with self.running(faulty(StartSimulator(), at="reset", only_env=1), restarts=NO_RESTARTS) as trainer:
+            simulators = descendants(trainer.pid_of(1))
+            assert len(simulators) == 1
+            if dies:
+                os.kill(trainer.pid_of(1), signal.SIGKILL)
+                check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase=IDLE)
+                until(lambda: all(map(is_gone, simulators)))
+                trainer.go_on([0, 2])
+        until(lambda: all(map(is_gone, simulators)))
+
+    def test_case_12_arrays_that_are_used_again_do_not_change_earlier_steps(self) -> None:
+        with self.running(faulty(ReuseArrays(), times=sys.maxsize)) as trainer:
+            kept = [info for _ in range(5) for info in trainer.step(Wait.all())]
+            copies = [info.copy() for info in kept]
+            trainer.go_on(range(trainer.manager.n_workers), n_steps=10)
+
+        for info, copy in zip(kept, copies, strict=True):
+            steps, same = info.current["default"], copy.current["default"]
+            assert steps.obs.tolist() == same.obs.tolist()
+            assert steps.reward.tolist() == same.reward.tolist()
+
+
+class FaultContract(CodeFaults, ProcessFaults, RestartsAfterFaults, DataFaults, UsageFaults):
+    """How every manager takes faults. ``has_processes`` says whether yours has workers outside its own process."""

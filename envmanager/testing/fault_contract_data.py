@@ -1,0 +1,289 @@
+"""Cases 30 to 34 of FaultContract: data that does not fit, and data that is large."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from envmanager.env_manager import EnvManager
+from envmanager.environment import EnvContext
+from envmanager.errors import BadAction, BadObservation, EnvRaised
+from envmanager.options import Timeouts, Wait
+from envmanager.specs import ArraySpec, BehaviorSpec, object_array
+from envmanager.steps import ActionInfo, AgentSteps, Steps
+from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
+from envmanager.testing.contract import NumberedActions
+from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
+from envmanager.testing.fault_checks import (
+    FaultyManagers,
+    check_error,
+    only_with_processes,
+    returns_within,
+)
+from envmanager.testing.faults import (
+    Change,
+    faulty,
+    inform,
+)
+
+
+class DataFaults(FaultyManagers):
+    """What does not fit is refused where it enters, and named."""
+
+    large_observation_bytes = 256 << 20
+
+    # Observations.
+
+    @pytest.mark.parametrize("what", BAD_STEPS)
+    def test_case_30_a_step_that_breaks_its_spec_is_the_fault_of_one_worker(self, what: str) -> None:
+        with self.running(faulty(BAD_STEPS[what], after=3, only_env=1)) as trainer:
+            error = trainer.first_error()
+            told = check_error(error, BadObservation, worker_id=self.worker_of(1), env_id=1, phase="step")
+            assert told.path == what.partition(":")[0]
+            assert told.got != told.expected
+
+            trainer.go_on(self.others_than(1))
+            trainer.reset()
+            trainer.go_on(range(trainer.manager.n_workers))
+
+    @pytest.mark.parametrize("what", BAD_KEYED_STEPS)
+    def test_case_30_a_leaf_that_breaks_its_spec_is_named_by_its_path(self, what: str) -> None:
+        with self._keyed(BAD_KEYED_STEPS[what]) as manager:
+            told = check_error(_error_of_step(manager), BadObservation, worker_id=0, env_id=0, phase="step")
+            assert told.path == what.partition(":")[0]
+            manager.reset()
+
+    def test_case_30_a_first_observation_that_breaks_its_spec_is_named(self) -> None:
+        with self.managing(faulty(BAD_STEPS["obs: shape"], at="reset", only_env=1)) as manager:
+            with pytest.raises(BadObservation) as raised:
+                manager.reset()
+            check_error(raised.value, BadObservation, worker_id=self.worker_of(1), env_id=1, phase="reset")
+            manager.reset()
+
+    @pytest.mark.parametrize("what", NOT_FINITE)
+    def test_case_31_numbers_that_are_not_finite_are_refused_on_request(self, what: str) -> None:
+        with self._keyed(NOT_FINITE[what], check_values=True) as manager:
+            told = check_error(_error_of_step(manager), BadObservation, worker_id=0, env_id=0, phase="step")
+            assert told.path == what.partition(":")[0]
+
+    @pytest.mark.parametrize("what", NOT_FINITE)
+    def test_case_31_numbers_that_are_not_finite_are_handed_out_otherwise(self, what: str) -> None:
+        with self._keyed(NOT_FINITE[what]) as manager:
+            (info,) = manager.step()
+            steps = info.current["default"]
+            numbers = steps.reward if what.startswith("reward") else steps.obs["place"]
+            assert not np.isfinite(numbers).any()
+
+    def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
+        """A manager of one environment with a dict of arrays, ready to step."""
+        return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
+
+    @contextmanager
+    def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
+        """A manager that has a policy and has been reset, for environments whose observations are no echo."""
+        with self.managing(env_factory, n_envs, **options) as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            yield manager
+
+    @only_with_processes
+    def test_case_32_an_info_that_cannot_be_pickled_is_an_error_and_the_worker_lives(self) -> None:
+        fault = inform(lambda: {"lock": threading.Lock()})
+        with self.running(faulty(fault, after=3, only_env=1), infos=True) as trainer:
+            pid = trainer.pid_of(1)
+            told = check_error(trainer.first_error(), EnvRaised, worker_id=1, env_id=1, phase="step")
+            assert "pickle" in told.cause
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+            assert trainer.pid_of(1) == pid
+
+    @only_with_processes
+    def test_case_32_an_observation_that_cannot_be_pickled_is_an_error_and_the_worker_lives(self) -> None:
+        with self._ready(_Locked, 1) as manager:
+            pid = manager.stats().workers[0].pid
+            told = check_error(_error_of_step(manager), EnvRaised, worker_id=0, env_id=0, phase="step")
+            assert "pickle" in told.cause
+            manager.reset()
+            assert len(manager.step()) == 1
+            assert manager.stats().workers[0].pid == pid
+
+    # Actions.
+
+    @pytest.mark.parametrize(
+        ("actions", "env_ids"),
+        [
+            (np.zeros(2), [0, 1, 2]),
+            (np.zeros((3, 1)), [0, 1, 2]),
+            (np.zeros(3, np.complex128), [0, 1, 2]),
+            (np.full(3, 1001.0), [0, 1, 2]),
+            (np.full(3, -1.0), [0, 1, 2]),
+            (np.full(3, np.nan), [0, 1, 2]),
+            (np.array([1.0, None, 2.0]), [0, 1, 2]),
+            (None, [0, 1, 2]),
+            (np.zeros(3), [0, 1, 3]),
+            (np.zeros(3), [0, 1, 1]),
+        ],
+        ids=["count", "shape", "dtype", "high", "low", "NaN", "None in it", "None", "unknown env", "env twice"],
+    )
+    def test_case_33_bad_actions_from_outside_are_refused_and_nothing_is_sent(self, actions: Any, env_ids: Any) -> None:
+        with self.managing(_TakesFloats) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            for number in (1, 2):
+                with pytest.raises(BadAction):
+                    manager.send(actions, env_ids)
+                sent = np.array([5.0, 6.0, 7.0]) * number
+                manager.send(sent, [0, 1, 2])
+                with pytest.raises(BadAction, match="waiting"):
+                    manager.send(sent + 1, [0, 1, 2])
+                batch = manager.recv(Wait.all())
+                assert batch.obs[:, 2:4].tolist() == [[number, action] for action in sent.tolist()]
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            lambda n: ActionInfo(np.zeros(n + 1)),
+            lambda n: ActionInfo(np.zeros((n, 1))),
+            lambda n: ActionInfo(np.full(n, np.nan)),
+            lambda n: ActionInfo(np.full(n, 1001.0)),
+            lambda _: ActionInfo(None),
+            lambda _: None,
+        ],
+        ids=["count", "shape", "NaN", "high", "None", "no ActionInfo"],
+    )
+    def test_case_33_a_policys_bad_actions_are_refused_and_nothing_is_sent(
+        self, answer: Callable[[int], ActionInfo]
+    ) -> None:
+        with self.managing(_TakesFloats) as manager:
+            manager.reset()
+            for number in (1, 2):
+                manager.set_policy("default", _Answers(answer))
+                with pytest.raises(BadAction):
+                    manager.step(Wait.all())
+                manager.set_policy("default", _Constant(5.0 * number))
+                for info in manager.step(Wait.all()):
+                    assert (info.current["default"].obs[:, 2:4] == [number, 5 * number]).all()
+
+    # Sizes.
+
+    def test_case_34_a_very_large_observation_is_delivered(self) -> None:
+        size = self.large_observation_bytes
+        with self._ready(lambda: _Large(size), 1) as manager:
+            for number in (1, 2):
+                (info,) = manager.step()
+                obs = info.current["default"].obs
+                assert obs.shape == (1, size)
+                assert (obs[0, 0], obs[0, size // 2], obs[0, -1]) == (number, number, number)
+                assert info.previous is not None
+                assert info.previous["default"].obs[0, -1] == number - 1
+
+    def test_case_34_an_observation_whose_size_changes_is_delivered(self) -> None:
+        with self._ready(_Growing, 3) as manager:
+            n_steps = dict.fromkeys(range(3), 0)
+            while min(n_steps.values()) < 6:
+                for info in manager.step():
+                    steps = info.current["default"]
+                    for env_id, obs in zip(steps.env_id.tolist(), steps.obs, strict=True):
+                        n_steps[env_id] += 1
+                        assert obs.tolist() == [n_steps[env_id]] * _Growing.size_at(n_steps[env_id])
+
+    def test_case_34_large_questions_and_large_answers_at_once_do_not_block(self) -> None:
+        text = "x" * 1_000_000
+        fault = inform(lambda: {"picture": bytes(1_000_000)})
+        with self.running(faulty(fault, times=sys.maxsize), infos=True, timeouts=Timeouts(step_s=10)) as trainer:
+            for _ in range(20):
+                trainer.step(Wait(max_ready=1))
+                assert trainer.manager.call("who", text) == [f"{text}: env {env_id}" for env_id in range(3)]
+                with returns_within(0):
+                    trainer.step(Wait.all())
+
+
+def _error_of_step(manager: EnvManager) -> BaseException:
+    with pytest.raises((BadObservation, EnvRaised)) as raised:
+        manager.step(Wait.all())
+    return raised.value
+
+
+@attrs.frozen
+class _Answers:
+    """A policy that answers with ``answer(n_rows)``."""
+
+    answer: Callable[[int], Any]
+
+    def get_action(self, steps: AgentSteps) -> Any:
+        return self.answer(len(steps))
+
+
+@attrs.frozen
+class _Constant:
+    """A policy that always gives the same action."""
+
+    action: float
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.full(len(steps), self.action))
+
+
+class _TakesFloats(EchoEnvironment):
+    """Its actions are numbers from 0 to 1000."""
+
+    SPEC = BehaviorSpec(EchoEnvironment.SPEC.observation, ArraySpec((), np.float64, 0.0, 1000.0))
+
+
+class _AnyObservation(EchoEnvironment):
+    """Its observations are objects: what ``observe`` makes of the step's number."""
+
+    SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
+
+    def observe(self, n_steps: int) -> Any:
+        raise NotImplementedError
+
+    def _steps(self, obs: np.ndarray, action: np.ndarray, ended: bool, final_obs: np.ndarray | None) -> Steps:
+        steps = super()._steps(obs, action, ended, final_obs)["default"]
+        seen, final = self._seen(obs), None if final_obs is None else self._seen(final_obs)
+        return {"default": attrs.evolve(steps, obs=seen, final_obs=final)}
+
+    def _seen(self, obs: np.ndarray) -> np.ndarray:
+        return object_array([self.observe(int(obs[0, 2]))])
+
+
+class _Growing(_AnyObservation):
+    SIZES = (1, 10, 1_000_000, 100, 100_000, 10_000, 1_000)
+
+    @classmethod
+    def size_at(cls, n_steps: int) -> int:
+        return cls.SIZES[n_steps % len(cls.SIZES)]
+
+    def observe(self, n_steps: int) -> Any:
+        return np.full(self.size_at(n_steps), n_steps, np.uint8)
+
+
+class _Locked(_AnyObservation):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self._is_spoiled = False
+
+    def observe(self, n_steps: int) -> Any:
+        if n_steps == 1 and not self._is_spoiled:
+            self._is_spoiled = True
+            return threading.Lock()
+        return n_steps
+
+
+class _Large(FakeEnvironment):
+    """An observation of so many bytes, each the number of the step."""
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__()
+        self.SPEC = BehaviorSpec(ArraySpec((n_bytes,), np.uint8), ArraySpec((), np.int64))
+
+    def _obs(self, action: int) -> np.ndarray:
+        return np.full((1, *self.SPEC.observation.shape), self._n_steps, np.uint8)

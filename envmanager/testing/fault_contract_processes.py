@@ -1,0 +1,305 @@
+"""Cases 13 to 19 and 24 to 27 of FaultContract: processes that die, processes that do not answer.
+
+Here nothing is restarted, so that each error can be looked at; what restarts make of it is in
+:mod:`envmanager.testing.fault_contract_restarts`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.events import LateReplyDiscarded
+from envmanager.options import RestartPolicy, Timeouts, Wait
+from envmanager.testing.fakes import Die, EchoEnvironment, Sleep
+from envmanager.testing.fault_checks import (
+    IDLE,
+    NO_RESTARTS,
+    CheckedTrainer,
+    FaultyManagers,
+    check_error,
+    is_gone,
+    only_with_processes,
+    returns_within,
+    until,
+    until_asleep,
+)
+from envmanager.testing.faults import (
+    ExhaustMemory,
+    HoldGil,
+    IgnoreSigterm,
+    Segfault,
+    SendSignal,
+    StartSimulator,
+    Stop,
+    faulty,
+    inform,
+)
+from envmanager.testing.leaks import descendants
+
+SHORT = Timeouts(reset_s=1.0, step_s=1.0, call_s=1.0)
+LARGE = inform(lambda: {"picture": bytes(5_000_000)})
+"""More than any pipe holds: the reply is under way until somebody reads it."""
+
+
+class ProcessFaults(FaultyManagers):
+    """What only happens to workers that are processes, and how long it may take to tell."""
+
+    def _dies(self, fault: Any, **options: Any) -> WorkerDied:
+        """Let env 1 die in its fourth step, and see that the others go on and that a reset revives it."""
+        factory = faulty(fault, after=3, only_env=1, only_generation=0)
+        with self.running(factory, restarts=NO_RESTARTS, **options) as trainer:
+            error = trainer.first_error()
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+            assert [worker.generation for worker in trainer.workers] == [0, 1, 0]
+        return check_error(error, WorkerDied, worker_id=1, env_id=1, phase="step")
+
+    @only_with_processes
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_case_13_an_exit_is_a_death_whatever_its_code(self, code: int) -> None:
+        assert self._dies(Die(code)).exit == f"EXIT({code})"
+
+    @only_with_processes
+    def test_case_14_a_worker_killed_while_idle_is_noticed_at_the_next_wait(self) -> None:
+        with self.running(EchoEnvironment, restarts=NO_RESTARTS) as trainer:
+            trainer.step(Wait.all())
+            os.kill(trainer.pid_of(1), signal.SIGKILL)
+            with returns_within(0.5):
+                error = trainer.first_error()
+
+            told = check_error(error, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
+            assert told.exit == "SIGKILL"
+            trainer.go_on([0, 2])
+
+    @only_with_processes
+    @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGFPE"])
+    def test_case_15_a_signal_in_step_is_named(self, name: str) -> None:
+        error = self._dies(Die(signal_number=signal.Signals[name]))
+
+        assert error.exit == name
+        assert ("memory" in str(error)) == (name == "SIGKILL")
+
+    @only_with_processes
+    def test_case_15_a_segmentation_fault_brings_its_traceback(self, tmp_path: Path) -> None:
+        error = self._dies(Segfault(), log_dir=str(tmp_path))
+
+        assert error.exit == "SIGSEGV"
+        assert "Fatal Python error: Segmentation fault" in error.output
+        assert "string_at" in str(error)
+
+    @only_with_processes
+    def test_case_16_a_worker_killed_while_it_sends_a_large_reply_takes_nobody_along(self) -> None:
+        factory = faulty(LARGE, after=3, only_env=1)
+        with self.running(factory, restarts=NO_RESTARTS, infos=True) as trainer:
+            self._get_stuck_in_a_reply(trainer)
+            os.kill(trainer.pid_of(1), signal.SIGKILL)
+
+            told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
+            assert told.exit == "SIGKILL"
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+
+    def _get_stuck_in_a_reply(self, trainer: CheckedTrainer) -> None:
+        """Ask for the fourth step, and wait until worker 1 waits for somebody to read its reply."""
+        for _ in range(3):
+            trainer.step(Wait.all())
+        trainer.step(Wait(timeout_s=0))
+        until_asleep(trainer.pid_of(1))
+
+    @only_with_processes
+    def test_case_17_when_all_workers_die_at_once_each_is_told_and_nothing_hangs(self) -> None:
+        with self.running(EchoEnvironment, restarts=NO_RESTARTS) as trainer:
+            trainer.step(Wait.all())
+            for worker_id in range(3):
+                os.kill(trainer.pid_of(worker_id), signal.SIGKILL)
+            with returns_within(1):
+                errors = [trainer.first_error(wait=Wait.all()) for _ in range(3)]
+
+            for error in errors:
+                check_error(error, WorkerDied, worker_id=error.worker_id, env_id=error.worker_id, phase=IDLE)
+            assert {error.worker_id for error in errors} == {0, 1, 2}
+            with pytest.raises(UsageError, match="every worker has failed"):
+                trainer.step()
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+
+    @only_with_processes
+    def test_case_18_a_death_during_reset_is_told_and_another_reset_works(self) -> None:
+        factory = faulty(Die(3), at="reset", only_env=1, only_generation=0)
+        with self.managing(factory, restarts=NO_RESTARTS) as manager:
+            trainer = CheckedTrainer(manager)
+            with pytest.raises(WorkerDied) as raised:
+                trainer.reset()
+            assert check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="reset").exit == "EXIT(3)"
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+
+    @only_with_processes
+    def test_case_18_a_death_during_start_stops_all_others(self) -> None:
+        with pytest.raises(WorkerDied) as raised, returns_within(self.start_s):
+            self.make_manager(faulty(Die(3), at="start", only_env=1), 3)
+        assert check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="start").exit == "EXIT(3)"
+
+    @only_with_processes
+    def test_case_18_a_death_during_close_does_not_hinder_it(self) -> None:
+        with self.running(faulty(Die(3), at="close")) as trainer:
+            trainer.step()
+
+    @only_with_processes
+    @pytest.mark.parametrize("restarts", [NO_RESTARTS, RestartPolicy()], ids=["raised", "restarted"])
+    def test_case_18_a_reply_that_is_complete_is_handed_out_before_a_death_is_told(
+        self, restarts: RestartPolicy
+    ) -> None:
+        with self.managing(EchoEnvironment, restarts=restarts) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            pid = manager.stats().workers[1].pid
+            assert pid is not None
+            manager.send(np.array([5, 6, 7]), [0, 1, 2])
+            until_asleep(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: is_gone(pid))
+
+            batch = manager.recv(Wait.all())
+            assert batch.obs[:, 3].tolist() == [5, 6, 7]
+            assert not batch.lost.any()
+            if restarts is not NO_RESTARTS:
+                manager.send(np.array([8, 9, 10]), [0, 1, 2])
+                assert manager.recv(Wait.all()).lost.tolist() == [False, True, False]
+                return
+            with pytest.raises(WorkerDied) as raised:  # noqa: PT012  (either may notice)
+                manager.send(np.array([8, 9, 10]), [0, 1, 2])
+                manager.recv(Wait.all())
+            check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
+
+    @only_with_processes
+    def test_case_19_a_memory_limit_is_a_memory_error_and_the_worker_lives(self) -> None:
+        with self.running(faulty(ExhaustMemory(), after=3, only_env=1)) as trainer:
+            pid = trainer.pid_of(1)
+            error = check_error(trainer.first_error(), EnvRaised, worker_id=1, env_id=1, phase="step")
+            assert error.type_name == "MemoryError"
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+            assert trainer.pid_of(1) == pid
+
+    # Not answering.
+
+    def _hangs(self, fault: Any, **options: Any) -> WorkerTimedOut:
+        """Let env 1 hang in its fourth step, and see that the others go on meanwhile and afterwards."""
+        factory = faulty(fault, after=3, only_env=1, only_generation=0)
+        with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, **options) as trainer:
+            for _ in range(3):
+                trainer.step(Wait.all())
+            family = [trainer.pid_of(1)]
+            with returns_within(SHORT.step_s):
+                error = trainer.first_error(within_s=SHORT.step_s)
+
+            assert trainer.n_infos[0] > 10, "nobody else was served while one worker hung"
+            assert trainer.n_infos[2] > 10
+            until(lambda: all(map(is_gone, family)))
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+        return check_error(error, WorkerTimedOut, worker_id=1, env_id=1, phase="step")
+
+    @only_with_processes
+    def test_case_24_a_step_that_hangs_times_out_while_the_others_go_on(self) -> None:
+        assert self._hangs(Sleep(600)).timeout_s == SHORT.step_s
+
+    @only_with_processes
+    @pytest.mark.parametrize("at", ["reset", "call"])
+    def test_case_24_a_reset_or_call_that_hangs_times_out(self, at: Any) -> None:
+        factory = faulty(Sleep(600), at=at, only_env=1, only_generation=0)
+        with self.managing(factory, restarts=NO_RESTARTS, timeouts=SHORT) as manager:
+            trainer = CheckedTrainer(manager)
+            with pytest.raises(WorkerTimedOut) as raised, returns_within(1.0):  # noqa: PT012  (either may be the one)
+                trainer.reset()
+                manager.call("misbehave")
+            check_error(raised.value, WorkerTimedOut, worker_id=1, env_id=1, phase=at)
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+
+    @only_with_processes
+    @pytest.mark.parametrize(
+        "faults",
+        [[IgnoreSigterm(), Sleep(600)], [IgnoreSigterm(), HoldGil()], [Stop()]],
+        ids=["ignores SIGTERM", "holds the GIL", "is stopped"],
+    )
+    def test_case_25_a_worker_that_cannot_be_asked_is_killed(self, faults: Any) -> None:
+        self._hangs(faults)
+
+    @only_with_processes
+    def test_case_25_a_worker_that_hangs_is_killed_with_its_simulator(self) -> None:
+        faults = [StartSimulator(), IgnoreSigterm(), HoldGil()]
+        with self.running(faulty(faults, only_env=1), restarts=NO_RESTARTS, timeouts=SHORT) as trainer:
+            pid = trainer.pid_of(1)
+            trainer.step_until(lambda: descendants(pid))
+            simulators = descendants(pid)
+            check_error(trainer.first_error(), WorkerTimedOut, worker_id=1, env_id=1, phase="step")
+            until(lambda: all(map(is_gone, [pid, *simulators])))
+            trainer.go_on([0, 2])
+
+    @only_with_processes
+    def test_case_25_a_worker_stopped_while_it_sends_a_large_reply_times_out(self) -> None:
+        factory = faulty(LARGE, after=3, only_env=1)
+        with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, infos=True) as trainer:
+            self._get_stuck_in_a_reply(trainer)
+            os.kill(trainer.pid_of(1), signal.SIGSTOP)
+            with returns_within(2 * SHORT.step_s):  # the reply had come in part
+                error = trainer.first_error()
+
+            check_error(error, WorkerTimedOut, worker_id=1, env_id=1, phase="step")
+            trainer.go_on([0, 2])
+            trainer.reset()
+            trainer.go_on([0, 1, 2])
+
+    def test_case_26_after_an_interrupted_step_the_next_ones_are_paired(self) -> None:
+        interrupt = [SendSignal(os.getpid()), Sleep(0.3)]
+        with self.running(faulty(interrupt, after=3, only_env=1)) as trainer:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.step_until(lambda: False, wait=Wait.all())
+            if not self.has_processes:
+                trainer.reset()  # its own Ctrl-C has stopped the environment half-way
+            trainer.go_on(range(trainer.manager.n_workers))
+
+    @only_with_processes
+    def test_case_26_a_late_answer_to_an_interrupted_call_is_dropped_and_counted(self) -> None:
+        interrupt = [SendSignal(os.getpid()), Sleep(0.3)]
+        with self.running(faulty(interrupt, at="call", only_env=1)) as trainer:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.manager.call("misbehave", env_ids=[1])
+
+            assert trainer.manager.call("who", "you") == ["you: env 0", "you: env 1", "you: env 2"]
+            assert trainer.manager.stats().late_replies == 1
+            assert trainer.manager.events.count(LateReplyDiscarded) == 1
+            trainer.go_on([0, 1, 2])
+
+    @only_with_processes
+    def test_case_27_a_slow_worker_holds_nobody_back_and_is_not_forgotten(self) -> None:
+        def make(context: Any) -> EchoEnvironment:
+            return EchoEnvironment(context, sleep_s=0.1 if context.env_id == 1 else 0.01)
+
+        with self.running(make) as trainer:
+            trainer.step_until(lambda: trainer.n_infos[1] >= 3)
+            assert trainer.n_infos[0] > 2 * trainer.n_infos[1]
+            assert trainer.n_infos[2] > 2 * trainer.n_infos[1]
+
+    @only_with_processes
+    def test_case_27_with_one_step_at_a_time_every_worker_that_is_ready_has_its_turn(self) -> None:
+        with self.running(EchoEnvironment) as trainer:
+            for _ in range(3):
+                trainer.step(Wait(timeout_s=0, max_ready=1))
+                until_asleep(*map(trainer.pid_of, range(3)))
+                ready = [worker.worker_id for worker in trainer.workers if worker.waiting]
+                turns = [info.worker_id for _ in ready for info in trainer.step(Wait(max_ready=1))]
+                assert sorted(turns) == ready

@@ -1,0 +1,607 @@
+"""Trainers that run as programs of their own, because the tests kill them, and what both sides need.
+
+::
+
+    test ── program(function, …) ──▶ trainer (own session) ──▶ workers, simulators, a forkserver
+      ◀───────── announcements: one line each, written by whoever has something to say ─────────┘
+
+The rule: nobody sleeps to let others get somewhere; each says where it is and the test waits for that, with a deadline.
+Whatever a program started is killed at the end of the ``with`` block, whether the test passed or not.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import ctypes
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envmanager import ActionInfo, AgentSteps, EnvContext, RestartPolicy, SubprocessEnvManager, Timeouts, Wait
+from envmanager._workers import boot, handle
+from envmanager._workers.processes import ChildProcess
+from envmanager.testing import FakeEnvironment, Sleep, Step
+from envmanager.testing.leaks import Traces, descendants, settle
+
+ROOT = Path(__file__).parents[2]
+START_METHODS = ("forkserver", "spawn", "fork")
+GONE_WITHIN_S = 2.0
+"""How long anything may live on after the trainer."""
+LONG_S = 600.0
+SPEC = FakeEnvironment.SPEC
+NO_RESTARTS = RestartPolicy(max_restarts=0)
+
+
+class Zeros:
+    """A policy."""
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.zeros(len(steps), np.int64))
+
+
+def actions(n: int) -> np.ndarray:
+    """Something to send."""
+    return np.zeros(n, np.int64)
+
+
+# What tests watch.
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def living() -> dict[int, str]:
+    """All processes below this one, orphans too (see ``adopt_orphans``), by pid, with their command lines."""
+    return {pid: command for pid, command in descendants().items() if alive(pid)}
+
+
+def until(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
+    """What ``condition()`` returns as soon as that is true; fails when it takes too long."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while True:
+        result = condition()
+        if result:
+            return result
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        pause.wait(0.005)
+
+
+def until_gone(pids: Any, within_s: float = GONE_WITHIN_S) -> None:
+    """Return once none of these processes lives; fails with those that do."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, f"still there after {within_s:g} s: {left}"
+        pause.wait(0.005)
+
+
+@contextmanager
+def ending_what_is_left() -> Iterator[None]:
+    """Fail when the block leaves processes behind, and end them, so that one failure does not become many."""
+    before = Traces.now()
+    processes = set(living())
+    try:
+        yield
+    finally:
+        left = settle(before)
+        for pid in set(living()) - processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind: {left}"
+
+
+def pids_of(manager: SubprocessEnvManager) -> list[int]:
+    """The workers' processes."""
+    return [worker.pid or 0 for worker in manager.stats().workers]
+
+
+class Program:
+    """A trainer in a process of its own; see ``program``."""
+
+    def __init__(self, code: str, environ: dict[str, str]) -> None:
+        self._others = set(living())
+        self._text = b""
+        self._lines: list[list[str]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=ROOT,
+            env=environ,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def announced(self, what: str, n: int = 1, within_s: float = 30.0) -> list[list[str]]:
+        """The words that follow ``what`` in the first ``n`` lines that begin so, as soon as they are there."""
+        deadline = time.monotonic() + within_s
+        while len(found := [words[1:] for words in self._lines if words[0] == what]) < n:
+            if not self._read(deadline):
+                raise AssertionError(f"{what!r} was announced {len(found)} times of {n}; {self.errors()}")
+        return found[:n]
+
+    def _read(self, deadline: float) -> bool:
+        assert self.process.stdout is not None
+        poll = select.poll()
+        poll.register(self.process.stdout, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return False
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        self._text += data
+        *complete, self._text = self._text.split(b"\n")
+        self._lines += [words for line in complete if (words := line.decode().split())]
+        return bool(data)
+
+    def go_on(self) -> None:
+        """Let a program that has called ``wait_to_go_on`` go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+    def family(self) -> dict[int, str]:
+        """Every process that is there because of this program, itself included."""
+        return {pid: command for pid, command in living().items() if pid not in self._others}
+
+    def until_all_gone(self, *, but: Any = (), within_s: float = GONE_WITHIN_S) -> None:
+        """Return once the program and everything it started is gone; fails with what is not."""
+        deadline = time.monotonic() + within_s
+        pause = threading.Event()
+        while left := {pid: command for pid, command in self.family().items() if pid not in but}:
+            assert time.monotonic() < deadline, f"still there after {within_s:g} s: {left}"
+            pause.wait(0.005)
+
+    def kill(self) -> None:
+        """SIGKILL the trainer, and nobody else."""
+        self.process.kill()
+        self.process.wait()
+
+    def ended(self, within_s: float = 30.0) -> int:
+        """The exit code once the trainer has ended by itself."""
+        return self.process.wait(within_s)
+
+    def errors(self) -> str:
+        """What was written to stderr so far by anybody."""
+        assert self.process.stderr is not None
+        os.set_blocking(self.process.stderr.fileno(), False)
+        text = b""
+        with suppress(BlockingIOError):
+            while data := os.read(self.process.stderr.fileno(), 1 << 16):
+                text += data
+        return text.decode(errors="replace")
+
+    def end(self) -> None:
+        """Kill all that is left."""
+        while left := self.family():
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
+
+
+@contextmanager
+def program(function: Callable[..., None], *arguments: Any, **environ: str) -> Iterator[Program]:
+    """Run ``function(*arguments)``, of an importable module, as the main program of a new process.
+
+    ``environ``: more environment variables. Coverage is not measured there: a killed trainer leaves half a file.
+    """
+    call = f"{function.__name__}(*{arguments!r})"
+    ast.parse(call)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    running = Program(f"from {function.__module__} import {function.__name__}; {call}", {**inherited, **environ})
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+# What programs and their workers use.
+
+
+def announce(what: str, *words: Any) -> None:
+    """Tell the test: one write, so that lines of several processes do not mix."""
+    os.write(1, " ".join([what, *map(str, words)]).encode() + b"\n")
+
+
+def wait_to_go_on() -> None:
+    """Wait until the test says ``go_on``."""
+    os.read(0, 1)
+
+
+def hold_the_gil() -> None:
+    """Sleep in native code, without giving up the GIL."""
+    ctypes.PyDLL(None).sleep(int(LONG_S))
+
+
+class Idle(FakeEnvironment):
+    """Is asked for nothing after its reset."""
+
+    def reset(self, **arguments: Any) -> Any:
+        announce("idle", os.getpid())
+        return super().reset(**arguments)
+
+
+class InALongStep(FakeEnvironment):
+    """Its step does not end."""
+
+    def step(self, actions: Any) -> Any:
+        announce("stepping", os.getpid())
+        time.sleep(LONG_S)
+        return super().step(actions)
+
+
+class HoldsTheGil(FakeEnvironment):
+    """Its step does not end, no Python code of its process runs, and SIGTERM means nothing to it."""
+
+    def step(self, actions: Any) -> Any:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        announce("gil", os.getpid())
+        hold_the_gil()
+        return super().step(actions)
+
+
+class Simulated(FakeEnvironment):
+    """It has simulators: one plain, one that ignores all signals that can be ignored, one that is a grandchild."""
+
+    def reset(self, **arguments: Any) -> Any:
+        stubborn = "trap '' TERM HUP INT; sleep 600 & wait; wait"
+        plain = subprocess.Popen(["sleep", "600"])
+        shell = subprocess.Popen(["sh", "-c", stubborn])
+        announce("simulators", os.getpid(), plain.pid, shell.pid)
+        return super().reset(**arguments)
+
+
+class Stopped(InALongStep):
+    """The test stops it by SIGSTOP."""
+
+    def step(self, actions: Any) -> Any:
+        announce("stopped", os.getpid())
+        return super().step(actions)
+
+
+RESPONSIVE = (Idle, InALongStep, Simulated)
+DEAF = (HoldsTheGil, Stopped)
+
+
+# Programs: trainers that die.
+
+
+def train_one_of_each(start_method: Any, with_deaf: bool) -> None:
+    """A worker of each kind, all but the idle one in a step; then wait for their steps."""
+    kinds = [*RESPONSIVE, *DEAF] if with_deaf else list(RESPONSIVE)
+    manager = SubprocessEnvManager(kinds, len(kinds), start_method=start_method)
+    manager.reset()
+    manager.send(actions(len(kinds) - 1), range(1, len(kinds)))
+    announce("waiting")
+    manager.recv(Wait.all())
+
+
+def train_idle_simulators(start_method: Any) -> None:
+    """Workers that are idle, and so notice first when the trainer goes; their simulators do not notice."""
+    manager = SubprocessEnvManager(Simulated, 4, start_method=start_method)
+    manager.reset()
+    announce("waiting")
+    time.sleep(LONG_S)
+
+
+def train_beside_a_loader(start_method: Any) -> None:
+    """Fork a data loader that stays, as PyTorch does."""
+    manager = SubprocessEnvManager(HoldsTheGil, 2, start_method=start_method)
+    manager.reset()
+    loader = os.fork()
+    if loader == 0:
+        time.sleep(LONG_S)
+        os._exit(0)
+    announce("loader", loader)
+    manager.send(actions(2), [0, 1])
+    manager.recv(Wait.all())
+
+
+def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
+    """What a worker does first, but only once the trainer is dead."""
+    pidfd = os.pidfd_open(trainer_pid)
+    announce("started", os.getpid())
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(30_000)
+    os.close(pidfd)
+    boot.run(*arguments)
+
+
+class SlowChildProcess(ChildProcess):
+    """A worker whose process is there long before it can know whether its trainer lives."""
+
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
+        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args))
+
+
+def hang_at_the_start() -> None:
+    """A factory that never returns and does not let anybody else run."""
+    announce("made", os.getpid())
+    hold_the_gil()
+
+
+def train_with_workers_that_start_slowly(start_method: Any) -> None:
+    """To be killed between the start of a worker's process and its first look at the life pipe."""
+    vars(handle)["ChildProcess"] = SlowChildProcess
+    SubprocessEnvManager(hang_at_the_start, 2, start_method=start_method)
+
+
+def train_many(start_method: Any) -> None:
+    """To be killed at any moment of the start of four workers."""
+    announce("starting")
+    SubprocessEnvManager(Simulated, 4, start_method=start_method).reset()
+    announce("started")
+    time.sleep(LONG_S)
+
+
+ENDINGS: dict[str, Callable[[], Any]] = {
+    "end of the script": lambda: None,
+    "sys.exit": lambda: sys.exit(0),
+    "os._exit": lambda: os._exit(0),
+    "an exception": lambda: 1 // 0,
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
+
+
+def idle_and_busy(context: EnvContext) -> FakeEnvironment:
+    """Two kinds of environments."""
+    return Idle() if context.env_id == 0 else InALongStep()
+
+
+def train_and_end(start_method: Any, ending: str) -> None:
+    """End in one of many ways, without closing, while one worker is idle and one in a step."""
+    manager = SubprocessEnvManager(idle_and_busy, 2, start_method=start_method, timeouts=Timeouts(close_s=1))
+    manager.reset()
+    manager.send(actions(1), [1])
+    wait_to_go_on()
+    ENDINGS[ending]()
+
+
+def train_and_close_at_exit(start_method: Any) -> None:
+    """Close in a function registered before there was a manager, and in one registered after."""
+    made: list[SubprocessEnvManager] = []
+
+    def close() -> None:
+        made[0].close()
+        announce("closed")
+
+    atexit.register(close)
+    made.append(SubprocessEnvManager(Idle, 2, start_method=start_method))
+    atexit.register(made[0].close)
+    made[0].reset()
+
+
+# Programs: trainers that live on.
+
+
+def train_while_children_exit(start_method: Any) -> None:
+    """Fork children that end like a script does, and as multiprocessing's do; then take steps."""
+    manager = SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
+    manager.set_policy("default", Zeros())
+    manager.reset()
+    child = os.fork()
+    if child == 0:
+        return  # to the end of the script: functions registered with atexit, finalizers, garbage
+    announce("exit", os.waitpid(child, 0)[1])
+    other = multiprocessing.get_context("fork").Process(target=manager.close)
+    other.start()
+    other.join()
+    announce("exit", other.exitcode)
+    announce("stepped", sum(len(manager.step(Wait.all())) for _ in range(10)))
+    manager.close()
+
+
+class Announcing(FakeEnvironment):
+    """Takes a hundredth of a second for a step, and tells of its third."""
+
+    def step(self, actions: Any) -> Any:
+        time.sleep(0.01)
+        if self._n_steps == 3:
+            announce("stepping", os.getpid())
+        return super().step(actions)
+
+
+def train_for_ever(start_method: Any) -> None:
+    """What a user's script looks like that gets a Ctrl-C."""
+    with SubprocessEnvManager(Announcing, 2, start_method=start_method) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        while True:
+            manager.step()
+
+
+def run_after_an_interrupt(*arguments: Any) -> None:
+    """What a worker does first, but only once a Ctrl-C has reached its process."""
+    announce("started", os.getpid())
+    until(lambda: signal.SIGINT in signal.sigpending(), "a Ctrl-C", within_s=30)
+    boot.run(*arguments)
+
+
+class InterruptedChildProcess(ChildProcess):
+    """A worker that gets a Ctrl-C before it could do anything about it."""
+
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
+        super().__init__(start_method, name, run_after_an_interrupt, args)
+
+
+def train_with_interrupts_at_the_start(start_method: Any) -> None:
+    """To get a Ctrl-C between the start of its workers' processes and their set-up."""
+    vars(handle)["ChildProcess"] = InterruptedChildProcess
+    SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
+
+
+class TakesATime(FakeEnvironment):
+    """A step that takes a while, but less than its timeout."""
+
+    def step(self, actions: Any) -> Any:
+        announce("stepping", os.getpid())
+        time.sleep(0.3)
+        return super().step(actions)
+
+
+def train_across_a_suspension() -> None:
+    """To be stopped for longer than ``step_s`` in the middle of a step."""
+    timeouts = Timeouts(step_s=1.0)
+    with SubprocessEnvManager(TakesATime, 2, timeouts=timeouts, restarts=NO_RESTARTS) as manager:
+        manager.reset()
+        manager.send(actions(2), [0, 1])
+        announce("received", len(manager.recv(Wait.all())))
+
+
+DAY_S = 86_400.0
+
+
+def jumping_clock() -> Callable[[], float]:
+    """A wall clock that is a day early and a day late by turns."""
+    n_looks = 0
+
+    def now() -> float:
+        nonlocal n_looks
+        n_looks += 1
+        return time.clock_gettime(time.CLOCK_REALTIME) + (DAY_S if n_looks % 2 else -DAY_S)
+
+    return now
+
+
+class JumpingClock(FakeEnvironment):
+    """Forty quick steps and an endless one, in a process whose wall clock jumps."""
+
+    def __init__(self) -> None:
+        super().__init__([*[Step()] * 40, Sleep(LONG_S)])
+        time.time = jumping_clock()
+
+
+class LargeObservation(FakeEnvironment):
+    """16 MiB of observation."""
+
+    @property
+    def behavior_specs(self) -> Any:
+        from envmanager import ArraySpec, BehaviorSpec
+
+        return {"default": BehaviorSpec(ArraySpec((1 << 24,), np.uint8), ArraySpec((), np.int64))}
+
+
+def train_with_little_address_space() -> None:
+    """The shared memory can be allocated, but not mapped into the trainer."""
+    with SubprocessEnvManager(FakeEnvironment, 1):
+        pass  # the forkserver is there now, and the limit is not for it
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 23), resource.RLIM_INFINITY))
+    try:
+        SubprocessEnvManager(LargeObservation, 1)
+    except Exception as error:
+        announce("error", *(kind.__name__ for kind in type(error).__mro__))
+
+
+def _pid_of_forkserver() -> int:
+    return next(pid for pid, command in descendants().items() if "multiprocessing.forkserver" in command)
+
+
+def train_with_a_forkserver_that_fails() -> None:
+    """The forkserver runs out of descriptors, and so ends, when it is asked for a worker."""
+    with SubprocessEnvManager(FakeEnvironment, 1):
+        pass
+    server = _pid_of_forkserver()
+    n_open = len(os.listdir(f"/proc/{server}/fd"))
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (n_open, n_open))
+    try:
+        SubprocessEnvManager(FakeEnvironment, 2, timeouts=Timeouts(start_s=10))
+    except Exception as error:
+        announce("error", *(kind.__name__ for kind in type(error).__mro__))
+    _step_once()
+
+
+def train_across_a_killed_forkserver() -> None:
+    """The forkserver is killed while it has workers."""
+    with SubprocessEnvManager(FakeEnvironment, 2, restarts=NO_RESTARTS) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        server = _pid_of_forkserver()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not alive(server), "the end of the forkserver")
+        manager.step(Wait.all())
+        announce("stepped", len(manager.step(Wait.all())))
+    _step_once()
+
+
+def _step_once() -> None:
+    with SubprocessEnvManager(FakeEnvironment, 2, restarts=NO_RESTARTS) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        announce("stepped", len(manager.step(Wait.all())))
+
+
+def train_and_list_listeners(start_method: Any) -> None:
+    """Tell which sockets somebody in this family listens on, before and while there are workers."""
+    announce("before", *_listeners())
+    with SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method, infos=True) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        manager.step(Wait.all())
+        announce("during", *_listeners())
+    announce("after", *_listeners())
+    announce("listening")
+    wait_to_go_on()
+
+
+def _listeners() -> list[str]:
+    """``tcp:inode`` or ``unix:path`` of every listening socket that this process or one of its descendants holds."""
+    held = set()
+    for pid in [os.getpid(), *descendants()]:
+        with suppress(OSError):
+            held |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return [name for inode, name in listening_sockets().items() if f"socket:[{inode}]" in held]
+
+
+def listening_sockets() -> dict[str, str]:
+    """Every socket of this machine on which somebody listens, by inode."""
+    found = {}
+    for protocol in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":  # TCP_LISTEN
+                found[words[9]] = f"{protocol}:{words[1]}"
+    for protocol in ("udp", "udp6"):
+        for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
+            found[line.split()[9]] = f"{protocol}:{line.split()[1]}"
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if int(words[3], 16) & 0x10000:  # __SO_ACCEPTCON: somebody listens
+            found[words[6]] = f"unix:{words[7] if len(words) > 7 else ''}"
+    return found
+
+
+def train_in_a_daemon(start_method: Any) -> None:
+    """What a daemonic process of multiprocessing does, which may not have children by multiprocessing's rules."""
+    with SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        assert [len(manager.step(Wait.all())) for _ in range(3)] == [2, 2, 2]

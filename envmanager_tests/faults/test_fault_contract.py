@@ -1,0 +1,43 @@
+"""The fault contract, over every manager and start method.
+
+What an environment returns takes the same way whatever started its process, so the cases about data run with one start
+method only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
+from envmanager.options import StartMethod
+from envmanager.testing import FaultContract
+from envmanager.testing.fault_contract import CodeFaults
+from envmanager.testing.fault_contract_processes import ProcessFaults
+from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
+from envmanager.testing.fault_contract_usage import UsageFaults
+
+
+class TestSimpleEnvManager(FaultContract):
+    has_processes = False
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SimpleEnvManager(env_factory, n_envs, **options)
+
+
+class InProcesses:
+    start_method: StartMethod
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
+
+
+class TestForkserver(InProcesses, FaultContract):
+    start_method = "forkserver"
+
+
+class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
+    start_method = "spawn"
+
+
+class TestFork(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
+    start_method = "fork"

@@ -1,0 +1,351 @@
+"""Cases 19, 35 and 46: memory that is short, shared memory that does not fit, too few descriptors or processes."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager import (
+    ArraySpec,
+    BehaviorSpec,
+    EnvContext,
+    EnvManagerError,
+    EnvRaised,
+    RestartPolicy,
+    RestartsExhausted,
+    SubprocessEnvManager,
+    Timeouts,
+    UsageError,
+    Wait,
+    WorkerDied,
+    WorkerError,
+)
+from envmanager._workers import memory
+from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
+from envmanager_tests.faults import scripts
+from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, Zeros, living, program
+
+pytestmark = pytest.mark.timeout(60)
+TEN_SECONDS = Timeouts(start_s=10.0, reset_s=10.0, step_s=10.0, call_s=10.0)
+every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    with scripts.ending_what_is_left():
+        yield
+
+
+def started(factory: Any = FakeEnvironment, n_envs: int = 2, **options: Any) -> SubprocessEnvManager:
+    manager = SubprocessEnvManager(factory, n_envs, **{"restarts": NO_RESTARTS, **options})
+    manager.set_policy("default", Zeros())
+    manager.reset()
+    return manager
+
+
+@contextmanager
+def soft_limit(kind: int, limit: int) -> Iterator[None]:
+    """The trainer may have no more than that for the time of the block."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+# Case 19.
+
+
+class ShortOfMemory(FakeEnvironment):
+    """May have 64 MiB more than it has. The first environment asks for 256 in its third step."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__()
+        self._is_greedy = context.env_id == 0
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (64 << 20), resource.RLIM_INFINITY))
+
+    def step(self, actions: Any) -> Any:
+        if self._is_greedy and self._n_steps == 2:
+            np.ones(256 << 20, np.uint8)
+        return super().step(actions)
+
+
+class LargeInfo(ShortOfMemory):
+    """Its info fits into memory once, but not twice, as pickling needs it."""
+
+    def step(self, actions: Any) -> Any:
+        results = FakeEnvironment.step(self, actions)
+        if self._is_greedy and self._n_steps == 3:
+            results["default"].info = [{"picture": bytearray(40 << 20)}]
+        return results
+
+
+@every_start_method
+@pytest.mark.parametrize("environment", [ShortOfMemory, LargeInfo], ids=["in the step", "in pickling its info"])
+def test_case_19_memory_that_runs_out_is_the_environments_error_and_its_worker_lives(
+    start_method: Any, environment: Any
+) -> None:
+    with started(environment, start_method=start_method, infos=True) as manager:
+        workers = scripts.pids_of(manager)
+        manager.step(Wait.all())
+        manager.step(Wait.all())
+        with pytest.raises(EnvRaised) as raised:
+            manager.step(Wait.all())
+
+        assert (raised.value.worker_id, raised.value.phase) == (0, "step")
+        assert raised.value.type_name.endswith("MemoryError")
+        assert "Traceback" in raised.value.remote_traceback
+        assert [info.worker_id for info in manager.step(Wait.all())] == [1]
+        manager.reset()
+        assert len(manager.step(Wait.all())) == 2
+        assert scripts.pids_of(manager) == workers
+
+
+def test_case_19_a_worker_that_was_killed_is_told_with_memory_as_a_possible_cause() -> None:
+    def make() -> FakeEnvironment:
+        return FakeEnvironment([Step(), Die(signal_number=signal.SIGKILL)])
+
+    with started(make, 1) as manager:
+        manager.step()
+        with pytest.raises(WorkerDied, match="memory") as raised:
+            manager.step()
+        assert raised.value.exit == "SIGKILL"
+
+
+# Case 35. test_failures.py has an observation that no machine could hold.
+
+
+class FourMebibytes(FakeEnvironment):
+    """Its observations are large enough to matter."""
+
+    @property
+    def behavior_specs(self) -> Any:
+        return {"default": BehaviorSpec(ArraySpec((4 << 20,), np.uint8), ArraySpec((), np.int64))}
+
+    def _obs(self, action: int) -> np.ndarray:
+        return np.zeros((1, 4 << 20), np.uint8)
+
+
+@every_start_method
+@pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
+def test_case_35_shared_memory_that_does_not_fit_is_refused_before_it_is_touched(
+    start_method: Any, zero_copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+    with nothing_left_behind(), pytest.raises(UsageError, match="shared memory") as raised:
+        SubprocessEnvManager(FourMebibytes, 2, start_method=start_method, zero_copy=zero_copy)
+    assert "1 MiB are free" in str(raised.value)
+
+
+def test_case_35_shared_memory_that_cannot_be_allocated_though_it_seemed_to_fit_is_an_error_and_no_sigbus() -> None:
+    # A file limit is how a full machine can be had without one: the kernel refuses the allocation just so.
+    with soft_limit(resource.RLIMIT_FSIZE, 1 << 20), nothing_left_behind():
+        with pytest.raises(UsageError, match="shared memory") as raised:
+            SubprocessEnvManager(FourMebibytes, 2)
+        assert isinstance(raised.value.__cause__, OSError)
+    assert raised.value.__cause__.errno in (errno.EFBIG, errno.ENOSPC, errno.ENOMEM)
+
+
+def test_case_35_shared_memory_that_the_trainer_cannot_map_is_an_error_of_the_library() -> None:
+    with program(scripts.train_with_little_address_space) as trainer:
+        (kinds,) = trainer.announced("error")
+        assert (trainer.ended(), trainer.errors()) == (0, "")
+        assert EnvManagerError.__name__ in kinds
+        trainer.until_all_gone()
+
+
+def test_case_35_shared_memory_that_a_worker_cannot_map_is_an_error_of_that_worker() -> None:
+    class CannotMap(FourMebibytes):
+        def __init__(self, context: EnvContext) -> None:
+            super().__init__()
+            if context.env_id == 1:
+                in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 20), resource.RLIM_INFINITY))
+
+    with SubprocessEnvManager(CannotMap, 2, timeouts=TEN_SECONDS, restarts=NO_RESTARTS) as manager:
+        with pytest.raises(WorkerError) as raised:
+            manager.reset()
+        assert raised.value.worker_id == 1
+        assert "memory" in str(raised.value).lower()
+
+
+# Case 46.
+
+
+def n_open() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+@every_start_method
+def test_case_46_too_few_descriptors_are_refused_before_anything_starts_with_the_number_needed(
+    start_method: Any, tmp_path: Path
+) -> None:
+    def make(context: EnvContext) -> FakeEnvironment:
+        (tmp_path / f"{context.env_id}").touch()
+        return FakeEnvironment()
+
+    processes = living()
+    too_few = n_open() + 20
+    with nothing_left_behind(), soft_limit(resource.RLIMIT_NOFILE, too_few):
+        before = time.monotonic()
+        with pytest.raises(UsageError, match=r"RLIMIT_NOFILE|open files") as raised:
+            SubprocessEnvManager(make, 24, start_method=start_method)
+        assert time.monotonic() - before < 1.0
+        assert living() == processes
+    assert not list(tmp_path.iterdir())
+
+    needed = max(int(number) for number in re.findall(r"\d+", str(raised.value)))
+    assert needed > too_few
+    with soft_limit(resource.RLIMIT_NOFILE, needed), started(make, 24, start_method=start_method) as manager:
+        assert len(manager.step(Wait.all())) == 24
+
+
+@every_start_method
+def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(start_method: Any) -> None:
+    class RunsOut(SubprocessEnvManager):
+        """Another part of the program takes descriptors after the check: some are left for worker 1."""
+
+        def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> Any:
+            if worker_id < 1:
+                return super().create_worker(worker_id, step_queue, env_factory)
+            highest = max(map(int, os.listdir("/proc/self/fd")))
+            free = set(range(highest)) - set(map(int, os.listdir("/proc/self/fd")))
+            taken = [os.open("/dev/null", os.O_RDONLY) for _ in free]
+            try:
+                with soft_limit(resource.RLIMIT_NOFILE, max([highest, *taken]) + 1 + n_left):
+                    return super().create_worker(worker_id, step_queue, env_factory)
+            finally:
+                for fd in taken:
+                    os.close(fd)
+
+    n_left, errors = 0, []
+    while True:
+        with nothing_left_behind():
+            try:
+                RunsOut(FakeEnvironment, 2, start_method=start_method, timeouts=Timeouts(start_s=5.0)).close()
+            except Exception as error:
+                errors.append(error)
+            else:
+                break
+        n_left += 1
+        assert n_left < 40
+    assert n_left > 4
+    strangers = {type(error).__name__ for error in errors if not isinstance(error, EnvManagerError)}
+    assert strangers == set(), "errors that are not the library's"
+
+
+STARTERS: dict[str, tuple[Any, str]] = {
+    "forkserver": (forkserver.ForkServer, "connect_to_new_process"),
+    "spawn": (util, "spawnv_passfds"),
+    "fork": (os, "fork"),
+}
+"""What the kernel's refusal comes out of."""
+
+
+@contextmanager
+def refusing(start_method: str, calls: set[int], number: int = errno.EAGAIN) -> Iterator[None]:
+    """The kernel refuses to start some of the next processes: ``calls``, counted from 0."""
+    owner, name = STARTERS[start_method]
+    original, counter = getattr(owner, name), itertools.count()
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        if next(counter) in calls:
+            raise OSError(number, os.strerror(number))
+        return original(*arguments, **options)
+
+    setattr(owner, name, refuse)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@every_start_method
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM], ids=["EAGAIN", "ENOMEM"])
+def test_case_46_when_the_kernel_refuses_the_third_process_the_first_two_are_stopped(
+    start_method: Any, number: int
+) -> None:
+    before = set(living())
+    with nothing_left_behind(), refusing(start_method, {2}, number):
+        started_at = time.monotonic()
+        with pytest.raises(EnvManagerError, match="worker 2"):
+            SubprocessEnvManager(FakeEnvironment, 4, start_method=start_method)
+        assert time.monotonic() - started_at < 5.0 + 2.0
+        assert set(living()) == before
+    with started(start_method=start_method) as manager:
+        assert len(manager.step(Wait.all())) == 2
+
+
+@every_start_method
+def test_case_46_a_replacement_that_the_kernel_refuses_twice_is_tried_again_while_the_others_go_on(
+    start_method: Any,
+) -> None:
+    restarts = RestartPolicy(max_restarts=5, backoff_s=0.02)
+    with started(start_method=start_method, restarts=restarts) as manager:
+        manager.step(Wait.all())
+        descriptors = n_open()
+        with refusing(start_method, {0, 1}):
+            os.kill(scripts.pids_of(manager)[0], signal.SIGKILL)
+            infos: list[Any] = []
+            deadline = time.monotonic() + 20.0
+            while not any(info.lost for info in infos):
+                assert time.monotonic() < deadline
+                infos += manager.step()
+        infos += manager.step(Wait.all())
+
+        assert [info.worker_id for info in infos if info.lost] == [0]
+        steps = [float(info.current["default"].obs[0, 1]) for info in infos if info.worker_id == 1]
+        assert steps == list(range(2, 2 + len(steps))), "worker 1 noticed something"
+        assert manager.stats().restarts == 3
+        assert n_open() <= descriptors
+
+
+@every_start_method
+def test_case_46_a_replacement_that_the_kernel_always_refuses_ends_in_an_error_and_the_others_go_on(
+    start_method: Any,
+) -> None:
+    restarts = RestartPolicy(max_restarts=3, backoff_s=0.02)
+    with started(start_method=start_method, restarts=restarts) as manager:
+        manager.step(Wait.all())
+        with refusing(start_method, set(range(1000))):
+            os.kill(scripts.pids_of(manager)[0], signal.SIGKILL)
+            deadline = time.monotonic() + 20.0
+            with pytest.raises(RestartsExhausted) as raised:  # noqa: PT012  (any of the calls may be the one)
+                while time.monotonic() < deadline:
+                    manager.step()
+
+        assert (raised.value.worker_id, raised.value.first.cause) == (0, "SIGKILL")
+        assert "start" in raised.value.last.phase
+        assert [info.worker_id for info in manager.step(Wait.all())] == [1]
+        assert len(manager.reset()) == 2
+
+
+def test_case_46_a_forkserver_that_cannot_fork_is_an_error_and_another_takes_its_place() -> None:
+    with program(scripts.train_with_a_forkserver_that_fails) as trainer:
+        (kinds,) = trainer.announced("error")
+        assert EnvManagerError.__name__ in kinds
+        assert trainer.announced("stepped") == [["2"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its_place() -> None:
+    with program(scripts.train_across_a_killed_forkserver) as trainer:
+        assert trainer.announced("stepped", 2) == [["2"], ["2"]]
+        assert (trainer.ended(), trainer.errors()) == (0, "")
+        trainer.until_all_gone()

@@ -1,0 +1,120 @@
+"""Case 40, and the ends of case 41: however the trainer ends, everything it started is gone within two seconds.
+
+"Everything" is what the kernel says is below it, orphans too: workers, their simulators, the forkserver, and
+multiprocessing's resource tracker. What a simulator starts in a session of its own escapes; that is documented.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+
+import pytest
+
+from envmanager_tests.faults import scripts
+from envmanager_tests.faults.scripts import START_METHODS, program
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("start_method", START_METHODS)]
+
+
+def test_case_40_all_is_gone_when_a_trainer_is_killed_whose_workers_are_idle_busy_deaf_stopped_or_have_simulators(
+    start_method: str,
+) -> None:
+    with program(scripts.train_one_of_each, start_method, True) as trainer:
+        for what in ("waiting", "idle", "stepping", "gil"):
+            trainer.announced(what)
+        ((stopped,),) = trainer.announced("stopped")
+        os.kill(int(stopped), signal.SIGSTOP)
+        (simulators,) = trainer.announced("simulators")
+        assert {int(pid) for pid in simulators} <= set(trainer.family())
+        assert len(trainer.family()) >= 1 + 5 + 3
+
+        trainer.kill()
+
+        trainer.until_all_gone()
+
+
+def test_case_40_simulators_of_idle_workers_go_with_the_trainer_every_time(start_method: str) -> None:
+    for _ in range(3):
+        with program(scripts.train_idle_simulators, start_method) as trainer:
+            trainer.announced("waiting")
+            trainer.announced("simulators", 4)
+
+            trainer.kill()
+
+            trainer.until_all_gone()
+
+
+def test_case_40_where_the_kernel_gives_no_signal_a_thread_ends_all_that_let_it_run(start_method: str) -> None:
+    with program(scripts.train_one_of_each, start_method, False, ENVMANAGER_LIFELINE="thread") as trainer:
+        for what in ("waiting", "idle", "stepping", "simulators"):
+            trainer.announced(what)
+
+        trainer.kill()
+
+        trainer.until_all_gone()
+
+
+def test_case_40_a_data_loader_that_outlives_the_trainer_does_not_keep_its_workers(start_method: str) -> None:
+    with program(scripts.train_beside_a_loader, start_method) as trainer:
+        ((loader,),) = trainer.announced("loader")
+        trainer.announced("gil", 2)
+
+        trainer.kill()
+
+        # multiprocessing's tracker serves every process that the trainer forked, so it stays with the loader.
+        trackers = [pid for pid, command in trainer.family().items() if "multiprocessing.resource_tracker" in command]
+        trainer.until_all_gone(but=[int(loader), *trackers])
+        assert int(loader) in trainer.family()
+
+
+def test_case_40_workers_whose_trainer_died_before_they_could_look_make_no_environment(start_method: str) -> None:
+    with program(scripts.train_with_workers_that_start_slowly, start_method) as trainer:
+        trainer.announced("started", 2)
+
+        trainer.kill()
+
+        trainer.until_all_gone()
+        if start_method != "fork":  # a forked worker holds the trainer's end of its siblings' life pipe till it looks
+            with pytest.raises(AssertionError, match="announced 0 times"):
+                trainer.announced("made", within_s=0)
+
+
+@pytest.mark.parametrize("ending", scripts.ENDINGS)
+def test_case_41_workers_end_with_a_trainer_that_did_not_close(start_method: str, ending: str) -> None:
+    with program(scripts.train_and_end, start_method, ending) as trainer:
+        trainer.announced("idle")
+        trainer.announced("stepping")
+        assert len(trainer.family()) >= 3
+        trainer.go_on()
+
+        exit_code = trainer.ended(within_s=1.0 + 2.0)  # close_s + 2
+
+        trainer.until_all_gone()
+        errors = trainer.errors()
+        assert exit_code == {"SIGTERM": -signal.SIGTERM, "an exception": 1}.get(ending, 0)
+        assert errors.count("Traceback") == (ending == "an exception"), errors
+        assert ending == "an exception" or errors == ""
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600)
+def test_case_40_all_is_gone_when_a_trainer_is_killed_at_any_moment_of_the_start(start_method: str) -> None:
+    chance = random.Random(3)
+    n_before_the_end = 0
+    for _ in range(40):
+        with program(scripts.train_many, start_method) as trainer:
+            trainer.announced("starting")
+            threading.Event().wait(chance.uniform(0.0, 0.5))  # any moment will do
+
+            trainer.kill()
+
+            trainer.until_all_gone()
+            try:
+                trainer.announced("started", within_s=0.0)
+            except AssertionError:
+                n_before_the_end += 1
+    print(f"{start_method}: {n_before_the_end} of 40 trainers were killed during the start")
+    assert n_before_the_end > 5

@@ -1,0 +1,179 @@
+"""EventLog: what is kept, counted and logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+import attrs
+import pytest
+
+from envmanager import events
+from envmanager.errors import RestartsExhausted, WorkerDied, WorkerError
+from envmanager.events import KEPT, EventLog
+
+FOREIGN = "100 %s of the %d %(name)s, 5 % done {0} {name}"
+
+
+def died(text="SIGSEGV"):
+    return WorkerDied(worker_id=3, env_ids=[6, 7], phase="step", exit=text)
+
+
+def started(worker_id=3, generation=0):
+    return events.Started(worker_id=worker_id, generation=generation, pid=4711, start_s=0.5)
+
+
+WHERE = {"worker_id": 3, "generation": 2}
+LEVELS = {
+    started(): logging.DEBUG,
+    events.Raised(**WHERE, error=died()): logging.DEBUG,
+    events.Recycled(**WHERE, steps=500): logging.INFO,
+    events.LateReplyDiscarded(**WHERE, ticket=12): logging.INFO,
+    events.Died(**WHERE, error=died()): logging.DEBUG,
+    events.TimedOut(**WHERE, error=died()): logging.DEBUG,
+    events.Restarted(**WHERE, cause=died(), delay_s=0.0): logging.WARNING,
+    events.Dropped(**WHERE, error=died()): logging.ERROR,
+}
+BY_KIND = pytest.mark.parametrize(("event", "level"), LEVELS.items(), ids=lambda each: type(each).__name__)
+
+
+@pytest.fixture
+def records(caplog):
+    caplog.set_level(logging.DEBUG, logger="envmanager")
+    return caplog
+
+
+def test_events_are_kept_oldest_first():
+    log = EventLog()
+    added = [started(worker_id) for worker_id in range(5)]
+    for event in added:
+        log.add(event)
+
+    assert list(log) == added
+    assert len(log) == 5
+    assert (log[0], log[-1], log[1:3]) == (added[0], added[-1], added[1:3])
+    assert added[2] in log
+    with pytest.raises(IndexError):
+        _ = log[5]
+
+
+def test_only_the_last_events_are_kept_and_all_are_counted():
+    log = EventLog()
+    for generation in range(KEPT + 250):
+        log.add(started(generation=generation))
+
+    assert len(log) == KEPT
+    assert (log[0].generation, log[-1].generation) == (250, KEPT + 249)
+    assert log.count(events.Started) == KEPT + 250
+
+
+def test_a_kind_is_counted_with_its_subclasses():
+    log = EventLog()
+    for kind in (events.Died, events.TimedOut, events.Raised, events.Died):
+        log.add(kind(**WHERE, error=died()))
+    log.add(started())
+
+    kinds = (events.Died, events.TimedOut, events.Raised, events.Failed, events.Started, events.Event, events.Dropped)
+    assert [log.count(kind) for kind in kinds] == [2, 1, 1, 4, 1, 5, 0]
+
+
+def test_an_event_may_be_added_while_the_log_is_read():
+    log = EventLog()
+    log.add(started())
+    for _ in log:
+        log.add(started())
+
+    assert len(log) == 2
+
+
+def test_kinds_may_be_counted_while_another_thread_adds_some():
+    log, errors, done = EventLog(), [], threading.Event()
+    own_kinds = [type(f"Own{number}", (events.Event,), {}) for number in range(3000)]
+
+    def count():
+        try:
+            while not done.is_set():
+                log.count(events.Event)
+        except RuntimeError as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=count)
+        thread.start()
+        for kind in own_kinds:
+            log.add(kind(**WHERE))
+        done.set()
+        thread.join()
+    finally:
+        sys.setswitchinterval(before)
+
+    assert errors == []
+    assert log.count(events.Event) == len(own_kinds)
+
+
+@BY_KIND
+def test_each_event_is_logged_once_at_the_level_of_its_kind(event, level, records):
+    EventLog().add(event)
+
+    (record,) = records.records
+    assert (record.name, record.levelno) == ("envmanager", level)
+    assert record.getMessage() == str(event)
+
+
+@BY_KIND
+def test_an_event_says_which_worker_it_is_about(event, level):
+    assert "worker 3" in str(event)
+
+
+def test_foreign_text_is_never_a_format(records):
+    error = WorkerError(FOREIGN, worker_id=3, env_ids=[6], phase="step", cause=FOREIGN)
+    exhausted = RestartsExhausted(first=error, last=died(FOREIGN), restarts=3, within_s=60.0)
+    log = EventLog()
+    for event in (
+        events.Died(**WHERE, error=died(FOREIGN)),
+        events.Raised(**WHERE, error=error),
+        events.Restarted(**WHERE, cause=error, delay_s=0.25),
+        events.Dropped(**WHERE, error=exhausted),
+    ):
+        log.add(event)
+
+    assert [FOREIGN in record.getMessage() for record in records.records] == [True] * 4
+    assert all(record.msg == "%s" for record in records.records), "foreign text is an argument"
+
+
+def test_a_handler_that_formats_sees_foreign_text_unharmed(records):
+    EventLog().add(events.Died(**WHERE, error=died(FOREIGN)))
+
+    formatted = logging.Formatter("%(levelname)s {braces} %(message)s").format(records.records[0])
+    assert formatted.startswith("DEBUG {braces} ")
+    assert FOREIGN in formatted
+
+
+def test_events_are_stamped_by_the_monotonic_clock_in_order():
+    log = EventLog()
+    for _ in range(10):
+        log.add(started())
+
+    times = [event.at_s for event in log]
+    assert times == sorted(times)
+
+
+def test_events_are_values_that_cannot_change():
+    event = started()
+
+    assert event == attrs.evolve(event)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        event.worker_id = 4
+
+
+def test_the_log_shows_what_it_counted():
+    log = EventLog()
+    assert repr(log) == "<EventLog: nothing happened>"
+    log.add(events.Died(**WHERE, error=died()))
+    log.add(started())
+    log.add(started())
+
+    assert repr(log) == "<EventLog: 1 Died, 2 Started>"
