@@ -21,7 +21,7 @@ RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
 
 .DEFAULT_GOAL = help
-.PHONY: help run test check docs soak coverage test-matrix clean
+.PHONY: help run test faults check docs soak coverage test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,7 +31,10 @@ run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
 
 test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -n 2 -m "not load"
+	$(PYTEST) -n 2 --dist worksteal -m "not load and not start_methods"
+
+faults: $(DEV_STAMP) ## run everything about faults, under every start method
+	$(PYTEST) -n 2 --dist worksteal -m "not load" envmanager_tests/faults envmanager_tests/process/test_chaos.py
 
 check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check

@@ -17,7 +17,7 @@ class Constructors(griffe.Extension):
         is_named_tuple = any(str(base) == "NamedTuple" for base in cls.bases)
         if not (decorators or is_named_tuple) or "__init__" in cls.members:
             return
-        fields = [each for each in cls.attributes.values() if each.annotation is not None and not is_property(each)]
+        fields = [each for each in cls.attributes.values() if is_field(each)]
         keyword_only = any("kw_only=True" in str(each.value) for each in decorators)
         kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
         parameters = [
@@ -30,8 +30,9 @@ class Constructors(griffe.Extension):
             cls.del_member(field.name)
 
 
-def is_property(attribute: griffe.Attribute) -> bool:
-    return "property" in attribute.labels
+def is_field(attribute: griffe.Attribute) -> bool:
+    is_of_object = "instance-attribute" in attribute.labels and "property" not in attribute.labels  # no ClassVar
+    return attribute.annotation is not None and is_of_object
 
 
 def _default(value: Any) -> Any:

@@ -461,7 +461,7 @@ class EnvManager(ABC):
                 recovery.revive(worker_id)
         alive = [w for w in self.env_workers if not w.waiting and w.worker_id not in recovery.dropped]
         for worker in alive:
-            recovery.out.pop(worker.worker_id, None)
+            recovery.take_back(worker.worker_id)
             worker.send(CommandName.RESET, config)
         answers = {worker.worker_id: worker.recv() for worker in alive}
         for answer in answers.values():

@@ -68,7 +68,7 @@ def _where(worker_id: int, env_ids: Sequence[int]) -> str:
 
 _AFTER_EXCEPTION = {
     "reset": "Another reset() may follow.\n",
-    "step": "This worker takes no more steps until reset().\n",
+    "step": "Unless its RestartPolicy replaces it, this worker takes no more steps until reset().\n",
     "call": "The worker stays usable.\n",
 }
 

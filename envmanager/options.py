@@ -136,9 +136,9 @@ class RestartPolicy:
     """What becomes of a worker that fails.
 
     A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
-    times within any ``within_s`` seconds. The first replacement starts at once, the k-th after about
-    ``backoff_s * 2**(k - 2)`` seconds (plus or minus a half, at random, and at most 30 s). With ``max_restarts=0`` the
-    fault itself is raised.
+    times within any ``within_s`` seconds. The first replacement starts at once, the k-th after a random time between
+    the half and the whole of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s. With ``max_restarts=0`` the fault itself
+    is raised.
 
     ``on_exception``: an exception of the environment is its author's bug and is raised, or counts as a fault
     (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go

@@ -200,10 +200,14 @@ class Recovery:
         self.unanswered.discard(worker_id)
         self.steps_lost += 1
 
+    def take_back(self, worker_id: int) -> None:
+        """A worker that was given up is asked to reset: it has all its restarts again."""
+        if self.out.pop(worker_id, None) is not None:
+            self._supervisor.forgive(worker_id)
+
     def revive(self, worker_id: int) -> None:
         """Replace a worker that was given up, because the user has asked for a reset."""
-        self._supervisor.forgive(worker_id)
-        self.out.pop(worker_id)
+        self.take_back(worker_id)
         self._workers[worker_id].waiting = True
         self.replacements[worker_id] = Replacement(self.generations[worker_id] + 1, None, time.monotonic())
 

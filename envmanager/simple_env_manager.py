@@ -39,7 +39,8 @@ class SimpleEnvManager(EnvManager):
 
     The choice for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are
     those of SubprocessEnvManager; ``n_workers``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir`` (but
-    for the factory's EnvContext) mean nothing here. Nobody can stop an environment that hangs or crashes this process.
+    for the factory's EnvContext) mean nothing here, and only exceptions can be faults for ``restarts``. Nobody can stop
+    an environment that hangs or crashes this process.
     """
 
     def __init__(

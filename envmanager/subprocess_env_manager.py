@@ -25,11 +25,11 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import crash_report, descriptors
+from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.child import worker
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
-from envmanager._workers.memory import allocate, create_memory
+from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
@@ -111,8 +111,9 @@ class SubprocessEnvManager(EnvManager):
         self._n_slots = 3 if zero_copy else 1
         self._block: Block | None = None
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * self.n_workers + _MORE_DESCRIPTORS)
-        self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        with held():
+            self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
+            self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
         try:
             self._check_factories_travel()
@@ -176,8 +177,10 @@ class SubprocessEnvManager(EnvManager):
             environ=environ,
             log_path=_log_path(options.log_dir, worker_id, generation),
         )
-        handle = WorkerHandle(worker_id, cloudpickle.dumps(factory, protocol=5), plan, self.events)
-        self._resources.watch(handle)
+        pickled = cloudpickle.dumps(factory, protocol=5)
+        with held():  # a worker that nobody watches would be left behind
+            handle = WorkerHandle(worker_id, pickled, plan, self.events)
+            self._resources.watch(handle)
         handle.send(CommandName.START)
         return handle
 
@@ -280,8 +283,8 @@ class _Resources:
         self._closed = False
         self._handles: set[WorkerHandle] = set()
         self.step_queue = StepQueue(events, on_specs=weakly(learn_specs), on_retired=weakly(self.drop))
-        self.memory_fd = create_memory()
-        self.crash_fd = descriptors.register(crash_report.create())
+        self.memory_fd = descriptors.create_memory("envmanager")
+        self.crash_fd = descriptors.create_memory("envmanager-crashes")
         self.life_read_fd, self._life_write_fd = os.pipe()
         descriptors.register(self.life_read_fd)
         descriptors.register(self._life_write_fd)

@@ -25,8 +25,7 @@ from envmanager import (
     Wait,
 )
 from envmanager import events as happened
-from envmanager.testing import EchoEnvironment
-from envmanager.testing.chaos import ChaosReport, chaos
+from envmanager.testing import ChaosReport, EchoEnvironment, chaos
 
 N_WORKERS = 8
 ENVS_PER_WORKER = 2

@@ -25,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     start_server()  # it stays until the program ends, so it is there before the first test looks
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first, so that nobody waits for it at the end."""
+    items.sort(key=lambda item: "test_under_chaos" not in item.name)
+
+
 @pytest.fixture(autouse=True)
 def leak_guard() -> Iterator[None]:
     """No process, descriptor, thread or shared memory outlives a test."""

@@ -15,11 +15,6 @@ _READ_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 4000
 
 
-def create() -> int:
-    """A descriptor of the file."""
-    return os.memfd_create("envmanager-crashes", os.MFD_CLOEXEC)
-
-
 def enable(fd: int, worker_id: int) -> None:
     """In a worker: write what happened into its part of the file when it crashes."""
     # Opened anew, for a position of its own.

@@ -27,6 +27,11 @@ def register(fd: int) -> int:
     return fd
 
 
+def is_registered(fd: int) -> bool:
+    """Whether ``fd`` is the library's, and open."""
+    return fd in _registered
+
+
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
     """Those that can be read or written, or whose other end is gone, within the time, or within an hour.
 
@@ -56,6 +61,13 @@ def require_room(n_more: int) -> None:
 def forget(fd: int) -> None:
     """``fd`` is closed by another object."""
     _registered.discard(fd)
+
+
+def create_memory(name: str) -> int:
+    """A registered descriptor of a nameless file in memory, which only its owner may open (0600)."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    return register(fd)
 
 
 def close(fd: int) -> None:

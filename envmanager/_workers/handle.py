@@ -468,7 +468,14 @@ class WorkerHandle:
 
     def _last_words(self) -> str:
         """What the process left behind: the end of its log, and the report of a crash in native code."""
-        return "\n".join(filter(None, [self._output_tail(), crash_report.take(self._plan.crash_fd, self.worker_id)]))
+        return "\n".join(filter(None, [self._output_tail(), self._crash_report()]))
+
+    def _crash_report(self) -> str:
+        if not descriptors.is_registered(self._plan.crash_fd):  # close() came meanwhile
+            return ""
+        with contextlib.suppress(OSError):
+            return crash_report.take(self._plan.crash_fd, self.worker_id)
+        return ""
 
     def _output_tail(self) -> str:
         if self._plan.log_path is None:

@@ -13,7 +13,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from envmanager._workers import descriptors
 from envmanager.errors import UsageError
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,11 +36,6 @@ def map_memory(fd: int, size_bytes: int) -> Any:
     memory = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
     return memory
-
-
-def create_memory() -> int:
-    """A descriptor of memory without a name and, so far, without a size."""
-    return descriptors.register(os.memfd_create("envmanager", os.MFD_CLOEXEC))
 
 
 def allocate(fd: int, size_bytes: int) -> None:

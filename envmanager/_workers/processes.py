@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import signal
 import sys
@@ -81,6 +82,18 @@ class _ForkServerPopen(popen_forkserver.Popen):
     """Its sentinel is a pipe through which the server tells the exit code, which only a parent can know."""
 
     _fds: list[int]
+    returncode: int | None
+    is_untold = False
+    """The server has ended before it could tell the exit code."""
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code once the process has ended; 255, and ``is_untold``, when nobody can tell."""
+        if self.returncode is None and wait_for([self.sentinel], 0.0 if flag == os.WNOHANG else math.inf):
+            try:
+                self.returncode = forkserver.read_signed(self.sentinel)
+            except (OSError, EOFError):
+                self.returncode, self.is_untold = 255, True
+        return self.returncode
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(self, process_obj)
@@ -240,9 +253,10 @@ class ChildProcess:
         """The exit code of a process that has ended or is about to; None when nobody can tell."""
         wait_for([self.pidfd], _REAP_S)
         # A forkserver reaps its children and tells; our own are reaped here.
-        by_server = isinstance(self._popen, _ForkServerPopen)
-        code: int | None = self._popen.wait(timeout=_REAP_S) if by_server else self._popen.poll()
-        return code
+        if not isinstance(self._popen, _ForkServerPopen):
+            return self._popen.poll()  # type: ignore[no-any-return]
+        code: int | None = self._popen.wait(timeout=_REAP_S)
+        return None if self._popen.is_untold else code
 
     def release(self) -> None:
         """Give back its descriptors and its entry in the process table."""

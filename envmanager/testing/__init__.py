@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Sleep, Step
     from envmanager.testing.fault_contract import FaultContract
     from envmanager.testing.faults import Fault, FaultyEnvironment, faulty
+    from envmanager.testing.injection import ChaosReport, Injection, chaos
     from envmanager.testing.leaks import Traces, nothing_left_behind
 
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Raise", "Sleep", "Step"],
     "fault_contract": ["FaultContract"],
     "faults": ["Fault", "FaultyEnvironment", "faulty"],
+    "injection": ["ChaosReport", "Injection", "chaos"],
     "leaks": ["Traces", "nothing_left_behind"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -40,6 +42,9 @@ __all__ = [  # noqa: RUF022  (in the order of the docs)
     "FaultyEnvironment",
     "Fault",
     "faulty",
+    "chaos",
+    "ChaosReport",
+    "Injection",
     "check_environment",
     "Finding",
     "Traces",

@@ -30,7 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, RestartPolicy, SubprocessEnvManager, Timeouts, Wait
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    EnvContext,
+    RestartPolicy,
+    SubprocessEnvManager,
+    Timeouts,
+    Wait,
+    WorkerDied,
+)
 from envmanager._workers import boot, handle
 from envmanager._workers.processes import ChildProcess
 from envmanager.testing import FakeEnvironment, Sleep, Step
@@ -303,6 +312,19 @@ def train_one_of_each(start_method: Any, with_deaf: bool) -> None:
     manager.recv(Wait.all())
 
 
+KINDS = {"idle": Idle, "stepping": InALongStep, "gil": HoldsTheGil, "simulators": Simulated}
+
+
+def train_three_of(kind: str, start_method: Any) -> None:
+    """Three workers of one kind, which announces itself; all but the idle ones in a step."""
+    manager = SubprocessEnvManager(KINDS[kind], 3, start_method=start_method)
+    manager.reset()
+    if kind != "idle":
+        manager.send(actions(3), range(3))
+    announce("waiting")
+    time.sleep(LONG_S)
+
+
 def train_idle_simulators(start_method: Any) -> None:
     """Workers that are idle, and so notice first when the trainer goes; their simulators do not notice."""
     manager = SubprocessEnvManager(Simulated, 4, start_method=start_method)
@@ -549,6 +571,12 @@ def train_across_a_killed_forkserver() -> None:
         until(lambda: not alive(server), "the end of the forkserver")
         manager.step(Wait.all())
         announce("stepped", len(manager.step(Wait.all())))
+        os.kill(pids_of(manager)[0], signal.SIGKILL)
+        try:
+            while True:
+                manager.step()
+        except WorkerDied as error:
+            announce("exit", error.exit)
     _step_once()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.options import StartMethod
 from envmanager.testing import FaultContract
@@ -35,6 +37,7 @@ class TestForkserver(InProcesses, FaultContract):
     start_method = "forkserver"
 
 
+@pytest.mark.start_methods
 class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
     start_method = "spawn"
 

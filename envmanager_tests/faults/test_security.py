@@ -89,6 +89,7 @@ def test_case_51_shared_memory_has_no_name(start_method: Any) -> None:
             shared = shared_memory_of(pid)
             assert shared
             assert all(os.stat(path).st_nlink == 0 for path in shared)
+            assert {stat.S_IMODE(os.stat(path).st_mode) for path in shared} == {0o600}
 
 
 def shared_memory_of(pid: int) -> list[str]:

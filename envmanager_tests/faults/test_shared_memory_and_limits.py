@@ -1,4 +1,4 @@
-"""Cases 19, 35 and 46: memory that is short, shared memory that does not fit, too few descriptors or processes."""
+"""Cases 19, 35, 46 and 47: memory that is short, shared memory that does not fit, too few descriptors or processes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LargeInfo(ShortOfMemory):
     def step(self, actions: Any) -> Any:
         results = FakeEnvironment.step(self, actions)
         if self._is_greedy and self._n_steps == 3:
-            results["default"].info = [{"picture": bytearray(40 << 20)}]
+            results["default"].info = [{"picture": bytearray(56 << 20)}]
         return results
 
 
@@ -347,5 +347,18 @@ def test_case_46_a_forkserver_that_cannot_fork_is_an_error_and_another_takes_its
 def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its_place() -> None:
     with program(scripts.train_across_a_killed_forkserver) as trainer:
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
+        assert trainer.announced("exit") == [["EXIT(?)"]], "only the server knew how its children end"
         assert (trainer.ended(), trainer.errors()) == (0, "")
         trainer.until_all_gone()
+
+
+# Case 47; with a hundred workers under load.
+
+
+@every_start_method
+def test_case_47_a_worker_costs_the_trainer_at_most_three_descriptors(start_method: Any) -> None:
+    n_descriptors = []
+    for n_envs in (1, 6):
+        with started(n_envs=n_envs, start_method=start_method):
+            n_descriptors.append(n_open())
+    assert n_descriptors[1] - n_descriptors[0] <= 5 * 3

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 
@@ -97,6 +98,24 @@ def test_case_41_workers_end_with_a_trainer_that_did_not_close(start_method: str
         assert exit_code == {"SIGTERM": -signal.SIGTERM, "an exception": 1}.get(ending, 0)
         assert errors.count("Traceback") == (ending == "an exception"), errors
         assert ending == "an exception" or errors == ""
+
+
+@pytest.mark.load
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", scripts.KINDS)
+def test_case_40_twenty_of_twenty_killed_trainers_leave_nothing(start_method: str, kind: str) -> None:
+    took_s = []
+    for _ in range(20):
+        with program(scripts.train_three_of, kind, start_method) as trainer:
+            trainer.announced("waiting")
+            trainer.announced(kind, 3)
+            before = time.monotonic()
+
+            trainer.kill()
+
+            trainer.until_all_gone()
+            took_s.append(time.monotonic() - before)
+    print(f"{start_method}, {kind}: {len(took_s)} of 20 left nothing, the slowest after {max(took_s):.2f} s")
 
 
 @pytest.mark.load

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,8 +14,7 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
 from envmanager._workers.memory import available_bytes
-from envmanager.testing import EchoEnvironment, FakeEnvironment, nothing_left_behind
-from envmanager.testing.leaks import descendants
+from envmanager.testing import EchoEnvironment, FakeEnvironment
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 
@@ -55,20 +51,6 @@ def test_seventeen_environments_over_six_workers(start_method: Any) -> None:
 
     assert [len(block) for block in blocks] == [3, 3, 3, 3, 3, 2]
     assert batch.env_ids.tolist() == list(range(17))
-
-
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_each_environment_is_made_once_and_never_in_the_trainer(start_method: Any, tmp_path: Path) -> None:
-    def make(context: EnvContext) -> FakeEnvironment:
-        (tmp_path / f"{context.env_id}-{os.getpid()}").touch(exist_ok=False)
-        return FakeEnvironment()
-
-    with SubprocessEnvManager(make, 5, n_workers=2, start_method=start_method) as manager:
-        made = sorted(path.name.split("-") for path in tmp_path.iterdir())
-        workers = manager.stats().workers
-
-    assert [(int(env_id), int(pid)) for env_id, pid in made] == [(i, w.pid) for w in workers for i in w.env_ids]
-    assert os.getpid() not in {int(pid) for _, pid in made}
 
 
 def test_a_factory_learns_its_context(tmp_path: Path) -> None:
@@ -121,125 +103,6 @@ def test_workers_draw_different_random_numbers(start_method: Any) -> None:
     assert len(set(drawn)) == 3
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_a_worker_holds_no_descriptor_of_its_siblings(start_method: Any) -> None:
-    class Lists(FakeEnvironment):
-        def channels(self) -> set[str]:
-            links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-            ends = {os.readlink(link) for link in links if os.path.exists(link)}
-            return {end for end in ends if end.startswith(("pipe:", "socket:"))}
-
-    with SubprocessEnvManager(Lists, 3, start_method=start_method) as manager:
-        channels = manager.call("channels")
-
-    own = [mine - set.union(*(other for other in channels if other is not mine)) for mine in channels]
-    assert all(any(end.startswith("socket:") for end in ends) for ends in own), "its connection is its own"
-    shared = set.intersection(*channels)
-    assert all(mine - own_ <= shared for mine, own_ in zip(channels, own, strict=True)), (
-        "two share what a third has not"
-    )
-
-
-def test_a_worker_may_start_children_and_they_end_with_it() -> None:
-    class Simulator(FakeEnvironment):
-        def start(self) -> int:
-            return subprocess.Popen(["sleep", "600"]).pid
-
-    with SubprocessEnvManager(Simulator, 2) as manager:
-        simulators = manager.call("start")
-        assert all(alive(pid) for pid in simulators)
-    wait_until_gone(simulators)
-
-
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_a_forgotten_manager_ends_when_it_is_garbage(start_method: Any) -> None:
-    manager = SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
-    manager.reset()
-    workers = pids(manager)
-    del manager
-    gc.collect()
-    wait_until_gone(workers)
-
-
-def test_an_exception_in_a_with_block_ends_the_workers() -> None:
-    workers = []
-
-    def fail() -> None:
-        with SubprocessEnvManager(FakeEnvironment, 2) as manager:
-            workers.extend(pids(manager))
-            raise ZeroDivisionError
-
-    with nothing_left_behind(), pytest.raises(ZeroDivisionError):
-        fail()
-    wait_until_gone(workers)
-
-
-EXITS = {
-    "end of the script": "",
-    "sys.exit": "import sys; sys.exit(0)",
-    "os._exit": "import os; os._exit(0)",
-    "an exception": "raise RuntimeError('oh')",
-    "SIGKILL": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-}
-
-TRAINER = """
-import time
-from envmanager import SubprocessEnvManager, Wait, ActionInfo
-from envmanager.testing import FakeEnvironment, Sleep, Step
-import numpy as np
-class Zeros:
-    def get_action(self, steps):
-        return ActionInfo(np.zeros(len(steps), np.int64))
-manager = SubprocessEnvManager(lambda: FakeEnvironment([Step(), Sleep({sleep})]), 2, start_method={start_method!r})
-manager.set_policy("default", Zeros())
-manager.reset()
-manager.step(Wait.all())
-manager.step(Wait(timeout_s=0.0))
-print(*[worker.pid for worker in manager.stats().workers], flush=True)
-{end}
-"""
-
-
-@pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize("end", EXITS.values(), ids=EXITS.keys())
-@pytest.mark.parametrize("sleep", [0, 600], ids=["idle", "in a long step"])
-def test_when_the_trainer_ends_its_workers_end(start_method: str, end: str, sleep: int) -> None:
-    code = TRAINER.format(start_method=start_method, end=end, sleep=sleep)
-    trainer = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False
-    )
-    workers = [int(pid) for pid in trainer.stdout.split()]
-    assert len(workers) == 2
-    wait_until_gone(workers)
-
-
-def test_a_process_that_the_trainer_forks_neither_stops_the_workers_nor_keeps_them() -> None:
-    manager = SubprocessEnvManager(FakeEnvironment, 2, start_method="spawn")
-    manager.set_policy("default", Zeros())
-    manager.reset()
-    loader = os.fork()
-    if loader == 0:
-        try:
-            manager.close()
-            del manager
-            gc.collect()
-        finally:
-            os._exit(0)
-    os.waitpid(loader, 0)
-    assert len(manager.step(Wait.all())) == 2
-    workers = pids(manager)
-    waiting = os.fork()
-    if waiting == 0:
-        signal.pause()
-    manager.close()
-    try:
-        wait_until_gone(workers)
-    finally:
-        os.kill(waiting, signal.SIGKILL)
-        os.waitpid(waiting, 0)
-
-
 def test_two_managers_run_beside_each_other_and_inside_a_thread() -> None:
     results: list[int] = []
 
@@ -257,31 +120,6 @@ def test_two_managers_run_beside_each_other_and_inside_a_thread() -> None:
         thread.join()
         results.append(len(outer.step(Wait.all())))
     assert results == [2, 1]
-
-
-def test_no_worker_outlives_a_constructor_that_fails() -> None:
-    def make(context: EnvContext) -> FakeEnvironment:
-        if context.env_id == 2:
-            raise RuntimeError("no")
-        return FakeEnvironment()
-
-    before = set(descendants())
-    with pytest.raises(Exception, match="no"):
-        SubprocessEnvManager(make, 3)
-    wait_until_gone([pid for pid in descendants() if pid not in before])
-
-
-def test_the_trainer_holds_few_descriptors_per_worker() -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    with SubprocessEnvManager(FakeEnvironment, 1) as manager:
-        manager.reset()
-        one = count()
-    with SubprocessEnvManager(FakeEnvironment, 11) as manager:
-        manager.reset()
-        eleven = count()
-    assert (eleven - one) / 10 <= 4
 
 
 def test_output_goes_to_a_file_per_worker_with_log_dir(tmp_path: Path) -> None:

@@ -12,22 +12,19 @@ import numpy as np
 import pytest
 
 from envmanager import (
-    EnvContext,
     EnvManager,
-    EnvRaised,
     RestartPolicy,
-    RestartsExhausted,
     StepInfo,
     SubprocessEnvManager,
     Timeouts,
     Wait,
     WorkerDied,
-    WorkerTimedOut,
     derive_seed,
     events,
 )
-from envmanager.testing import Die, EchoEnvironment, FakeEnvironment, Sleep, Step
-from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager.testing import EchoEnvironment, FakeEnvironment, Step
+from envmanager.testing.contract import NumberedActions
+from envmanager.testing.fault_checks import CheckedTrainer
 from envmanager_tests.envs import EchoGym
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -36,48 +33,6 @@ WITHIN_S = 20.0
 
 def kill(manager: EnvManager, worker_id: int) -> None:
     os.kill(manager.stats().workers[worker_id].pid or 0, signal.SIGKILL)
-
-
-class Checked:
-    """Steps a manager of echo environments and checks every step; ``lost`` collects those of replaced workers."""
-
-    def __init__(self, manager: EnvManager) -> None:
-        self.manager = manager
-        self.policy = NumberedActions()
-        self.n_steps: Counter[int] = Counter()
-        self.lost: list[StepInfo] = []
-        manager.set_policy("default", self.policy)
-        manager.reset({"seed": 3})
-
-    def step(self, wait: Wait | None = None) -> list[StepInfo]:
-        infos = self.manager.step(wait)
-        for info in infos:
-            if info.lost is None:
-                check_echo(info, self.policy.given, self.n_steps)
-            else:
-                self._check_lost(info)
-        return infos
-
-    def _check_lost(self, info: StepInfo) -> None:
-        self.lost.append(info)
-        now = info.current["default"]
-        assert info.previous is not None
-        assert info.actions is None
-        assert info.transitions() is None
-        assert now.reward.tolist() == [0.0] * len(now)
-        assert now.truncated.all()
-        assert not now.terminated.any()
-        assert (now.final_obs == info.previous["default"].obs).all(), "not what was last handed out"
-        assert (now.obs[:, 2:] == 0).all(), "not the first observation of the new generation"
-        assert now.obs[:, 0].tolist() == now.env_id.tolist()
-        for agent_id in now.agent_id.tolist():
-            del self.n_steps[agent_id]
-
-    def until_lost(self, n: int) -> None:
-        give_up = time.monotonic() + WITHIN_S
-        while len(self.lost) < n:
-            assert time.monotonic() < give_up, "the worker was not replaced"
-            self.step()
 
 
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
@@ -89,12 +44,13 @@ def test_a_killed_worker_comes_back_alone_and_every_step_stays_paired(
     with SubprocessEnvManager(
         EchoEnvironment, 4, n_workers=n_workers, start_method=start_method, zero_copy=zero_copy
     ) as manager:
-        run = Checked(manager)
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
         for n, victim in enumerate([1, 0, 1], start=1):
             for _ in range(7):
                 run.step(Wait.all())
             kill(manager, victim)
-            run.until_lost(n)
+            run.until_lost(n=n)
             assert run.lost[-1].worker_id == victim
             assert run.lost[-1].lost is not None
             assert isinstance(run.lost[-1].lost.cause, WorkerDied)
@@ -112,53 +68,14 @@ def test_a_killed_worker_comes_back_alone_and_every_step_stays_paired(
 @pytest.mark.parametrize("wait", [Wait.all(), Wait(min_ready=2, max_ready=2), Wait.any(max_lead=3)], ids=str)
 def test_every_wait_goes_on_after_a_loss(wait: Wait) -> None:
     with SubprocessEnvManager(EchoEnvironment, 3) as manager:
-        run = Checked(manager)
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
         kill(manager, 2)
         for _ in range(30):
             assert len({info.worker_id for info in run.step(wait)}) >= 1
-        run.until_lost(1)
+        run.until_lost()
         served = Counter(info.worker_id for _ in range(12) for info in run.step(wait))
         assert set(served) == {0, 1, 2}
-
-
-def test_a_step_that_hangs_is_lost_and_the_others_step_meanwhile() -> None:
-    def make(context: EnvContext) -> FakeEnvironment:
-        hangs = context.env_id == 0 and context.generation == 0
-        return FakeEnvironment([Step(), Sleep(600)] if hangs else [Step()])
-
-    with SubprocessEnvManager(make, 3, timeouts=Timeouts(step_s=0.7)) as manager:
-        manager.set_policy("default", NumberedActions())
-        manager.reset()
-        infos: list[StepInfo] = []
-        while not any(info.lost for info in infos[-3:]):
-            infos += manager.step()
-
-    (lost,) = [info for info in infos if info.lost]
-    assert lost.lost is not None
-    assert isinstance(lost.lost.cause, WorkerTimedOut)
-    assert (lost.worker_id, lost.lost.generation) == (0, 1)
-    served = Counter(info.worker_id for info in infos)
-    assert min(served[1], served[2]) > 50 > served[0]
-
-
-class Remembers(FakeEnvironment):
-    def __init__(self, context: EnvContext) -> None:
-        super().__init__()
-        self.context = context
-
-
-def test_a_replacement_has_a_new_generation_new_seeds_and_new_slots() -> None:
-    with SubprocessEnvManager(Remembers, 4, n_workers=2, seed=5) as manager:
-        run_to_loss(manager, 1)
-        contexts = manager.get_attr("context")
-        seeds = manager.get_attr("seeds")
-
-    assert [context.generation for context in contexts] == [0, 0, 1, 1]
-    assert [context.slot for context in contexts] == [0, 1, 4, 5]
-    expected = [derive_seed(5, env_id, env_id // 2) for env_id in range(4)]
-    assert [context.seed for context in contexts] == expected
-    assert [own[0] for own in seeds] == expected
-    assert len(set(expected)) == 4
 
 
 def test_after_a_reset_with_a_list_of_seeds_a_replacement_gets_another_seed() -> None:
@@ -264,54 +181,12 @@ def _next(manager: SubprocessEnvManager) -> Any:
     return manager.recv()
 
 
-def test_an_action_for_a_worker_that_has_died_is_dropped_and_counted() -> None:
-    with SubprocessEnvManager(EchoEnvironment, 2) as manager:
-        manager.reset()
-        batch = manager.recv(Wait.all())
-        kill(manager, 1)
-        manager.send(np.array([5]), [0])
-        assert manager.recv(Wait.any()).env_ids.tolist() == [0]
-        while not manager.events.count(events.Died):
-            manager.send(np.array([5]), [0])
-            manager.recv(Wait.any())
-
-        manager.send(np.array([6]), batch.env_ids[1:])
-        after = manager.recv(Wait.all())
-        assert after.env_ids.tolist() == [1]
-        assert after.lost.all()
-        assert manager.stats().steps_lost == 1
-        manager.send(np.array([8]), [1])
-        assert manager.recv().obs[:, 3].tolist() == [8]
-
-
 # other phases
-
-
-class DiesInReset(FakeEnvironment):
-    def __init__(self, context: EnvContext) -> None:
-        super().__init__()
-        self._dies = context.env_id == 1 and context.generation < 2
-
-    def reset(self, **arguments: Any) -> Any:
-        if self._dies:
-            os._exit(4)
-        return super().reset(**arguments)
-
-
-def test_a_worker_that_dies_in_reset_is_replaced_inside_it() -> None:
-    with SubprocessEnvManager(DiesInReset, 3, restarts=RestartPolicy(backoff_s=0.01)) as manager:
-        infos = manager.reset()
-        assert [info.worker_id for info in infos] == [0, 1, 2]
-        assert all(info.lost is None for info in infos)
-        assert manager.stats().workers[1].generation == 2
 
 
 class DiesInCall(FakeEnvironment):
     def end(self) -> None:
         os._exit(5)
-
-    def fail(self) -> None:
-        raise ValueError("no")
 
 
 def test_a_death_in_a_call_is_raised_by_it_and_the_worker_comes_back() -> None:
@@ -321,27 +196,16 @@ def test_a_death_in_a_call_is_raised_by_it_and_the_worker_comes_back() -> None:
         with pytest.raises(WorkerDied, match=r"EXIT\(5\)"):
             manager.call("end", env_ids=[0])
         assert manager.get_attr("closed", env_ids=[0]) == [False], "a call waits for the replacement"
-        assert [info.lost is not None for info in sorted(manager.step(Wait.all()), key=lambda i: i.worker_id)] == [
-            True,
-            False,
-        ]
-
-
-def test_an_exception_in_a_call_is_raised_whatever_the_policy() -> None:
-    with SubprocessEnvManager(DiesInCall, 1, restarts=RestartPolicy(on_exception="restart")) as manager:
-        manager.reset()
-        with pytest.raises(EnvRaised, match="no"):
-            manager.call("fail")
-        assert manager.stats().restarts == 0
+        assert {info.worker_id: info.lost is not None for info in manager.step(Wait.all())} == {0: True, 1: False}
 
 
 def test_a_reset_while_a_worker_is_being_replaced_begins_afresh() -> None:
     with SubprocessEnvManager(EchoEnvironment, 3) as manager:
-        run = Checked(manager)
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
         kill(manager, 0)
         run.step(Wait(timeout_s=0.0))
-        assert len(manager.reset()) == 3
-        run.n_steps.clear()
+        assert len(run.reset()) == 3
         for _ in range(5):
             assert len(run.step(Wait.all())) == 3
         assert not run.lost
@@ -349,82 +213,18 @@ def test_a_reset_while_a_worker_is_being_replaced_begins_afresh() -> None:
 
 def test_a_reset_after_all_was_given_up_brings_every_worker_back() -> None:
     with SubprocessEnvManager(EchoEnvironment, 3, restarts=RestartPolicy(max_restarts=0)) as manager:
-        run = Checked(manager)
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
         for worker_id in range(3):
             kill(manager, worker_id)
         for _ in range(3):
             with pytest.raises(WorkerDied):
                 run.step(Wait.all())
-        assert len(manager.reset()) == 3
-        run.n_steps.clear()
+        assert len(run.reset()) == 3
         assert len(run.step(Wait.all())) == 3
 
 
-# past the budget
-
-
-def dies_at_once(context: EnvContext) -> FakeEnvironment:
-    return FakeEnvironment([Step(), Die(3)] if context.env_id == 0 else [Step()])
-
-
-def test_past_the_budget_the_first_and_the_last_cause_are_raised_once() -> None:
-    policy = RestartPolicy(max_restarts=2, backoff_s=0.01)
-    with SubprocessEnvManager(dies_at_once, 2, restarts=policy) as manager:
-        manager.set_policy("default", NumberedActions())
-        manager.reset()
-        with pytest.raises(RestartsExhausted) as raised:  # noqa: PT012
-            while True:
-                manager.step()
-
-        assert isinstance(raised.value.first, WorkerDied)
-        assert isinstance(raised.value.last, WorkerDied)
-        assert manager.stats().workers[0].restarts == 2
-        assert [info.worker_id for _ in range(3) for info in manager.step()] == [1, 1, 1]
-        with pytest.raises(RestartsExhausted):
-            manager.get_attr("closed")
-        assert len(manager.reset()) == 2
-
-
-def test_a_dropped_worker_is_left_out_for_good_and_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    policy = RestartPolicy(max_restarts=1, then="drop")
-    with SubprocessEnvManager(dies_at_once, 2, restarts=policy) as manager:
-        manager.set_policy("default", NumberedActions())
-        manager.reset()
-        while not manager.stats().workers[0].dropped:
-            manager.step()
-
-        assert [info.worker_id for _ in range(3) for info in manager.step(Wait.all())] == [1, 1, 1]
-        assert [info.worker_id for info in manager.reset()] == [1]
-        assert manager.recv(Wait.all()).env_ids.tolist() == [1]
-        with pytest.raises(RestartsExhausted):
-            manager.send(np.zeros(2, np.int64), [0, 1])
-        assert manager.events.count(events.Dropped) == 1
-        assert any("is dropped" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
-
-
 # recycling
-
-
-def test_a_worker_is_recycled_between_episodes_and_nothing_is_lost() -> None:
-    with SubprocessEnvManager(EchoEnvironment, 2, restarts=RestartPolicy(recycle_after_steps=20)) as manager:
-        policy = NumberedActions()
-        manager.set_policy("default", policy)
-        manager.reset()
-        n_steps: Counter[int] = Counter()
-        for _ in range(60):
-            for info in manager.step(Wait.all()):
-                assert info.lost is None
-                n_steps[info.worker_id] += 1
-                made = info.transitions()
-                assert made is not None
-                assert (made.next_obs[:, 3] == made.action).all()
-                assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
-                assert info.current["default"].truncated.tolist() == [False]
-
-        stats = manager.stats()
-        assert n_steps == {0: 60, 1: 60}
-        assert stats.restarts == stats.steps_lost == 0
-        assert all(worker.generation >= 2 for worker in stats.workers)
 
 
 def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
@@ -449,7 +249,8 @@ def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
 
 def test_starting_a_replacement_may_fail_and_be_tried_again(mocker: Any) -> None:
     with SubprocessEnvManager(EchoEnvironment, 2, restarts=RestartPolicy(backoff_s=0.01)) as manager:
-        run = Checked(manager)
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
         real = manager.create_worker
         refusals = iter([OSError(11, "Resource temporarily unavailable")])
 
@@ -460,7 +261,7 @@ def test_starting_a_replacement_may_fail_and_be_tried_again(mocker: Any) -> None
 
         mocker.patch.object(manager, "create_worker", create)
         kill(manager, 1)
-        run.until_lost(1)
+        run.until_lost()
         assert manager.stats().workers[1].generation == 2
         assert isinstance(run.lost[0].lost and run.lost[0].lost.cause, WorkerDied)
 
