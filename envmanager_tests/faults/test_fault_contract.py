@@ -42,5 +42,6 @@ class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, Usa
     start_method = "spawn"
 
 
+@pytest.mark.start_methods
 class TestFork(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
     start_method = "fork"
