@@ -155,6 +155,8 @@ class StepQueue:
         return bool(self._arrived)
 
     def _sleep(self, give_up: float) -> None:
+        if self._is_woken:  # its record may have been read already
+            return
         wake_at = min([give_up, *(handle.due_at for handle in self._watched())])
         left_s = max(0.0, wake_at - time.monotonic())
         self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
