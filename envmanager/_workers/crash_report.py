@@ -31,4 +31,5 @@ def take(fd: int, worker_id: int) -> str:
     if not written:
         return ""
     os.pwrite(fd, bytes(len(data)), start)
-    return written.decode(errors="replace")[:_SHOWN_CHARACTERS].strip()
+    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a list of all that is loaded
+    return stacks[:_SHOWN_CHARACTERS].strip()
