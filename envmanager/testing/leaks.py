@@ -117,8 +117,23 @@ def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str
         _reap()
         left = Traces.now().left_since(before)
         if not left or time.monotonic() > deadline:
-            return left
+            return _but_for_strangers_memory(left)
         pause.wait(0.02)
+
+
+def _but_for_strangers_memory(left: dict[str, list[str]]) -> dict[str, list[str]]:
+    """``left`` without the shared memory that programs beside this one have in use."""
+    names = set(left.get("shared memory", []))
+    if names:
+        own = {os.getpid(), *descendants()}
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            if int(maps.parent.name) not in own:
+                with contextlib.suppress(OSError):
+                    names -= {
+                        Path(line.split()[-1]).name for line in maps.read_text().splitlines() if "/dev/shm/" in line
+                    }
+    others = {kind: texts for kind, texts in left.items() if kind != "shared memory"}
+    return {**others, "shared memory": sorted(names)} if names else others
 
 
 @contextlib.contextmanager
