@@ -19,9 +19,31 @@ PIP_FLAGS = --quiet --quiet --disable-pip-version-check
 # when pyproject.toml changes. Each stamp says: these extras are installed.
 RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
+BENCH_STAMP = $(VENV)/.installed-bench
+
+# What `make bench` compares with, and what must be installed for it besides the environments. Each has a virtual
+# environment of its own, since they ask for different versions of the same libraries. One that cannot be installed here
+# is left out. Fewer, longer, elsewhere: make bench BENCH_PEERS="sb3 envpool" BENCH_FLAGS="--seconds 5" BENCH_OUT=out/b
+BENCH_PEERS ?= sb3 tianshou pufferlib torchrl rllib envpool
+BENCH_FLAGS ?=
+BENCH_OUT ?= out/bench
+BENCH_ENVS = 'gymnasium>=1.0' 'ale-py>=0.10' 'opencv-python-headless>=4.6'
+BENCH_sb3 = stable-baselines3
+BENCH_tianshou = tianshou
+BENCH_pufferlib = pufferlib-core
+BENCH_torchrl = torchrl
+BENCH_rllib = 'ray[rllib]'
+BENCH_envpool = envpool
+# PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size.
+TORCH ?= torch==2.13.0
+TORCH_sb3 = $(TORCH)
+TORCH_tianshou = $(TORCH)
+TORCH_pufferlib = $(TORCH)
+TORCH_torchrl = $(TORCH)
+TORCH_rllib = $(TORCH)
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak coverage test-matrix clean
+.PHONY: help run test faults check docs soak bench coverage test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -49,6 +71,13 @@ docs: $(DEV_STAMP) ## build the documentation into site/
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 	$(PYTEST) -m load -rP
 
+bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside other libraries; results in out/bench
+	mkdir -p $(BENCH_OUT)
+	pythons=""; for peer in $(BENCH_PEERS); do \
+	    if [ -e .venv-bench-$$peer/.installed ]; then pythons="$$pythons --python $$peer=.venv-bench-$$peer/bin/python"; fi; \
+	done; \
+	$(VENV)/bin/envmanager bench $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
+
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
 	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load and not untraced"
@@ -74,6 +103,19 @@ $(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
 $(DEV_STAMP): pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]'
 	@touch $@ $(RUN_STAMP)
+
+$(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[bench]'
+	@touch $@ $(RUN_STAMP)
+
+.venv-bench-%/.tried:
+	$(PYTHON) -m venv .venv-bench-$*
+	.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	if { [ -z '$(TORCH_$*)' ] || \
+	        .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH_$*); } && \
+	    .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(BENCH_ENVS) $(BENCH_$*); \
+	then touch .venv-bench-$*/.installed; else echo "$* cannot be installed here and is left out" >&2; fi
+	@touch $@
 
 # A pyenv shim exists for interpreters that it then refuses to start, so each candidate is tried.
 define test_on

@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import enum
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
 
-from envmanager.env_rows import EnvRows
+from envmanager.env_rows import EnvRows, RowsOfWorker
 from envmanager.errors import BadAction, ManagerClosed, UsageError
 from envmanager.events import EventLog, LateReplyDiscarded
 from envmanager.gathering import Gathering, StepQueue
-from envmanager.interrupts import held, let_through
+from envmanager.interrupts import begin_held, end_held, let_through
 from envmanager.last_batches import LastBatches
 from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
@@ -36,7 +38,7 @@ from envmanager.policy_calls import call_policies, check_policies, checked_actio
 from envmanager.recovery import Recovery
 from envmanager.seeding import reseeded
 from envmanager.specs import BehaviorSpec, describe_value, merge_specs
-from envmanager.stats import ManagerStats, WorkerStats
+from envmanager.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.steps import (
     ActionInfo,
     Actions,
@@ -49,6 +51,8 @@ from envmanager.steps import (
     concat_steps,
     take_rows,
 )
+from envmanager.timing import WorkerTimes
+from envmanager.tracing import Tracer
 from envmanager.trees import Tree
 from envmanager.weak_calls import weakly
 
@@ -89,6 +93,8 @@ class EnvManager(ABC):
     """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
 
     step_queue: StepQueue
+    placement = ""
+    """What a probe chose and why (``"auto"``), in a sentence; empty when the placement was given."""
 
     def __init__(
         self,
@@ -97,8 +103,9 @@ class EnvManager(ABC):
         wait: Wait | None = None,
         seed: int | None = None,
         restarts: RestartPolicy | None = None,
+        trace: str | None = None,
     ):
-        """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to."""
+        """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to. ``trace``: a file."""
         n_workers = len(env_ids_of_workers)
         self.env_workers: list[Any] = []
         self._env_rows = EnvRows(env_ids_of_workers)
@@ -108,11 +115,14 @@ class EnvManager(ABC):
         self._closed = self._given_back = False
         self._partial_actions = True
         self._specs: dict[str, BehaviorSpec] = {}
+        self._has_objects = False
+        self._row_behavior: tuple[str, BehaviorSpec | None] | None = None
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
         self._steps = [0] * n_workers
         self._env_steps = 0
+        self._times = [WorkerTimes() for _ in range(n_workers)]
         self._envs_in_flight = [0] * n_workers
         self._last_config = ResetConfig(seed=seed)
         self._last_batches = LastBatches(self._env_rows)
@@ -125,6 +135,7 @@ class EnvManager(ABC):
         )
         self._gathering = Gathering(self.env_workers, n_workers, self._recovery)
         self._lock = threading.RLock()
+        self._tracer = None if trace is None else self._begin_trace(trace)
 
     # What a manager adds.
 
@@ -162,7 +173,7 @@ class EnvManager(ABC):
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
         """What is known of one worker."""
         worker_id = worker.worker_id
-        return WorkerStats(
+        known = WorkerStats(
             worker_id,
             self._env_rows.blocks[worker_id],
             waiting=worker.waiting,
@@ -172,6 +183,7 @@ class EnvManager(ABC):
             restarts=self._recovery.restarts[worker_id],
             steps=self._steps[worker_id],
         )
+        return known.with_times(self._times[worker_id])
 
     # What a trainer uses.
 
@@ -203,7 +215,7 @@ class EnvManager(ABC):
         self._require_open("set_policy")
         if not callable(getattr(policy, "get_action", None)):
             raise UsageError(f"a policy needs a method get_action(steps), which {describe_value(policy)} has not.")
-        self._policies[behavior] = policy
+        self._policies[behavior] = policy if self._tracer is None else self._tracer.policy(behavior, policy)
 
     def reset(self, config: Any = None) -> list[StepInfo]:
         """Begin a new episode in every environment; one StepInfo per worker, in order.
@@ -224,6 +236,7 @@ class EnvManager(ABC):
             responses = self._reset_workers(config)
             self._seed = None  # later resets go on with the randomness there is, unless they name a seed
             self._use = _Use.UNDECIDED
+            self._row_behavior = None
             self._gathering.restart_counting()
             return [self._first_step(response) for response in responses]
 
@@ -254,16 +267,15 @@ class EnvManager(ABC):
         with self._calling("send"):
             self._require_use(_Use.SEND_RECV)
             behavior, spec = self._only_behavior()
-            ids = self._env_rows.checked(env_ids, BadAction)
-            actions = checked_actions(spec, actions, len(ids), "send")
-            groups = self._env_rows.by_worker(ids)
+            n, groups = self._env_rows.grouped(env_ids, BadAction)
+            actions = checked_actions(spec, actions, n, "send")
             for group in groups:
-                self._check_can_send(group.worker_id, group.rows)
-            if spec is not None and spec.has_objects:
+                self._check_can_send(group)
+            if self._has_objects:
                 self._check_can_travel(actions)
             self._begin_send_recv()
             for group in groups:
-                self._send_rows(group.worker_id, group.rows, {behavior: take_rows(actions, group.places)})
+                self._send_rows(group, {behavior: take_rows(actions, group.places)})
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.
@@ -316,6 +328,8 @@ class EnvManager(ABC):
             late_replies=self.events.count(LateReplyDiscarded),
             restarts=sum(self._recovery.restarts),
             steps_lost=self._recovery.steps_lost,
+            wait_share=wait_share(self._times, self._gathering.waits),
+            placement=self.placement,
         )
 
     def close(self) -> None:
@@ -349,6 +363,8 @@ class EnvManager(ABC):
             worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
         if not self._given_back:
             self._close()
+            if self._tracer is not None:
+                self._tracer.close()
             self._given_back = True
 
     # The template behind step().
@@ -367,7 +383,7 @@ class EnvManager(ABC):
         with let_through():
             taken = self._take_steps([worker.previous_step for worker in ready])
         payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
-        if any(spec.has_objects for spec in self._specs.values()):
+        if self._has_objects:
             self._check_can_travel(payloads)
         for worker, actions, payload in zip(ready, taken, payloads, strict=True):
             self._actions[worker.worker_id] = actions
@@ -401,6 +417,7 @@ class EnvManager(ABC):
         if response.name is CommandName.STEP:
             self._steps[response.worker_id] += 1
             self._env_steps += self._envs_in_flight[response.worker_id]
+            self._times[response.worker_id].handed_out()
 
     def _last_steps(self, worker_id: int) -> Steps:
         """What was last handed out of a worker."""
@@ -425,9 +442,19 @@ class EnvManager(ABC):
 
     # Behind the other calls.
 
-    def _calling(self, what: str) -> _Calling:
+    def _begin_trace(self, path: str) -> Tracer:
+        tracer = Tracer(path, self._env_rows.blocks)
+        for times, track in zip(self._times, tracer.workers, strict=True):
+            times.track = track
+        self._gathering.waits.track = tracer.trainer
+        self.events.listener = tracer.happened
+        weakref.finalize(self, tracer.close)
+        return tracer
+
+    def _calling(self, what: str) -> AbstractContextManager[None]:
         """Around every call: refused after close(), one at a time, and a Ctrl-C waits for its end."""
-        return _Calling(self, what)
+        call = _Calling(self, what)
+        return call if self._tracer is None else self._tracer.call(what, call)
 
     def _require_open(self, what: str) -> None:
         if self._closed:
@@ -496,22 +523,23 @@ class EnvManager(ABC):
         worker.send(name, payload)
         worker.waiting = True
 
-    def _send_rows(self, worker_id: int, rows: np.ndarray, actions: dict[str, Tree]) -> None:
+    def _send_rows(self, group: RowsOfWorker, actions: dict[str, Tree]) -> None:
+        worker_id, rows, _ = group
         worker = self.env_workers[worker_id]
         if worker_id in self._recovery.unanswered:
             self._recovery.drop_action(worker_id)
-            return
-        if len(rows) == len(self._env_rows.blocks[worker_id]):
+        elif len(rows) == len(self._env_rows.blocks[worker_id]):
             self._send_step(worker, CommandName.STEP, actions)
         else:
             self._send_step(worker, CommandName.STEP_ROWS, (rows, actions), n_envs=len(rows))
 
-    def _check_can_send(self, worker_id: int, rows: np.ndarray) -> None:
-        env_id = self._env_rows.blocks[worker_id][rows[0]]
+    def _check_can_send(self, group: RowsOfWorker) -> None:
+        worker_id, rows, _ = group
         if worker_id in self._recovery.unanswered:
             return  # it failed after its observation was handed out, which the user cannot know yet
         self._require_alive(worker_id)
         if self.env_workers[worker_id].waiting:
+            env_id = self._env_rows.blocks[worker_id][rows[0]]
             raise BadAction(
                 f"env {env_id} is still waiting: the answer of worker {worker_id} to the last actions has not been "
                 "handed out. Call recv() first. Nothing was sent."
@@ -524,6 +552,11 @@ class EnvManager(ABC):
 
     def _only_behavior(self) -> tuple[str, BehaviorSpec | None]:
         """The behavior that send and recv are about; UsageError when there is more than one agent per environment."""
+        if self._row_behavior is None or self._use is _Use.UNDECIDED:
+            self._row_behavior = self._found_behavior()
+        return self._row_behavior
+
+    def _found_behavior(self) -> tuple[str, BehaviorSpec | None]:
         alive = [worker for worker in self.env_workers if worker.worker_id not in self._recovery.out]
         if any(worker.previous_step is None for worker in alive):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
@@ -542,7 +575,9 @@ class EnvManager(ABC):
 
     def _batch_of(self, behavior: str, responses: Sequence[EnvironmentResponse]) -> Batch:
         """What ``recv`` hands out of these responses."""
-        lost = [response.worker_id for response in responses if self._recovery.handed_out(response) is not None]
+        lost = []
+        if self._recovery.replacements:
+            lost = [response.worker_id for response in responses if self._recovery.handed_out(response) is not None]
         parts = [response.payload[behavior] for response in responses if behavior in response.payload]
         batch = self._batch(behavior, parts)
         for worker_id in lost:
@@ -558,10 +593,11 @@ class EnvManager(ABC):
         if not parts:
             return self._empty_batch(behavior)
         steps = concat_steps(parts)
-        env_ids = steps.env_id
-        if len(env_ids) == self.n_envs and (np.diff(env_ids) < 0).any():
-            steps = steps.take(np.argsort(env_ids))
-        return Batch.of(steps)
+        if len(steps) < self.n_envs:
+            return Batch.of(steps)
+        if len(parts) > 1 and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        return Batch.of(steps, self._env_rows.all_env_ids)
 
     def _empty_batch(self, behavior: str) -> Batch:
         some = next(worker.previous_step for worker in self.env_workers if worker.previous_step is not None)
@@ -578,7 +614,7 @@ class EnvManager(ABC):
             for group in groups:
                 self._gathering.await_replacement(self.step_queue, group.worker_id)
                 self._require_alive(group.worker_id)
-            payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
+            payloads = [payload(group.rows.tolist(), group.list_of_places) for group in groups]
             self._check_can_travel(payloads)
             for group, own in zip(groups, payloads, strict=True):
                 self.env_workers[group.worker_id].send(name, own)
@@ -589,7 +625,7 @@ class EnvManager(ABC):
                 raise errors[0]
         answers: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
-            for place, answer in zip(group.places, response.payload or [None] * len(group.places), strict=True):
+            for place, answer in zip(group.list_of_places, response.payload or [None] * len(group.rows), strict=True):
                 answers[place] = answer
         return answers
 
@@ -605,26 +641,28 @@ class EnvManager(ABC):
     def _learn_specs(self, specs: Mapping[str, BehaviorSpec], worker_id: int) -> None:
         """Add a worker's specs to the manager's; UsageError when a behavior has two."""
         merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
+        self._has_objects = any(spec.has_objects for spec in self._specs.values())
+        self._row_behavior = None
 
 
 class _Calling:
     """``with`` one call of a manager. What goes wrong because of a close() meanwhile is told as ManagerClosed."""
 
-    __slots__ = ("_held", "_manager", "_what")
+    __slots__ = ("_is_outermost", "_manager", "_what")
 
     def __init__(self, manager: EnvManager, what: str) -> None:
         self._manager = manager
         self._what = what
-        self._held = held()
 
     def __enter__(self) -> None:
-        self._manager._require_open(self._what)
+        if self._manager._closed:
+            raise ManagerClosed(self._what)
         self._manager._lock.acquire()
-        self._held.__enter__()
+        self._is_outermost = begin_held()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
-            self._held.__exit__()
+            end_held(self._is_outermost)
         finally:
             self._manager._lock.release()
         if isinstance(error, Exception) and self._manager._closed:

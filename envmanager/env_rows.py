@@ -27,11 +27,21 @@ def deal(n_envs: int, n_workers: int) -> list[range]:
 
 
 class RowsOfWorker(NamedTuple):
-    """Some environments of one worker: ``rows`` within the worker, ``places`` within what the caller passed."""
+    """Some environments of one worker: ``rows`` within the worker, ``places`` within what the caller passed.
+
+    ``places`` is an array of row numbers, or a slice where they lie together.
+    """
 
     worker_id: int
     rows: np.ndarray
-    places: np.ndarray
+    places: Any
+
+    @property
+    def list_of_places(self) -> list[int]:
+        """``places`` one by one."""
+        if isinstance(self.places, slice):
+            return list(range(self.places.start, self.places.stop))
+        return self.places.tolist()  # type: ignore[no-any-return]
 
 
 class EnvRows:
@@ -42,6 +52,31 @@ class EnvRows:
         self.n_envs = sum(len(block) for block in self.blocks)
         self._first = np.array([block[0] for block in self.blocks])
         self._worker_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+        self._hosts_one_each = all(len(block) == 1 for block in blocks)
+        self._row_0 = np.zeros(1, np.int64)
+        self.all_env_ids = np.arange(self.n_envs)
+        """int64[n_envs], read-only: what a batch of all environments shows."""
+        self.all_env_ids.flags.writeable = False
+        self._all_groups = [
+            RowsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
+            for worker_id, block in enumerate(self.blocks)
+        ]
+
+    def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[RowsOfWorker]]:
+        """How many environments ``env_ids`` names, and these by worker; ``error`` as in ``checked``."""
+        if self._are_all(env_ids):
+            return self.n_envs, self._all_groups
+        ids = self.checked(env_ids, error)
+        return len(ids), self.by_worker(ids)
+
+    def _are_all(self, env_ids: Any) -> bool:
+        """Whether these are all environments in order, as most callers pass them; False if in doubt."""
+        if env_ids is self.all_env_ids:
+            return True
+        everything = self.all_env_ids
+        if env_ids.__class__ is not np.ndarray or env_ids.shape != everything.shape or env_ids.dtype.kind not in "iu":
+            return False
+        return bool((env_ids == everything).all())
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
         """``env_ids`` as int64[n]; ``error`` unless they are known and each is named once."""
@@ -61,7 +96,10 @@ class EnvRows:
         return ids
 
     def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
-        """The environments sorted by worker, each worker's by row."""
+        """The environments grouped by worker."""
+        if self._hosts_one_each:
+            named = enumerate(env_ids.tolist())
+            return [RowsOfWorker(env_id, self._row_0, slice(place, place + 1)) for place, env_id in named]
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

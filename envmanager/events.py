@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, overload
 
 import attrs
@@ -139,11 +139,14 @@ class EventLog(Sequence[Event]):
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
         self._counts: dict[type[Event], int] = {}
+        self.listener: Callable[[Event], None] | None = None
 
     def add(self, event: Event) -> None:
         """Keep, count and log an event."""
         self._kept.append(event)
         self._counts[type(event)] = self._counts.get(type(event), 0) + 1
+        if self.listener is not None:
+            self.listener(event)
         _logger.log(event.LEVEL, "%s", event)
 
     def count(self, kind: type[Event]) -> int:

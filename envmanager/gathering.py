@@ -20,6 +20,7 @@ from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.options import Wait
 from envmanager.recovery import Recovery
 from envmanager.steps import CommandName, EnvironmentResponse
+from envmanager.timing import WaitTimes
 
 
 class StepQueue(Protocol):
@@ -47,21 +48,24 @@ class Gathering:
         self.holds_back = False
         """Whether max_lead keeps answers back (send/recv), because nobody else keeps the actions back."""
         self.closed = False
+        self.waits = WaitTimes()
         self._arrived: deque[EnvironmentResponse] = deque()
         self._is_arriving = False
+        self._in_flight = 0
 
     def collect(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
         """What is ready, by the rules of ``wait``. Raises a WorkerError that is among it."""
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         self._take_arrived(step_queue)
-        if not self.ready and not any(worker.waiting for worker in self._workers):
+        self._count_in_flight()
+        if not self.ready and not self._in_flight:
             raise UsageError(self._nothing_in_flight())
         while not self._enough(wait):
             start_at = self._recovery.next_start_at()
             wake_at = min((at for at in (deadline, start_at) if at is not None), default=None)
             try:
                 timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-                self.arrive(step_queue.get(timeout=timeout))
+                self.arrive(self.waits.get(step_queue, timeout=timeout))
             except queue.Empty:
                 self._require_open()
                 if wake_at is None:
@@ -103,14 +107,21 @@ class Gathering:
             self._is_arriving = False
 
     def _take(self, response: EnvironmentResponse) -> None:
-        if response.name is CommandName.FAILED:
+        if response.name is CommandName.STEP:
+            if self._recovery.recycles(response):
+                self._start_due()
+            else:
+                self.ready.append(response)
+        elif response.name is CommandName.FAILED:
             self.fail(response)
-        elif response.name is CommandName.RESET and response.worker_id in self._recovery.replacements:
+            self._count_in_flight()
+        elif response.worker_id in self._recovery.replacements:
             self._begin(response)
-        elif self._recovery.recycles(response):
-            self._start_due()
         else:
             self.ready.append(response)
+
+    def _count_in_flight(self) -> None:
+        self._in_flight = sum(worker.waiting for worker in self._workers)
 
     def fail(self, response: EnvironmentResponse) -> None:
         """A worker failed: it is replaced, or what is to be said of it is ready."""
@@ -158,7 +169,7 @@ class Gathering:
             self.ready.append(response)
 
     def _enough(self, wait: Wait) -> bool:
-        in_flight = sum(worker.waiting for worker in self._workers)
+        in_flight = self._in_flight  # within one call only a failure changes it
         n_offered = len(self._offered(wait))
         if wait.max_lead is None:
             return bool(n_offered >= min(wait.min_ready, in_flight))

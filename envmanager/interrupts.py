@@ -36,9 +36,12 @@ def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
+_SIGINT = int(signal.SIGINT)
+
+
 def _hold() -> None:
     """From the moment when the handler is replaced, nothing is raised."""
-    users_handler = _set_handler(signal.SIGINT, _note)
+    users_handler = _set_handler(_SIGINT, _note)
     _State.users_handler, _State.is_held = users_handler, True
 
 
@@ -46,12 +49,26 @@ def _let_go() -> None:
     """Put the user's handler back, and tell it what came meanwhile."""
     handler, was_interrupted = _State.users_handler, _State.was_interrupted
     _State.is_held = _State.was_interrupted = False
-    _set_handler(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+    _set_handler(_SIGINT, signal.SIG_DFL if handler is None else handler)
     if was_interrupted:
         if callable(handler):
             handler(signal.SIGINT, None)
         else:
             signal.raise_signal(signal.SIGINT)
+
+
+def begin_held() -> bool:
+    """The beginning of ``held``, for who is a context manager too; the result is for ``end_held``."""
+    if _State.is_held or not _in_main_thread():
+        return False
+    _hold()
+    return True
+
+
+def end_held(is_outermost: bool) -> None:
+    """The end of ``held``."""
+    if is_outermost and _State.is_held:
+        _let_go()
 
 
 class held:  # noqa: N801  (used like a function)
@@ -60,16 +77,13 @@ class held:  # noqa: N801  (used like a function)
     The outermost block leaves everything as it found it, also when a ``let_through`` in it was interrupted on its way.
     """
 
-    __slots__ = ("_outermost",)
+    __slots__ = ("_is_outermost",)
 
     def __enter__(self) -> None:
-        self._outermost = _in_main_thread() and not _State.is_held
-        if self._outermost:
-            _hold()
+        self._is_outermost = begin_held()
 
     def __exit__(self, *_: object) -> None:
-        if self._outermost and _State.is_held:
-            _let_go()
+        end_held(self._is_outermost)
 
 
 class let_through:  # noqa: N801

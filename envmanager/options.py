@@ -19,6 +19,9 @@ from envmanager.errors import UsageError
 StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS = ("forkserver", "spawn", "fork")
 
+WorkerCount = int | Literal["auto"] | None
+"""How many workers: a number, None for one per environment, or ``"auto"``: as a probe finds best."""
+
 
 def _number(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -47,6 +50,13 @@ def _count(least: int) -> Any:
             raise UsageError(f"{attribute.name} must be a whole number of at least {least}, not {value!r}.")
 
     return check
+
+
+def _worker_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is None or value == "auto":
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f'{attribute.name} must be a whole number of at least 1, or "auto", not {value!r}.')
 
 
 def _flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -258,9 +268,21 @@ def _optional_directory(_: Any, attribute: attrs.Attribute[Any], value: Any) -> 
         raise UsageError(f"{attribute.name}={value!r} is not a directory: name one, or a path that does not exist yet.")
 
 
+def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value or os.path.isdir(value):
+        raise UsageError(f"{attribute.name} must be the path of a file, not {value!r}.")
+    directory = os.path.dirname(value) or "."
+    if not os.path.isdir(directory):
+        raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
+
+
 @attrs.frozen(kw_only=True)
 class ManagerOptions:
     """A manager as a config names it: ``kind`` says which, the rest says how.
+
+    ``kind="auto"`` and ``n_workers="auto"`` leave the choice to a probe of the first environment.
 
     Options that only make sense with worker processes (``n_workers``, ``start_method``, ``timeouts``, ``worker_env``,
     ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no other line.
@@ -269,7 +291,7 @@ class ManagerOptions:
     kind: str = "subprocess"
     env: Any = None
     n_envs: int = attrs.field(default=1, validator=_count(1))
-    n_workers: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
     timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
@@ -280,9 +302,10 @@ class ManagerOptions:
     seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(0)))
     worker_env: Mapping[str, str] | None = attrs.field(default=None, validator=_optional_texts_by_name, repr=False)
     log_dir: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_directory)
+    trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
 
     def __attrs_post_init__(self) -> None:
-        if self.n_workers is not None and self.n_workers > self.n_envs:
+        if isinstance(self.n_workers, int) and self.n_workers > self.n_envs:
             raise UsageError(
                 f"n_workers={self.n_workers} is more than n_envs={self.n_envs}: a worker without an environment has "
                 "nothing to do."

@@ -80,6 +80,8 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str) 
         checked = check_batch(spec.action, action, n, "action")
     except SpecMismatch as error:
         raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
+    if checked.__class__ is np.ndarray:
+        return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
     return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
 

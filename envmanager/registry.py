@@ -30,13 +30,14 @@ from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.specs import describe_value
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 KINDS = {
+    "auto": "envmanager.auto_env_manager:auto_env_manager",
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
 }
@@ -153,9 +154,9 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
-    # ManagerOptions checks start_method and worker_env itself.
+    # ManagerOptions checks start_method, worker_env and n_workers itself.
     converter.register_structure_hook_func(
-        lambda wanted: wanted in (StartMethod, Mapping[str, str]), lambda value, _: value
+        lambda wanted: wanted in (StartMethod, Mapping[str, str], WorkerCount), lambda value, _: value
     )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)

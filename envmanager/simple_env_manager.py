@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
@@ -27,9 +29,10 @@ from envmanager.hosting import (
     phase_of,
 )
 from envmanager.interrupts import let_through
-from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait
-from envmanager.stats import WorkerStats
+from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.stats import ManagerStats
 from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
+from envmanager.timing import WorkerTimes
 
 _logger = logging.getLogger("envmanager")
 
@@ -48,7 +51,7 @@ class SimpleEnvManager(EnvManager):
         env_factory: EnvFactory,
         n_envs: int = 1,
         *,
-        n_workers: int | None = None,
+        n_workers: WorkerCount = None,
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
@@ -59,6 +62,7 @@ class SimpleEnvManager(EnvManager):
         seed: int | None = None,
         worker_env: Mapping[str, str] | None = None,
         log_dir: str | None = None,
+        trace: str | None = None,
     ) -> None:
         options = ManagerOptions(
             kind="simple",
@@ -74,9 +78,11 @@ class SimpleEnvManager(EnvManager):
             seed=seed,
             worker_env=worker_env,
             log_dir=log_dir,
+            trace=trace,
         )
-        super().__init__([range(n_envs)], wait=options.wait, seed=seed, restarts=options.restarts)
+        super().__init__([range(n_envs)], wait=options.wait, seed=seed, restarts=options.restarts, trace=options.trace)
         self._options = options
+        self._n_specs = 0
         self._factories = factories_for(env_factory, n_envs)
         worker = self._new_worker()
         report = worker.start()
@@ -97,7 +103,7 @@ class SimpleEnvManager(EnvManager):
             log_dir=options.log_dir,
         )
         factory = GroupFactory(self._factories, contexts, options.infos, options.check_values)
-        return LocalWorker(factory, rotates=options.zero_copy)
+        return LocalWorker(factory, self._times[0], rotates=options.zero_copy)
 
     def _replace(self, worker_id: int) -> EnvWorker:
         self.env_workers[worker_id].close_quietly()
@@ -117,12 +123,14 @@ class SimpleEnvManager(EnvManager):
 
     def _tell_of_start(self, worker: LocalWorker) -> None:
         generation = self._recovery.generations[0]
-        self.events.add(Started(worker_id=0, generation=generation, pid=None, start_s=worker.start_s))
+        self.events.add(Started(worker_id=0, generation=generation, pid=None, start_s=worker.times.start_s))
 
     def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
         responses = self._collect_from(self.step_queue, wait)
-        if self.env_workers[0].group is not None:
-            self._learn_specs(self.env_workers[0].group.behavior_specs, 0)
+        group = self.env_workers[0].group
+        if group is not None and len(group.behavior_specs) != self._n_specs:
+            self._n_specs = len(group.behavior_specs)
+            self._learn_specs(group.behavior_specs, 0)
         return responses
 
     def _own(self, payload: Any) -> Any:
@@ -130,10 +138,10 @@ class SimpleEnvManager(EnvManager):
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
 
-    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
-        local: LocalWorker = self.env_workers[0]
-        known = super()._worker_stats(worker)
-        return known.with_times(n_steps=local.steps, busy_ns=local.busy_ns, idle_ns=local.idle_ns)
+    def stats(self) -> ManagerStats:
+        """Counters and times; while the environments are stepped, the trainer waits for them."""
+        known = super().stats()
+        return attrs.evolve(known, wait_share=1.0 - known.workers[0].idle_share if self._times[0].steps else 0.0)
 
     def _close(self) -> None:
         for worker in self.env_workers:
@@ -143,15 +151,14 @@ class SimpleEnvManager(EnvManager):
 class LocalWorker:
     """A worker that is an object in this process."""
 
-    def __init__(self, factory: GroupFactory, *, rotates: bool) -> None:
+    def __init__(self, factory: GroupFactory, times: WorkerTimes, *, rotates: bool) -> None:
         """``rotates``: let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for
         a while.
         """
         self.worker_id = 0
         self.waiting = False
         self.previous_step: StepInfo | None = None
-        self.steps = self.busy_ns = self.idle_ns = 0
-        self.start_s = 0.0
+        self.times = times
         self.group: Any = None  # an EnvGroup, once started
         self._factory = factory
         self._rotates = rotates
@@ -163,13 +170,14 @@ class LocalWorker:
 
     def start(self) -> StartReport:
         """Make the environments; raises as a worker process's start does."""
-        began_at = time.monotonic()
+        asked_ns = time.monotonic_ns()
         try:
             self.group = self._factory()
         except (Exception, SystemExit) as error:
             env_ids = [context.env_id for context in self._factory.contexts]
             raise describe_failure(error, worker_id=0, env_ids=env_ids, phase="start") from error
-        self.start_s = time.monotonic() - began_at
+        self._ended_ns = time.monotonic_ns()
+        self.times.started(asked_ns, self._ended_ns, generation=self._factory.contexts[0].generation)
         if self._rotates:
             self._make_buffers(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
@@ -212,7 +220,11 @@ class LocalWorker:
                 self.start()
             except EnvManagerError as error:
                 return EnvironmentResponse(CommandName.FAILED, 0, error)
-        return self._obey(name, payload)
+        started_ns = time.monotonic_ns()
+        response = self._obey(name, payload)
+        self._ended_ns = time.monotonic_ns()
+        self.times.answered(name, self._ended_ns - started_ns, self._ended_ns)
+        return response
 
     @property
     def has_step(self) -> bool:
@@ -238,10 +250,8 @@ class LocalWorker:
         except KeyboardInterrupt as error:
             self.was_interrupted(error, name)
             raise
-        self.steps += 1
-        self.idle_ns += started_ns - self._ended_ns
-        self._ended_ns = time.monotonic_ns()
-        self.busy_ns += self._ended_ns - started_ns
+        idle_ns, self._ended_ns = started_ns - self._ended_ns, time.monotonic_ns()
+        self.times.stepped(self._ended_ns - started_ns, idle_ns, self._ended_ns)
         return response
 
     def was_interrupted(self, error: KeyboardInterrupt, name: CommandName) -> None:

@@ -47,6 +47,12 @@ class ArraySpec:
     minimum: Any = attrs.field(default=None, converter=_bound)
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""
+    whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
+    """Both bounds of whole numbers, where each is one number for all."""
+
+    def __attrs_post_init__(self) -> None:
+        plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
+        object.__setattr__(self, "whole_bounds", (self.minimum.item(), self.maximum.item()) if plain else None)
 
     @property
     def is_object(self) -> bool:
@@ -197,7 +203,7 @@ def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
     """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
-    if spec.is_object:
+    if spec.is_object or _is_small_and_within(spec, value):
         return
     if spec.dtype.kind in "fc" and not np.isfinite(value).all():
         raise SpecMismatch(path, f"finite {spec}", "NaN or infinite in part")
@@ -205,6 +211,20 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
         raise SpecMismatch(path, str(spec), f"as low as {np.min(value)}")
     if spec.maximum is not None and (value > spec.maximum).any():
         raise SpecMismatch(path, str(spec), f"as high as {np.max(value)}")
+
+
+_SMALL = 32
+"""Up to so many numbers Python's own min and max are faster than NumPy's."""
+
+
+def _is_small_and_within(spec: ArraySpec, value: Any) -> bool:
+    """Whether these are a few whole numbers within plain bounds; False if in doubt."""
+    bounds = spec.whole_bounds
+    if bounds is None or value.__class__ is not np.ndarray or value.ndim != 1 or not 0 < len(value) <= _SMALL:
+        return False
+    numbers = value.tolist()
+    low, high = bounds
+    return bool(low <= min(numbers) and max(numbers) <= high)
 
 
 def check_batch(spec: Tree, batch: Tree, n: int, path: str) -> Tree:

@@ -316,10 +316,10 @@ class Batch:
     is_view: bool = False
 
     @classmethod
-    def of(cls, steps: AgentSteps, *, is_view: bool = False) -> Batch:
-        """The same arrays, for environments of one agent each."""
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = False) -> Batch:
+        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
         return cls(
-            steps.env_id,
+            steps.env_id if env_ids is None else env_ids,
             steps.obs,
             steps.reward,
             steps.terminated,
@@ -351,11 +351,15 @@ class Batch:
 
 def copy_tree(tree: Tree) -> Tree:
     """The tree with every array copied; None stays None."""
+    if tree.__class__ is np.ndarray:
+        return tree.copy()
     return None if tree is None else map_tree(np.copy, tree)
 
 
 def take_rows(tree: Tree, rows: Any) -> Tree:
     """The tree with rows ``rows`` of every array."""
+    if tree.__class__ is np.ndarray:
+        return tree[rows]
     return map_tree(lambda leaf: leaf[rows], tree)
 
 

@@ -40,7 +40,8 @@ from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport, make_contexts
 from envmanager.interrupts import held
-from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait
+from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.probing import place
 from envmanager.stats import WorkerStats
 from envmanager.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, add_ends_and_infos, only_agents
 from envmanager.weak_calls import weakly
@@ -56,6 +57,9 @@ _MORE_DESCRIPTORS = 32
 
 class SubprocessEnvManager(EnvManager):
     """Runs ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
+
+    ``n_workers="auto"``: as many as suit the first environment, which a worker of its own steps for a moment before the
+    others start; ``stats().placement`` says what was chosen and why.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
@@ -74,7 +78,7 @@ class SubprocessEnvManager(EnvManager):
         env_factory: EnvFactory,
         n_envs: int = 1,
         *,
-        n_workers: int | None = None,
+        n_workers: WorkerCount = None,
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
@@ -85,6 +89,7 @@ class SubprocessEnvManager(EnvManager):
         seed: int | None = None,
         worker_env: Mapping[str, str] | None = None,
         log_dir: str | None = None,
+        trace: str | None = None,
     ) -> None:
         self._options = ManagerOptions(
             n_envs=n_envs,
@@ -99,9 +104,15 @@ class SubprocessEnvManager(EnvManager):
             seed=seed,
             worker_env=worker_env,
             log_dir=log_dir,
+            trace=trace,
         )
+        if n_workers == "auto":
+            placement = place(SubprocessEnvManager, env_factory, self._options, in_process=False)
+            n_workers, self.placement = placement.n_workers, str(placement)
         blocks = deal(n_envs, n_envs if n_workers is None else n_workers)
-        super().__init__(blocks, wait=self._options.wait, seed=seed, restarts=self._options.restarts)
+        super().__init__(
+            blocks, wait=self._options.wait, seed=seed, restarts=self._options.restarts, trace=self._options.trace
+        )
         _require_linux()
         self._env_factory = env_factory
         self._factories = factories_for(env_factory, n_envs)
@@ -179,7 +190,7 @@ class SubprocessEnvManager(EnvManager):
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
         with held():  # a worker that nobody watches would be left behind
-            handle = WorkerHandle(worker_id, pickled, plan, self.events)
+            handle = WorkerHandle(worker_id, pickled, plan, self.events, self._times[worker_id])
             self._resources.watch(handle)
         handle.send(CommandName.START)
         return handle
@@ -253,14 +264,13 @@ class SubprocessEnvManager(EnvManager):
         steps = all_rows if self._options.zero_copy else all_rows.copy()
         steps.agent_id = self._all_agent_ids
         add_ends_and_infos(steps, parts)
-        return Batch.of(steps, is_view=self._options.zero_copy)
+        return Batch.of(steps, self._env_rows.all_env_ids, is_view=self._options.zero_copy)
 
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
         known = super()._worker_stats(worker)
         if not isinstance(worker, WorkerHandle):
             return known
-        times = known.with_times(n_steps=worker.steps, busy_ns=worker.busy_ns, idle_ns=worker.idle_ns)
-        return attrs.evolve(times, pid=worker.process.pid)
+        return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
 
     def _wake(self) -> None:
         self._resources.step_queue.wake()

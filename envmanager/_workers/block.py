@@ -151,11 +151,13 @@ class WorkerRows:
         self._behaviors = [
             (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
         ]
+        self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
         self._full = [
             {each.name: self._all_rows(each, slot) for _, each in self._behaviors}
             for slot in range(block.layout.n_slots)
         ]
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
+        self._actions_written: dict[int, int | None] = {index: None for index, _ in self._behaviors}
         self._actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
         self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
 
@@ -212,16 +214,13 @@ class WorkerRows:
 
     def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
         """Copy steps into a slot; False, and nothing counts, when some do not fit."""
-        if any(steps.agent_id.size > self._capacity(name) for name, steps in steps_by_behavior.items()):
+        if any(steps.agent_id.size > self._capacities.get(name, -1) for name, steps in steps_by_behavior.items()):
             return False
         self._block.counts[slot, self._worker_id] = 0
         for index, each in self._behaviors:
             if each.name in steps_by_behavior:
                 self._write(slot, index, each, steps_by_behavior[each.name])
         return True
-
-    def _capacity(self, behavior: str) -> int:
-        return next((each.capacity[self._worker_id] for _, each in self._behaviors if each.name == behavior), -1)
 
     def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
         m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
@@ -254,19 +253,23 @@ class WorkerRows:
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> bool:
         """Put actions where the worker finds them, for some of its rows or for all; False when they do not fit."""
-        if any(len(leaves(action)[0]) > self._capacity(name) for name, action in actions.items()):
-            return False
+        for name, action in actions.items():
+            if _n_rows(action) > self._capacities.get(name, -1):
+                return False
         for index, each in self._behaviors:
             n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
-            self._block.action_counts[self._worker_id, index] = n
+            if n != self._actions_written[index]:
+                self._block.action_counts[self._worker_id, index] = self._actions_written[index] = n
         return True
 
     def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:
         structure = self._actions[each.name]
-        n = 0
-        for target, source in zip(leaves(structure), leaves_like(structure, action), strict=True):
-            n = len(source)
-            target[:n] = source
+        n = _n_rows(action)
+        if structure.__class__ is np.ndarray:
+            structure[:n] = action
+        else:
+            for target, source in zip(leaves(structure), leaves_like(structure, action), strict=True):
+                target[:n] = source
         if rows is not None:
             self._row_numbers[each.name][:n] = rows
         return n
@@ -287,6 +290,10 @@ class WorkerRows:
         index, each = self._behaviors[0]
         n = int(self._block.action_counts[self._worker_id, index])
         return np.array(self._row_numbers[each.name][:n])
+
+
+def _n_rows(tree: Tree) -> int:
+    return len(tree if tree.__class__ is np.ndarray else leaves(tree)[0])
 
 
 def _first_rows(tree: Tree, n: int) -> Tree:

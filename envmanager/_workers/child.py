@@ -161,7 +161,8 @@ class Transport:
 
     def frame(self, code: int, data: bytes) -> bytes:
         """A message for this worker's own connection."""
-        return FRAME.pack(self.ticket, code, 0, 0, 0, len(data)) + data
+        now_ns = time.monotonic_ns()
+        return FRAME.pack(self.ticket, code, 0, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
     def write_record(self, code: int, flags: int) -> None:
         """Announce the answer to a step: one atomic write."""
@@ -176,6 +177,7 @@ class Transport:
             0,
             now_ns - self.started_ns,
             max(0, self.started_ns - self.ended_ns),
+            now_ns,
         )
         self.ended_ns = now_ns
         _write_all(self.fds["steps"], record)

@@ -44,9 +44,10 @@ from envmanager._workers.wire import (
 from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.events import EventLog, LateReplyDiscarded, Started
 from envmanager.hosting import describe_failure, phase_of
-from envmanager.interrupts import held, let_through
+from envmanager.interrupts import begin_held, end_held, let_through
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
+from envmanager.timing import WorkerTimes
 
 _READ_SIZE = 1 << 20
 _DESCRIPTORS_TO_START = 16
@@ -73,6 +74,15 @@ _MOVES = {
 }
 
 
+class Alarm:
+    """When the step queue must look for answers that are late: no later than the first is due."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = math.inf
+
+
 @attrs.define
 class _Reply:
     """A message that came through the connection."""
@@ -80,6 +90,8 @@ class _Reply:
     ticket: int
     code: int
     data: bytes
+    busy_ns: int
+    ended_ns: int
 
 
 @attrs.frozen
@@ -103,23 +115,26 @@ class LaunchPlan:
 class WorkerHandle:
     """A worker process: ``send`` commands, ``recv`` answers; steps are answered on the step queue."""
 
-    def __init__(self, worker_id: int, pickled_factory: bytes, plan: LaunchPlan, events: EventLog) -> None:
+    def __init__(
+        self, worker_id: int, pickled_factory: bytes, plan: LaunchPlan, events: EventLog, times: WorkerTimes
+    ) -> None:
         self.worker_id = worker_id
         self.env_ids = plan.env_ids
         self.generation = plan.generation
         self.waiting = False
         self.previous_step: StepInfo | None = None
         self.state = State.STARTING
-        self.steps = 0
-        self.busy_ns = 0
-        self.idle_ns = 0
+        self.times = times
         self.awaited: CommandName | None = None
         """What the step queue waits for: the answer to a step, or while a replacement starts, to "start" or "reset"."""
         self.due_at = math.inf
+        self.alarm = Alarm()
         self._events = events
-        self._started_at = time.monotonic()
+        self._launched_ns = self._ready_ns = time.monotonic_ns()
+        self._core_wait_ns = 0
         self._first_reset: tuple[Block | None, ResetConfig] | None = None
         self._plan = plan
+        self._timeouts_s = {command: _timeout_s(plan.timeouts, command) for command in CommandName}
         self._ticket = 0
         self._step_ticket = 0
         self._asked: CommandName = CommandName.START
@@ -184,9 +199,9 @@ class WorkerHandle:
 
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command. To a worker that is gone nothing is sent: its end is told by ``recv`` or the step queue."""
-        command = CommandName(name)
-        deadline = time.monotonic() + _timeout_s(self._plan.timeouts, command)
-        if command in (CommandName.STEP, CommandName.STEP_ROWS):
+        command = name if name.__class__ is CommandName else CommandName(name)
+        deadline = time.monotonic() + self._timeouts_s[command]
+        if command is CommandName.STEP or command is CommandName.STEP_ROWS:
             self._send_step(command, payload, deadline)
         else:
             data = b"" if payload is None else dumps_command(payload)
@@ -214,18 +229,27 @@ class WorkerHandle:
         if reply.code == FAILED_CODE:
             return self._failed(loads_failure(reply.data))
         if self.state is State.STARTING:
-            self._note_start()
+            self._note_start(reply.ended_ns)
+        else:
+            self.times.answered(self._asked, reply.busy_ns, reply.ended_ns)
         try:
             return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
         except Exception as error:
             return self._failed(self._cannot_unpickle(error, self._asked))
 
-    def _note_start(self) -> None:
+    def _note_start(self, ready_ns: int) -> None:
         self.move(State.RUNNING)
-        start_s = time.monotonic() - self._started_at
+        self._ready_ns, self._core_wait_ns = ready_ns, self.process.core_wait_ns()
+        self.times.started(self._launched_ns, ready_ns, generation=self.generation)
+        start_s = self.times.start_s
         self._events.add(
             Started(worker_id=self.worker_id, generation=self.generation, pid=self.process.pid, start_s=start_s)
         )
+
+    def core_wait_share(self) -> float:
+        """The share of the time since its start that it could have run and no core was free."""
+        waited_ns = self.process.core_wait_ns() - self._core_wait_ns
+        return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
 
     def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
         """What a worker pickled can have a constructor that pickle cannot call, or a class that only the worker has."""
@@ -265,6 +289,8 @@ class WorkerHandle:
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
+        if due_at < self.alarm.at:
+            self.alarm.at = due_at
 
     def await_nothing(self) -> None:
         """The step queue waits for nothing of this worker: a record that still comes is late."""
@@ -349,8 +375,11 @@ class WorkerHandle:
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
         self._ticket += 1
         frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
-        with held():  # half a message would leave the worker waiting for the rest for ever
+        is_outermost = begin_held()  # half a message would leave the worker waiting for the rest for ever
+        try:
             self._push(frame, deadline)
+        finally:
+            end_held(is_outermost)
 
     def _push(self, frame: bytes, deadline: float) -> None:
         """Write all of ``frame``, reading meanwhile what the worker writes: both ways may be full.
@@ -400,13 +429,13 @@ class WorkerHandle:
 
     def _split_inbox(self) -> None:
         while len(self._inbox) >= FRAME.size:
-            ticket, code, _, _, _, length = FRAME.unpack_from(self._inbox)
+            ticket, code, _, _, _, length, busy_ns, ended_ns = FRAME.unpack_from(self._inbox)
             if len(self._inbox) < FRAME.size + length:
                 break
             data = bytes(memoryview(self._inbox)[FRAME.size : FRAME.size + length])
             del self._inbox[: FRAME.size + length]
             if ticket in (self._step_ticket, self._asked_ticket):
-                self._replies.append(_Reply(ticket, code, data))
+                self._replies.append(_Reply(ticket, code, data, busy_ns, ended_ns))
             else:
                 self._events.add(
                     LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket)

@@ -237,6 +237,15 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
+    def core_wait_ns(self) -> int:
+        """How long it could have run and no core was free, since it began; 0 where the kernel does not tell."""
+        try:
+            with open(f"/proc/{self.pid}/schedstat", "rb") as file:
+                _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns
+        except (OSError, ValueError):
+            return 0
+        return int(waited_ns)
+
     def exit_name(self) -> str:
         """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, ``SIG?`` or ``EXIT(?)`` when nobody can tell."""
         code = self._exit_code()

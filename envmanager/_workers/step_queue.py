@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.handle import WHILE_BYTES_COME_S, State, WorkerHandle
+from envmanager._workers.handle import WHILE_BYTES_COME_S, Alarm, State, WorkerHandle
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, RECORD
 from envmanager.errors import UsageError
@@ -83,11 +83,13 @@ class StepQueue:
         self._on_specs = on_specs
         self._on_retired = on_retired
         self._retiring: set[WorkerHandle] = set()
+        self._alarm = Alarm()
         self._is_woken = False
 
     def register(self, handle: WorkerHandle) -> None:
         """Take answers from this worker, and watch over it."""
         self._handles[handle.worker_id] = handle
+        handle.alarm = self._alarm
         for fd in (handle.process.pidfd, handle.fd):
             self._by_fd[fd] = handle
             self._epoll.register(fd, select.EPOLLIN)
@@ -107,7 +109,7 @@ class StepQueue:
         """Have a ``get`` in another thread raise queue.Empty, now and always."""
         self._is_woken = True
         with contextlib.suppress(OSError):  # closed
-            os.write(self.write_fd, RECORD.pack(0, _NOBODY, 0, 0, 0, 0, 0, 0, 0))
+            os.write(self.write_fd, RECORD.pack(0, _NOBODY, 0, 0, 0, 0, 0, 0, 0, 0))
 
     def _stop_watching(self, handle: WorkerHandle, fd: int) -> None:
         """Twice does no harm, also when the number has become another worker's meanwhile."""
@@ -157,8 +159,7 @@ class StepQueue:
     def _sleep(self, give_up: float) -> None:
         if self._is_woken:  # its record may have been read already
             return
-        wake_at = min([give_up, *(handle.due_at for handle in self._watched())])
-        left_s = max(0.0, wake_at - time.monotonic())
+        left_s = max(0.0, min(give_up, self._alarm.at) - time.monotonic())
         self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
 
     def _watched(self) -> list[WorkerHandle]:
@@ -199,16 +200,14 @@ class StepQueue:
                 self._take_record(record)
 
     def _take_record(self, record: tuple[int, ...]) -> None:
-        ticket, worker_id, generation, code, slot, flags, _, busy, idle = record
+        ticket, worker_id, generation, code, slot, flags, _, busy, idle, ended = record
         if worker_id == _NOBODY:
             return
         handle = self._handles[worker_id]
         if not handle.is_answer(ticket, generation):
             self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
             return
-        handle.steps += 1
-        handle.busy_ns += busy
-        handle.idle_ns += idle
+        handle.times.stepped(busy, idle, ended)
         if flags & EXTRA:
             handle.await_extra()
             self._awaited.append(_Awaited(handle, ticket, code, slot, flags))
@@ -272,11 +271,14 @@ class StepQueue:
 
     def _note_timeouts(self) -> None:
         now = time.monotonic()
+        if now < self._alarm.at:
+            return
         for handle in self._watched():
             if handle.due_at <= now:
                 self._pump(handle)
             if handle.due_at <= now and handle.awaited is not None:
                 self._note_timeout(handle, handle.awaited)
+        self._alarm.at = min((handle.due_at for handle in self._watched()), default=math.inf)
 
     def _note_timeout(self, handle: WorkerHandle, awaited: CommandName) -> None:
         if handle in self._retiring:

@@ -26,11 +26,11 @@ from envmanager.steps import CommandName
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
-RECORD = struct.Struct("<QIIBBHIQQ")
-"""ticket, worker_id, generation, kind, slot, flags, unused, busy ns, idle ns."""
+RECORD = struct.Struct("<QIIBBHIQQQ")
+"""ticket, worker_id, generation, kind, slot, flags, unused, busy ns, idle ns, monotonic ns of its end."""
 
-FRAME = struct.Struct("<QBBHIQ")
-"""ticket, command code, unused, unused, unused, length of the pickle that follows."""
+FRAME = struct.Struct("<QBBHIQQQ")
+"""ticket, command code, unused, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, finite_number, flag, real_number
-from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.adapters.spaces import behavior_spec, rows_reader
 from envmanager.environment import EnvGroup
 from envmanager.specs import (
     ArraySpec,
@@ -62,8 +62,10 @@ class GymnasiumEnvironment(EnvGroup):
         first = self._envs[0]
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
-        self._read_action = row_reader(first.action_space)
+        self._read_actions = rows_reader(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
+        is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
+        self._plain_obs = (spec.observation.dtype, spec.observation.shape) if is_plain else (None, None)
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._known: dict[int, _Rows] = {}
@@ -130,30 +132,37 @@ class GymnasiumEnvironment(EnvGroup):
 
     def _step(self, chosen: Iterable[int], batch: Tree, out: _Rows) -> AgentSteps:
         """Step the environments ``chosen``; the i-th of them takes row i of ``batch`` and writes row i of ``out``."""
+        envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
+        write_obs, plain_rewards = self._write_obs, self._plain_rewards
+        plain_dtype, plain_shape = self._plain_obs
+        rewards: list[Any] = []
         infos: list[Any] = []
-        reset_infos: list[Any] = []
-        for row, number in enumerate(chosen):
-            env = self._envs[number]
-            self.current_env_id = self.env_ids[number]
-            result = env.step(self._read_action(batch, row))
-            if result.__class__ is not tuple or len(result) != 5:
-                result = _five(result)
-            obs, reward, terminated, truncated, info = result
-            if reward.__class__ not in self._plain_rewards:
-                reward = self._number(reward, "reward")
-            if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-                terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
-            out.reward[row] = reward
-            out.terminated[row] = terminated
-            out.truncated[row] = truncated
-            infos.append(info)
-            if terminated or truncated:
-                self._write_obs(out.final_obs[len(reset_infos)], obs)
-                reset_infos.append(self._restart(env, out.obs[row]))
-            else:
-                self._write_obs(out.obs[row], obs)
-        self.current_env_id = None
-        return out.finish(len(reset_infos), infos, reset_infos, keep_infos=self._infos)
+        ended: list[Any] = []  # their reset infos
+        out.forget_ends()
+        try:
+            for env, action, views in zip(envs, self._read_actions(batch, len(envs)), out.obs, strict=True):
+                result = env.step(action)
+                if result.__class__ is not tuple or len(result) != 5:
+                    result = _five(result)
+                obs, reward, terminated, truncated, info = result
+                if reward.__class__ not in plain_rewards:
+                    reward = self._number(reward, "reward")
+                if (terminated is not False or truncated is not False) and _has_ended(
+                    out, len(rewards), terminated, truncated
+                ):
+                    write_obs(out.final_obs[len(ended)], obs)
+                    ended.append(self._restart(env, views))
+                elif obs.__class__ is np.ndarray and obs.dtype is plain_dtype and obs.shape == plain_shape:
+                    views[0][...] = obs
+                else:
+                    write_obs(views, obs)
+                infos.append(info)
+                rewards.append(reward)
+        except BaseException:
+            self.current_env_id = self.env_ids[list(chosen)[min(len(rewards), len(envs) - 1)]]
+            raise
+        out.reward[:] = rewards
+        return out.finish(len(ended), infos, ended, keep_infos=self._infos)
 
     def _restart(self, env: Any, views: list[Any], seed: int | None = None) -> Any:
         # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
@@ -178,12 +187,20 @@ class _Rows:
         self.reward = buffer.steps.reward
         self.terminated = buffer.steps.terminated
         self.truncated = buffer.steps.truncated
+        self.may_have_ends = True
+
+    def forget_ends(self) -> None:
+        """Nobody has ended so far."""
+        if self.may_have_ends:
+            self.terminated[:] = False
+            self.truncated[:] = False
+            self.may_have_ends = False
 
     def clear(self) -> None:
         """Reward 0 and nobody ended, as after a reset."""
         self.reward[:] = 0
-        self.terminated[:] = False
-        self.truncated[:] = False
+        self.may_have_ends = True
+        self.forget_ends()
 
     def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], *, keep_infos: bool) -> AgentSteps:
         """The buffer's own steps; when episodes ended, steps on the same arrays with the final observations."""
@@ -195,6 +212,18 @@ class _Rows:
         flags = (self.terminated, self.truncated)
         infos = (info, reset_info) if keep_infos else (None, None)
         return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, *infos)
+
+
+def _has_ended(out: _Rows, row: int, terminated: Any, truncated: Any) -> bool:
+    """Whether an episode has ended, after writing the flags that say so."""
+    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+        terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+    if not (terminated or truncated):
+        return False
+    out.may_have_ends = True
+    out.terminated[row] = terminated
+    out.truncated[row] = truncated
+    return True
 
 
 class _ObjectRow:

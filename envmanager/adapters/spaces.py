@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -90,3 +91,11 @@ def _(space: Any) -> RowReader:
 @row_reader.register(spaces.Tuple)
 def _(space: Any) -> RowReader:
     return read_tuple([row_reader(child) for child in space.spaces])
+
+
+def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
+    """``(batch, n)`` to the actions of all n agents, as ``row_reader`` takes each."""
+    read = row_reader(space)
+    if read is operator.getitem:
+        return lambda batch, _: batch  # iterating makes the same scalars, faster
+    return lambda batch, n: [read(batch, row) for row in range(n)]

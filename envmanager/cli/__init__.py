@@ -1,4 +1,4 @@
-"""The command line: ``envmanager run`` and ``envmanager check``.
+"""The command line: ``envmanager run``, ``envmanager check`` and ``envmanager tune``.
 
 The rule: without the extra ``cli`` the command still exists and says what to install.
 """

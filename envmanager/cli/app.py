@@ -1,6 +1,7 @@
 """The commands and their options: from words on the command line to a call.
 
-The rule: nothing is done here. Typer reads the words, ``plan.py`` checks them, ``run.py`` and ``check.py`` do the work.
+The rule: nothing is done here. Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``,
+``tune.py`` and ``bench.py`` do the work.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from rich.console import Console
 from rich.text import Text
 
 from envmanager import __version__
+from envmanager.bench.plan import plan_bench
+from envmanager.cli.bench import bench
 from envmanager.cli.check import check
 from envmanager.cli.config_files import load_config
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.live import LiveDisplay
-from envmanager.cli.plan import Plan
+from envmanager.cli.plan import Plan, check_out
 from envmanager.cli.run import exit_code_of, run
+from envmanager.cli.tune import TunePlan, tune
+from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
 from envmanager.errors import EnvManagerError
 
 app = typer.Typer(
@@ -77,9 +82,11 @@ def run_command(
         Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML or YAML file with the tables manager and run.")
     ] = None,
     env: EnvOption = None,
-    manager: Annotated[str | None, typer.Option(metavar="KIND", help="subprocess, simple, …")] = None,
+    manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
     n_envs: Annotated[int | None, typer.Option(help="How many environments.")] = None,
-    n_workers: Annotated[int | None, typer.Option(help="In how many workers; one per environment if unset.")] = None,
+    n_workers: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="In how many workers; one per environment if unset.")
+    ] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
     restarts: Annotated[
         int | None, typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.")
@@ -90,6 +97,9 @@ def run_command(
         str | None, typer.Option(metavar="MODULE:CALLABLE", help="Called with a behavior's name and spec; else random.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the summary there too.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write where the time goes there, for ui.perfetto.dev.")
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
     start_method: Annotated[str | None, typer.Option(metavar="forkserver|spawn|fork")] = None,
 ) -> None:
@@ -103,10 +113,11 @@ def run_command(
         "env": env,
         "kind": manager,
         "n_envs": n_envs,
-        "n_workers": n_workers,
+        "n_workers": int(n_workers) if n_workers is not None and n_workers.isdecimal() else n_workers,
         "wait": wait,
         "restarts": _with_max_restarts(tables["manager"].get("restarts"), restarts),
         "start_method": start_method,
+        "trace": None if trace is None else str(trace),
     }
     run_flags = {"steps": steps, "seed": seed, "policy": policy}
     plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
@@ -126,6 +137,67 @@ def check_command(
     raise typer.Exit(check(env, n_steps=steps, seed=seed, console=Console(highlight=False)))
 
 
+@app.command("tune")
+def tune_command(
+    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable.")],
+    n_envs: Annotated[
+        int | None, typer.Option(min=1, help="How many environments; several numbers are tried if unset.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="For how long to try.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best as a config there.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    start_method: Annotated[str | None, typer.Option(metavar="forkserver|spawn|fork")] = None,
+) -> None:
+    """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
+
+    Exit code 0 when something was found, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143
+    after SIGTERM; then the best so far is kept.
+    """
+    plan = TunePlan(env=env, n_envs=n_envs, seconds=seconds, out=out, start_method=start_method)
+    console = Console(highlight=False)
+    display = PlainTuneDisplay() if _is_plain(console, plain) else LiveTuneDisplay(console, _errors())
+    raise typer.Exit(tune(plan, display))
+
+
+@app.command("bench")
+def bench_command(
+    workload: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,…", help="noop, cartpole, pong, …; all of them if unset.")
+    ] = None,
+    n_envs: Annotated[
+        list[int] | None, typer.Option(min=1, help="How many environments; each workload has its own.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often each contender runs; 5 if unset.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="For how long each time; 2 if unset.")] = None,
+    contenders: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple.")
+    ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(metavar="PEER=PATH", help="The interpreter that has this peer installed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write everything that was measured.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures there.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: one short round of noop.")] = False,
+) -> None:
+    """Measure the managers beside other libraries, in interleaved rounds.
+
+    Ends with exit code 0, 1 when a contender failed, 2 after a mistake in the call, 130 after Ctrl-C.
+    """
+    check_out(out)
+    plan = plan_bench(
+        workloads=workload or (),
+        n_envs=n_envs or (),
+        contenders=contenders or (),
+        pythons=python or (),
+        rounds=rounds,
+        seconds=seconds,
+        quick=quick,
+        out=out,
+        plot=plot,
+    )
+    raise typer.Exit(bench(plan, Console(highlight=False)))
+
+
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The table, with the flags that were given in place of its own values."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
@@ -140,6 +212,12 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
 
 def _display(plain: bool) -> Display:
     console = Console(highlight=False)
-    if plain or not console.is_terminal or console.is_dumb_terminal:
-        return PlainDisplay()
-    return LiveDisplay(console, Console(stderr=True, highlight=False))
+    return PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
+
+
+def _is_plain(console: Console, plain: bool) -> bool:
+    return plain or not console.is_terminal or console.is_dumb_terminal
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False)

@@ -17,10 +17,11 @@ from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
 from envmanager.errors import EnvManagerError
+from envmanager.placement import describe_seconds
 from envmanager.stats import ManagerStats, WorkerStats
 
 MAX_WORKERS_SHOWN = 16
-WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "idle", "restarts")
+WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "p99", "idle", "restarts")
 
 
 class Display(ABC):
@@ -32,6 +33,10 @@ class Display(ABC):
     @abstractmethod
     def show_start(self, plan: Plan) -> None:
         """Say what is being started; starting may take a while."""
+
+    @abstractmethod
+    def show_placement(self, placement: str) -> None:
+        """Say where the environments run and why, when a probe has chosen that."""
 
     @abstractmethod
     @contextmanager
@@ -63,6 +68,9 @@ class PlainDisplay(Display):
     def show_start(self, plan: Plan) -> None:
         print(describe_start(plan), flush=True)
         self._n_steps = plan.steps
+
+    def show_placement(self, placement: str) -> None:
+        print(placement, flush=True)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
@@ -111,7 +119,7 @@ class Rate:
 def describe_start(plan: Plan) -> str:
     """One line on what is being run."""
     options = plan.manager
-    workers = "" if options.n_workers is None else f" in {count(options.n_workers, 'worker')}"
+    workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
     seed = "not seeded" if plan.seed is None else f"seed {plan.seed}"
     return f"{options.env}: {envs}{workers}, manager {options.kind}, {seed}"
@@ -144,9 +152,14 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     if episodes.count:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
+    if summary.stats.placement:
+        lines.append(("placement", summary.stats.placement))
+    lines.append(("verdict", summary.stats.verdict))
     lines += _losses(summary)
     if summary.plan.out is not None:
         lines.append(("written to", str(summary.plan.out)))
+    if summary.plan.manager.trace is not None:
+        lines.append(("trace", f"{summary.plan.manager.trace}, for https://ui.perfetto.dev"))
     return lines
 
 
@@ -169,6 +182,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
         state_of(worker),
         f"{worker.steps:,}",
         describe_seconds(worker.step_time_s),
+        describe_seconds(worker.step_time_p99_s),
         f"{worker.idle_share:.0%}",
         f"{worker.restarts:,}",
     )
@@ -205,14 +219,6 @@ def describe_env_ids(env_ids: Sequence[int]) -> str:
     if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
         return f"{env_ids[0]}-{env_ids[-1]}"
     return ", ".join(map(str, env_ids))
-
-
-def describe_seconds(seconds: float) -> str:
-    """A short time in the unit that suits it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
 
 
 def count(number: int, thing: str) -> str:

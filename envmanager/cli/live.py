@@ -52,6 +52,9 @@ class LiveDisplay(Display):
         self._plan = plan
         self._console.print(Text(describe_start(plan), style="bold"))
 
+    def show_placement(self, placement: str) -> None:
+        self._console.print(Text(placement))
+
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
         self._started, self._rate = now, Rate(now, n_updates=16)

@@ -14,7 +14,7 @@ import logging
 import signal
 import time
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -71,6 +71,8 @@ class _Run:
     def go(self, signals: StopSignals) -> None:
         self.display.show_start(self.plan)
         with make_manager(self.plan.manager) as manager:
+            if manager.placement:
+                self.display.show_placement(manager.placement)
             try:
                 self._step(manager)
             finally:
@@ -102,10 +104,18 @@ class _Run:
         return len(behaviors)
 
 
+class ShowsNotices(Protocol):
+    """A display, as far as notices go."""
+
+    def show_notice(self, level: str, text: str) -> None:
+        """Show what happened to a worker; ``level`` is ``"warning"`` or ``"error"``."""
+        ...
+
+
 class Notices(logging.Handler):
     """Within this context, what the library logs as a warning or worse goes to the display."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: ShowsNotices) -> None:
         super().__init__(logging.WARNING)
         self._display = display
         self._logger = logging.getLogger("envmanager")

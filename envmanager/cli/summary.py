@@ -48,6 +48,7 @@ class RunSummary:
             "env": str(self.plan.manager.env),
             "manager": self.plan.manager.kind,
             "n_envs": self.plan.manager.n_envs,
+            "placement": self.stats.placement,
             "seed": self.plan.seed,
             "env_steps": self.episodes.env_steps,
             "worker_steps": self.episodes.worker_steps,
@@ -59,6 +60,8 @@ class RunSummary:
             "steps_lost": self.stats.steps_lost,
             "return": _sayable(self.returns()),
             "episode_returns": _sayable(self.episodes.returns_by_env()),
+            "wait_share": self.stats.wait_share,
+            "verdict": self.stats.verdict,
             "workers": _sayable([attrs.asdict(worker) for worker in self.stats.workers]),
         }
 
@@ -72,12 +75,17 @@ def _sayable(data: Any) -> Any:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` to ``path``, one line per name: into a new file beside it, which then takes its place."""
+    """Write ``data`` to ``path``, one line per name."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``: into a new file beside it, which then takes its place."""
     file_descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(file_descriptor, "w", encoding="utf-8") as file:
-            lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
-            file.write("{\n" + ",\n".join(lines) + "\n}\n")
+            file.write(text)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
         os.replace(temporary, path)
     except BaseException:

@@ -13,30 +13,33 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
-    ["errors", "interrupts", "trees", "weak_calls"],
+    ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement"],
     ["specs", "stats", "seeding", "events"],
+    ["tensorboard"],
     ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
     ["_workers.memory"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],
-    ["factories", "policy_calls", "env_rows"],
+    ["factories", "policy_calls", "env_rows", "tracing"],
     ["restarts", "cut_episodes", "last_batches"],
     ["recovery"],
     ["gathering"],
-    ["hosting", "env_manager"],
+    ["hosting", "env_manager", "probing"],
     ["adapters"],
     ["_workers.processes", "_workers.wire", "_workers.block"],
     ["_workers.child"],
     ["_workers.handle"],
     ["_workers.step_queue"],
     ["simple_env_manager", "subprocess_env_manager"],
+    ["auto_env_manager"],
     ["registry"],
+    ["bench"],
     ["testing"],
     ["cli"],
 ]
 """DESIGN §9, in more and finer floors: what stands on one may import only from those before it."""
 
-PACKAGES = ("adapters", "testing", "cli")
+PACKAGES = ("adapters", "bench", "testing", "cli")
 """Packages that are one floor: their modules may import each other."""
 
 

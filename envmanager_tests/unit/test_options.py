@@ -151,6 +151,17 @@ def test_a_log_directory_may_be_a_path_and_need_not_exist(tmp_path):
     assert ManagerOptions(log_dir=tmp_path).log_dir == str(tmp_path)
 
 
+@pytest.mark.parametrize("trace", [3, b"run.json", "", "/", "/nowhere/run.json"])
+def test_a_trace_that_cannot_be_written_is_refused(trace):
+    with pytest.raises(UsageError, match="trace"):
+        ManagerOptions(trace=trace)
+
+
+def test_a_trace_may_be_a_path_and_need_not_exist(tmp_path):
+    assert ManagerOptions(trace=tmp_path / "run.json").trace == str(tmp_path / "run.json")
+    assert ManagerOptions(trace="run.json").trace == "run.json"
+
+
 @pytest.mark.parametrize(
     ("worker_env", "message"),
     [

@@ -1,0 +1,39 @@
+"""``kind="auto"``: the manager that suits the environments, found by a probe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from envmanager.factories import EnvFactory
+from envmanager.options import ManagerOptions, RestartPolicy, Timeouts
+from envmanager.placement import Placement
+from envmanager.probing import place
+from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.subprocess_env_manager import SubprocessEnvManager
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+
+def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
+    """A SimpleEnvManager or a SubprocessEnvManager, whichever suits the first environment of ``env_factory``.
+
+    ``options`` are those of SubprocessEnvManager; ``n_workers``, if a number, is how many when it is processes.
+    ``stats().placement`` says what was chosen and why. Raises what a start raises, also for what the probe meets.
+    """
+    options["timeouts"] = options.get("timeouts") or Timeouts()
+    options["restarts"] = options.get("restarts") or RestartPolicy()
+    checked = ManagerOptions(kind="auto", n_envs=n_envs, **options)
+    placement = _place(env_factory, checked)
+    options["n_workers"] = placement.n_workers
+    kind = SimpleEnvManager if placement.kind == "simple" else SubprocessEnvManager
+    manager: EnvManager = kind(env_factory, n_envs, **options)
+    manager.placement = str(placement)
+    return manager
+
+
+def _place(env_factory: EnvFactory, options: ManagerOptions) -> Placement:
+    if sys.platform != "linux":
+        return Placement("simple", 1, "in this process, because worker processes need Linux")
+    return place(SubprocessEnvManager, env_factory, options, in_process=True)

@@ -1,0 +1,69 @@
+"""What takes part: one way to run many environments.
+
+The rule: a contender that is made has handed out its first observations, and its loop contains what a trainer's would
+and nothing else. Actions are drawn beforehand and are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+
+from envmanager.bench.envs import make_env
+
+N_BATCHES = 256
+"""So many batches of actions are drawn, and then come again."""
+
+N_ACTIONS = {"pong": 6}
+"""How many actions an environment knows, where it is not two."""
+
+
+class Contender(ABC):
+    """``n_envs`` environments of one workload, running."""
+
+    @abstractmethod
+    def run(self, n_calls: int) -> int:
+        """Ask for steps ``n_calls`` times; how many environment steps came back."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop whatever runs."""
+
+
+class Bare(Contender):
+    """One environment in a ``for`` loop, without any library: what everything is measured by."""
+
+    def __init__(self, env: str, n_envs: int) -> None:
+        self._env = make_env(env, n_envs - 1)  # not environment 0, which in one workload is a bad one
+        self._env.reset(seed=0)
+        self._actions = cycle(random_actions(env, 1)[:, 0].tolist())
+
+    def run(self, n_calls: int) -> int:
+        step = self._env.step
+        for action in islice(self._actions, n_calls):
+            _, _, terminated, truncated, _ = step(action)
+            if terminated or truncated:
+                self._env.reset()
+        return n_calls
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def env_fns(env: str, n_envs: int) -> list[Any]:
+    """One callable per environment, which any process can unpickle."""
+    return [partial(make_env, env, env_id) for env_id in range(n_envs)]
+
+
+def random_actions(env: str, n_envs: int) -> Any:
+    """Random actions, int64 ``[N_BATCHES, n_envs]``."""
+    return np.random.default_rng(0).integers(0, N_ACTIONS.get(env, 2), (N_BATCHES, n_envs))
+
+
+def repeated(env: str, n_envs: int) -> Any:
+    """An endless iterator over batches of random actions, int64 ``[n_envs]`` each."""
+    return cycle(list(random_actions(env, n_envs)))

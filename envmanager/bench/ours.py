@@ -1,0 +1,107 @@
+"""The managers of this library as contenders: stepped as a trainer with its policy outside does, by send and recv."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from envmanager.bench.contender import Contender, env_fns, repeated
+from envmanager.bench.roster import CannotTakePart
+from envmanager.cores import count_cores
+from envmanager.env_manager import EnvManager
+from envmanager.options import Wait
+from envmanager.registry import known_kinds, make_manager
+from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.steps import ActionInfo, AgentSteps
+from envmanager.subprocess_env_manager import SubprocessEnvManager
+
+
+class Managed(Contender):
+    """A manager, by ``send`` and ``recv``."""
+
+    def __init__(self, manager: EnvManager, env: str, n_envs: int) -> None:
+        self._manager = manager
+        self._n_envs = n_envs
+        self._actions = repeated(env, n_envs)
+        manager.reset({"seed": 0})
+        self._env_ids = manager.recv(Wait.all()).env_ids
+
+    def run(self, n_calls: int) -> int:
+        send, recv, env_ids, n_envs, n_steps = self._manager.send, self._manager.recv, self._env_ids, self._n_envs, 0
+        for actions in islice(self._actions, n_calls):
+            send(actions if len(env_ids) == n_envs else actions[: len(env_ids)], env_ids)
+            env_ids = recv().env_ids
+            n_steps += len(env_ids)
+        self._env_ids = env_ids
+        return n_steps
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class InProcess(Managed):
+    """All environments in this process."""
+
+    def __init__(self, env: str, n_envs: int, **options: Any) -> None:
+        super().__init__(SimpleEnvManager(env_fns(env, n_envs), n_envs, **options), env, n_envs)
+
+
+class Processes(Managed):
+    """One environment per process."""
+
+    def __init__(self, env: str, n_envs: int, *, wait: str = "all", **options: Any) -> None:
+        chosen = Wait(min_ready=max(1, n_envs // 2)) if wait == "half" else Wait.parse(wait)
+        super().__init__(SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=chosen, **options), env, n_envs)
+
+
+class Workers(Processes):
+    """As many processes as there are cores."""
+
+    def __init__(self, env: str, n_envs: int, **options: Any) -> None:
+        super().__init__(env, n_envs, n_workers=min(count_cores(), n_envs), **options)
+
+
+class Share(Workers):
+    """As Workers, but one process fewer: the trainer steps its share of the environments itself."""
+
+    def __init__(self, env: str, n_envs: int) -> None:
+        if "local_envs" not in inspect.signature(SubprocessEnvManager).parameters:
+            raise CannotTakePart("this version of envmanager has no local_envs")
+        if count_cores() < 2 or n_envs < 2:
+            raise CannotTakePart("there is nothing to share with one core or one environment")
+        Processes.__init__(self, env, n_envs, n_workers=count_cores() - 1, local_envs=n_envs // count_cores())
+
+
+class Auto(Managed):
+    """Where and how the manager itself finds best."""
+
+    def __init__(self, env: str, n_envs: int) -> None:
+        if "auto" not in known_kinds():
+            raise CannotTakePart("this version of envmanager has no manager kind 'auto'")
+        super().__init__(make_manager({"kind": "auto", "n_envs": n_envs}, env_fns(env, n_envs)), env, n_envs)
+
+
+class Stepped(Contender):
+    """One environment per process, by ``step()`` with a policy that does nothing; all workers waited for."""
+
+    def __init__(self, env: str, n_envs: int) -> None:
+        self._manager = SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=Wait.all())
+        self._manager.set_policy("default", NullPolicy())
+        self._manager.reset({"seed": 0})
+
+    def run(self, n_calls: int) -> int:
+        step = self._manager.step
+        return sum(len(step()) for _ in range(n_calls))  # one environment per worker: a StepInfo is one step
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class NullPolicy:
+    """Action 0, whatever it sees."""
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.zeros(len(steps), np.int64))

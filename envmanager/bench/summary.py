@@ -1,0 +1,123 @@
+"""From turns to figures.
+
+The rule: a ratio is taken within a round; over the rounds goes the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+
+import attrs
+
+from envmanager.bench.roster import family_of
+from envmanager.bench.schedule import Turn
+from envmanager.bench.workloads import ALL, BARE
+
+
+@attrs.frozen
+class Line:
+    """One contender in one cell, medians over the rounds."""
+
+    contender: str
+    rate: float
+    """Environment steps per second."""
+    to_bare: float
+    to_limit: float | None
+    """The share of what the sleeping allows; None for an environment that computes."""
+    cores: float
+    """What the trainer's process used, in cores."""
+    start_s: float
+    rounds: int
+
+
+@attrs.frozen
+class CellSummary:
+    """What the turns of one workload with one number of environments come to."""
+
+    workload: str
+    n_envs: int
+    bare_rate: float
+    lines: tuple[Line, ...]
+    _turns: tuple[Turn, ...] = attrs.field(repr=False)
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn]) -> CellSummary:
+        """The summary of the turns of one cell; there must be one of the bare environment."""
+        bare = _bare_rates(turns)
+        names = dict.fromkeys(turn.contender for turn in turns if turn.contender != BARE and turn.round in bare)
+        workload, n_envs = turns[0].workload, turns[0].n_envs
+        lines = tuple(_line(name, turns, bare) for name in names)
+        return cls(workload, n_envs, median(bare.values()), lines, tuple(turns))
+
+    def line(self, contender: str) -> Line | None:
+        """What one contender did, if it was measured."""
+        return next((line for line in self.lines if line.contender == contender), None)
+
+    def ratio(self, one: str, other: str) -> float | None:
+        """How many times as fast ``one`` is; None unless both were measured in some same round."""
+        ratios = [mine / theirs for mine, theirs in self.rates(one, other) if theirs]
+        return median(ratios) if ratios else None
+
+    def rates(self, one: str, other: str) -> list[tuple[float, float]]:
+        """The rates of both, by round."""
+        by_round = [
+            {turn.round: rate_of(turn) for turn in self._turns if turn.contender == name} for name in (one, other)
+        ]
+        return [(rate, by_round[1][number]) for number, rate in by_round[0].items() if number in by_round[1]]
+
+    def fastest(self, names: Sequence[str]) -> str | None:
+        """Which of these is fastest, if any was measured."""
+        lines = [line for line in self.lines if line.contender in names]
+        return max(lines, key=lambda line: line.to_bare).contender if lines else None
+
+    @property
+    def bare_spread(self) -> float:
+        """How many times as fast the bare environment's fastest run is as its slowest: on a quiet machine about 1."""
+        rates = [rate for turn in self._turns if turn.contender == BARE and (rate := rate_of(turn))]
+        return max(rates) / min(rates) if rates else 1.0
+
+    @property
+    def best_of_ours(self) -> str | None:
+        """Our fastest contender, if any was measured."""
+        return self.fastest([line.contender for line in self.lines if family_of(line.contender) == "ours"])
+
+
+def rate_of(turn: Turn) -> float:
+    """Environment steps per second."""
+    return turn.measured.n_steps / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+
+
+def cores_of(turn: Turn) -> float:
+    """What the trainer's process used, in cores."""
+    return turn.measured.cpu_s / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+
+
+def _bare_rates(turns: Sequence[Turn]) -> dict[int, float]:
+    """By round, the mean of the bare environment's runs."""
+    bare = [turn for turn in turns if turn.contender == BARE]
+    return {
+        number: mean(rate_of(turn) for turn in bare if turn.round == number)
+        for number in dict.fromkeys(turn.round for turn in bare)
+    }
+
+
+def _line(contender: str, turns: Sequence[Turn], bare: dict[int, float]) -> Line:
+    own = [turn for turn in turns if turn.contender == contender and turn.round in bare]
+    workload, n_envs = ALL[own[0].workload], own[0].n_envs
+
+    def middle(figure: Callable[[Turn], float]) -> float:
+        return median(figure(turn) for turn in own)
+
+    def to_limit(turn: Turn) -> float:
+        return rate_of(turn) / (workload.limit(bare[turn.round], n_envs) or 1.0)
+
+    return Line(
+        contender,
+        rate=middle(rate_of),
+        to_bare=middle(lambda turn: rate_of(turn) / bare[turn.round] if bare[turn.round] else 0.0),
+        to_limit=middle(to_limit) if workload.sleeps else None,
+        cores=middle(cores_of),
+        start_s=middle(lambda turn: turn.measured.start_s),
+        rounds=len(own),
+    )

@@ -1,0 +1,132 @@
+"""What the managers of this library are meant to reach, and whether they did.
+
+The rule: every target is a ratio within a round, or a share of a core or a time that a user would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import attrs
+
+from envmanager.bench.roster import ROSTER, family_of
+from envmanager.bench.summary import CellSummary
+from envmanager.bench.workloads import ENVPOOL, SEPARATE
+
+ANY_OF_OURS = tuple(name for name in ROSTER if family_of(name) == "ours" and name != "ours-step")
+IN_PROCESS = ("ours-simple", "ours-simple-view")
+ONE_PER_PROCESS = ("ours-processes", "ours-processes-view")
+ONLY_PROCESSES = (*ONE_PER_PROCESS, "ours-workers", "ours-workers-view", "ours-any", "ours-half")
+VIEWS = ("ours-simple-view", "ours-processes-view", "ours-workers-view")
+COPIES = ("ours-simple", "ours-processes", "ours-workers", "ours-share")
+NOT_WAITING_FOR_ALL = ("ours-any",)
+
+
+@attrs.frozen
+class Target:
+    """The best of ``ours``, by the figure ``figure``, is to reach ``goal``; of several peers the fastest counts."""
+
+    workload: str
+    n_envs: int
+    about: str
+    figure: str
+    ours: tuple[str, ...]
+    goal: float
+    peers: tuple[str, ...] = ()
+
+    @property
+    def at_most(self) -> bool:
+        """Whether less is better."""
+        return self.figure in ("cores", "start_s", "extra_us")
+
+
+@attrs.frozen
+class Outcome:
+    """What was measured for a target; ``value`` and ``met`` are None when it was not measured."""
+
+    target: Target
+    value: float | None = None
+    by: str | None = None
+    against: str | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is reached."""
+        if self.value is None:
+            return None
+        return self.value <= self.target.goal if self.target.at_most else self.value >= self.target.goal
+
+
+TARGETS = (
+    Target("noop", 8, "in-process", "times", IN_PROCESS, 2.0, ("gymnasium-sync",)),
+    Target("noop", 8, "one env per process", "times", ONE_PER_PROCESS, 2.5, ("gymnasium-async",)),
+    Target("noop", 8, "step() above send/recv, µs per worker step", "extra_us", ("ours-step",), 15.0),
+    Target("noop", 64, "best placement", "times", ANY_OF_OURS, 2.5, ("gymnasium-sync",)),
+    Target("cartpole", 8, "best placement", "times", ANY_OF_OURS, 1.6, ("gymnasium-sync",)),
+    Target("cartpole", 8, "best placement", "times", ANY_OF_OURS, 8.0, ("gymnasium-async",)),
+    Target("cartpole", 64, "best placement", "times", ANY_OF_OURS, 1.6, ("gymnasium-sync",)),
+    Target("cartpole", 64, "best placement", "times", ANY_OF_OURS, 8.0, ("gymnasium-async",)),
+    Target("pong", 8, "processes only", "times", ONLY_PROCESSES, 1.15, ("tianshou-shmem-half", "tianshou-shmem")),
+    Target("pong", 8, "processes only", "times", ONLY_PROCESSES, 1.35, ("gymnasium-async",)),
+    Target("pong", 8, "with the trainer's share", "times", ("ours-share",), 1.2, ("tianshou-shmem-half",)),
+    Target("pong", 8, "with the trainer's share", "to_bare", ("ours-share",), 1.85),
+    Target("pong", 8, "against C++ environments", "times", ANY_OF_OURS, 0.75, ENVPOOL),
+    Target("bigobs", 8, "zero-copy", "times", VIEWS, 1.5, ("pufferlib-serial",)),
+    Target("bigobs", 32, "copied out", "times", COPIES, 1.0, ("gymnasium-sync",)),
+    Target("straggler", 8, "share of the limit", "to_limit", NOT_WAITING_FOR_ALL, 0.95),
+    Target("straggler", 8, "cores used by the trainer", "cores", NOT_WAITING_FOR_ALL, 0.15),
+    Target("badworker", 8, "share of the limit", "to_limit", NOT_WAITING_FOR_ALL, 0.95),
+    Target("badworker", 8, "any synchronous peer", "times", NOT_WAITING_FOR_ALL, 30.0, SEPARATE),
+    Target("waiting", 8, "cores used by the trainer", "cores", NOT_WAITING_FOR_ALL, 0.05),
+    Target("start", 8, "forkserver, seconds", "start_s", ("ours-forkserver",), 1.0),
+    Target("start", 8, "fork, seconds", "start_s", ("ours-fork",), 0.2),
+)
+
+
+def outcomes(summaries: Sequence[CellSummary]) -> list[Outcome]:
+    """What these summaries say about every target."""
+    by_cell = {(summary.workload, summary.n_envs): summary for summary in summaries}
+    return [_outcome(target, by_cell.get((target.workload, target.n_envs))) for target in TARGETS]
+
+
+def _outcome(target: Target, summary: CellSummary | None) -> Outcome:
+    if summary is None:
+        return Outcome(target)
+    against = summary.fastest(target.peers)
+    best = Outcome(target, against=against)
+    for name in target.ours:
+        value = FIGURES[target.figure](summary, name, against)
+        if value is None:
+            continue
+        better = best.value is None or (value < best.value if target.at_most else value > best.value)
+        best = Outcome(target, value, name, against) if better else best
+    return best
+
+
+def _field(name: str) -> Callable[[CellSummary, str, str | None], float | None]:
+    def figure(summary: CellSummary, ours: str, _: str | None) -> float | None:
+        line = summary.line(ours)
+        return None if line is None else getattr(line, name)
+
+    return figure
+
+
+def _times(summary: CellSummary, ours: str, against: str | None) -> float | None:
+    return None if against is None else summary.ratio(ours, against)
+
+
+def _extra_us(summary: CellSummary, ours: str, _: str | None) -> float | None:
+    extra = [1e6 / one - 1e6 / other for one, other in summary.rates(ours, "ours-processes") if one and other]
+    return median(extra) if extra else None
+
+
+FIGURES: dict[str, Callable[[CellSummary, str, str | None], float | None]] = {
+    "times": _times,
+    "to_bare": _field("to_bare"),
+    "to_limit": _field("to_limit"),
+    "cores": _field("cores"),
+    "start_s": _field("start_s"),
+    "extra_us": _extra_us,
+}
+"""How each figure is had from a summary, the name of one of ours, and that of a peer."""

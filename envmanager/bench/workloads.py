@@ -1,0 +1,133 @@
+"""The workloads: which environment, how many of them, what is measured, and who is measured by default.
+
+The rule: this is a table; the environments themselves are in :mod:`envmanager.bench.envs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BARE = "bare"
+PLACED = (
+    *("ours-simple", "ours-simple-view", "ours-processes", "ours-processes-view"),
+    *("ours-workers", "ours-workers-view"),
+)
+CHOSEN = ("ours-share", "ours-auto")
+PARTIAL = ("ours-any", "ours-half")
+SYNCHRONOUS = (
+    *("gymnasium-sync", "gymnasium-async", "sb3-dummy", "sb3-subproc"),
+    *("tianshou-dummy", "tianshou-subproc", "tianshou-shmem", "pufferlib-serial"),
+    *("pufferlib-processes", "pufferlib-workers", "torchrl-serial", "torchrl-parallel"),
+)
+RLLIB = ("rllib-sync", "rllib-async")
+ASYNCHRONOUS = ("tianshou-shmem-any", "tianshou-shmem-half", "pufferlib-any", "pufferlib-half")
+SEPARATE = ("gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem", "pufferlib-processes")
+"""The synchronous peers that run one environment per process."""
+ENVPOOL = ("envpool-sync", "envpool-async")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``sizes``: the numbers of environments that are measured unless the user says others."""
+
+    name: str
+    about: str
+    env: str
+    sizes: tuple[int, ...]
+    contenders: tuple[str, ...]
+    shows: str = "rate"
+    """``"rate"``: steps/s and ratios. ``"cores"``: what the trainer uses. ``"start_s"``: the time to start."""
+    requires: tuple[str, ...] = ()
+    """Libraries besides Gymnasium."""
+    bad_s: float = 0.0
+    """How long a step of environment 0 takes, where that is unlike the others; 0: it is like them."""
+    sleeps: bool = False
+    """Whether a step is all sleep, so that ``n`` environments could at best be ``n`` times as fast."""
+
+    def limit(self, bare_rate: float, n_envs: int) -> float | None:
+        """The steps/s that ``n_envs`` environments cannot exceed, by what one of them (not the bad one) does alone."""
+        if not self.sleeps:
+            return None
+        return (n_envs - 1) * bare_rate + 1 / self.bad_s if self.bad_s else n_envs * bare_rate
+
+
+ALL = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "noop",
+            "a trivial step: float32[4], Discrete(2), episodes of 200 steps",
+            "noop",
+            (8, 64),
+            (*PLACED, *CHOSEN, "ours-step", *SYNCHRONOUS, *RLLIB),
+        ),
+        Workload("cartpole", "CartPole-v1", "cartpole", (8, 64), (*PLACED, *CHOSEN, *SYNCHRONOUS, *RLLIB, *ENVPOOL)),
+        Workload(
+            "pong",
+            "ALE/Pong-v5: no-op reset, frame skip 4 with max, gray 84x84, stack of 4",
+            "pong",
+            (8,),
+            (*PLACED, *CHOSEN, *PARTIAL, *SYNCHRONOUS, *RLLIB, "tianshou-shmem-half", "pufferlib-half", *ENVPOOL),
+            requires=("ale_py", "cv2"),
+        ),
+        Workload(
+            "bigobs",
+            "an observation of uint8[524288] and a trivial step",
+            "bigobs",
+            (8, 32),
+            (*PLACED, *CHOSEN, "gymnasium-sync-view", *SYNCHRONOUS),
+        ),
+        Workload(
+            "straggler",
+            "a step sleeps 1 ms, one of ten sleeps 10 ms",
+            "straggler",
+            (8,),
+            (*PARTIAL, "ours-processes", "ours-auto", *SEPARATE, *ASYNCHRONOUS),
+            sleeps=True,
+        ),
+        Workload(
+            "badworker",
+            "a step of environment 0 sleeps 50 ms, of the others 1 ms",
+            "badworker",
+            (8,),
+            (*PARTIAL, "ours-processes", "ours-auto", *SEPARATE, *ASYNCHRONOUS),
+            bad_s=0.05,
+            sleeps=True,
+        ),
+        Workload(
+            "waiting",
+            "each step sleeps 50 ms: what the trainer uses while it waits",
+            "waiting",
+            (8,),
+            ("ours-any", "ours-processes", *SEPARATE, "tianshou-shmem-any", "pufferlib-any"),
+            shows="cores",
+            sleeps=True,
+        ),
+        Workload(
+            "start",
+            "from an imported library to the first observations",
+            "noop",
+            (8,),
+            ("ours-forkserver", "ours-spawn", "ours-fork", *SEPARATE, "torchrl-parallel"),
+            shows="start_s",
+        ),
+        Workload(
+            "scaling",
+            "Pong in more and more environments, for the figure of time per step",
+            "pong",
+            (1, 2, 4, 8, 16, 32),
+            ("ours-simple", "ours-processes", "ours-workers", "ours-any"),
+            requires=("ale_py", "cv2"),
+        ),
+        Workload(
+            "sleepers",
+            "each step sleeps 50 ms, in up to 256 workers, for the figure of the cost of a worker step",
+            "waiting",
+            (8, 16, 32, 64, 128, 256),
+            ("ours-any",),
+            shows="cores",
+            sleeps=True,
+        ),
+    )
+}
+"""By name, in the order in which they are run."""

@@ -1,0 +1,205 @@
+"""``envmanager tune``: try an environment in many placements for a given time, and keep the fastest as a config.
+
+::
+
+    probe ──▶ trials, the most promising first ──▶ rounds: same time for each that is left, the slower half is out
+                                                       └──▶ the best so far ──▶ table, config file
+
+The rule: after the probe it ends when the time is up, but for a start or a step of the environment that is under way;
+Ctrl-C ends it at once, and the best so far is kept all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from envmanager.cli.display import count
+from envmanager.cli.plan import check_out
+from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of
+from envmanager.cli.summary import write_text
+from envmanager.cli.tune_display import TuneDisplay
+from envmanager.cli.tuning import (
+    Trial,
+    best,
+    candidates,
+    command_line,
+    config_text,
+    halve,
+    n_rounds,
+    remaining,
+    trials_for,
+)
+from envmanager.cores import count_cores
+from envmanager.errors import ConfigError, EnvManagerError, UsageError
+from envmanager.options import ManagerOptions, Wait
+from envmanager.policy import RandomPolicy
+from envmanager.probing import measure
+from envmanager.registry import make_manager, structure
+from envmanager.subprocess_env_manager import SubprocessEnvManager
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+LEAST_S = 0.1
+"""For how long a trial is measured at least, however long its start took."""
+
+LOOK_S = 0.5
+"""How often a trial whose steps take long looks whether the time is up."""
+
+
+@attrs.frozen(kw_only=True)
+class TunePlan:
+    """What to tune, for how many seconds, and where to write the best."""
+
+    env: str
+    n_envs: int | None = None
+    seconds: float = 30.0
+    out: Path | None = None
+    start_method: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_out(self.out)
+        if self.out is not None and self.out.suffix.lower() != ".toml":
+            raise ConfigError(f"--out {self.out}: the config is written as TOML; let its name end in .toml.")
+
+    def settings(self, trial: Trial | None = None) -> dict[str, Any]:
+        """What a config's table ``manager`` says, for the probe or for a trial."""
+        own = {"env": self.env, **({} if trial is None else trial.candidate.options())}
+        return own if self.start_method is None else {**own, "start_method": self.start_method}
+
+
+def tune(plan: TunePlan, display: TuneDisplay) -> int:
+    """Do what ``plan`` says; the exit code. The best so far is shown and written, also after Ctrl-C."""
+    course = _Tuning(plan, display, count_cores())
+    exit_code, failure = EXIT_DONE, None
+    with Notices(display), StopSignals() as signals:
+        try:
+            course.go(signals)
+        except Stopped as stopped:
+            exit_code = stopped.exit_code
+        except EnvManagerError as error:
+            exit_code, failure = exit_code_of(error), error
+    if any(trial.n_steps or trial.failure for trial in course.trials):
+        display.show_result(course.trials, best(course.trials), course.conclude())
+    if failure is not None:
+        display.show_error(failure)
+    return exit_code
+
+
+@attrs.define
+class _Tuning:
+    """One tuning; ``trials`` can be read however it ended."""
+
+    plan: TunePlan
+    display: TuneDisplay
+    n_cores: int
+    trials: list[Trial] = attrs.field(factory=list)
+    deadline: float = 0.0
+
+    def go(self, signals: StopSignals) -> None:
+        tried = candidates(self.plan.n_envs, self.n_cores)
+        envs = "several numbers of environments" if self.plan.n_envs is None else count(self.plan.n_envs, "environment")
+        cores, placements = count(self.n_cores, "core"), count(len(tried), "placement")
+        self.display.show_start(f"{self.plan.env}: {envs} on {cores}, {placements}, takes {self.plan.seconds:g} s")
+        options = structure(ManagerOptions, self.plan.settings())
+        probe = measure(SubprocessEnvManager, self.plan.env, options)
+        self.trials = trials_for(tried, probe, self.n_cores)
+        self.deadline = time.monotonic() + self.plan.seconds
+        with self.display.running(self.trials):
+            try:
+                self._halve_until_the_end()
+            finally:
+                signals.hold()
+        self._require_some_result()
+
+    def conclude(self) -> list[str]:
+        """Write the config of the best, and say what was found."""
+        winner = best(self.trials)
+        if winner is None:
+            return []
+        speed = f"{winner.steps_per_s:,.0f} steps/s with random actions"
+        lines = [f"best: {winner.candidate}: {speed}"]
+        settings = self.plan.settings(winner)
+        if self.plan.out is None:
+            return [*lines, f"run it: {command_line(settings)}"]
+        remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
+        write_text(self.plan.out, config_text(settings, remark=remark))
+        return [*lines, f"run it: envmanager run {self.plan.out}"]
+
+    def _halve_until_the_end(self) -> None:
+        for left_rounds in range(n_rounds(len(self.trials)), 0, -1):
+            now = time.monotonic()
+            self._round(now + (self.deadline - now) / left_rounds)
+            if time.monotonic() >= self.deadline:
+                return
+            if left_rounds > 1:
+                halve(self.trials)
+
+    def _round(self, ends_at: float) -> None:
+        """Give every trial that is left an equal share of the time until ``ends_at``."""
+        left = remaining(self.trials)
+        while left and time.monotonic() < self.deadline:
+            together = [trial for trial in left if _same_manager(trial, left[0])]
+            self._try(together, ends_at, n_after=len(left) - len(together))
+            left = left[len(together) :]
+
+    def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
+        """Measure ``trials``, which differ only in what they wait for, in one manager, one after the other."""
+        try:
+            with make_manager(self.plan.settings(trials[0])) as manager:
+                manager.reset()
+                for place, trial in enumerate(trials):
+                    now = time.monotonic()
+                    share_s = (ends_at - now) / (len(trials) - place + n_after)
+                    self._measure(manager, trial, until=min(self.deadline, now + max(LEAST_S, share_s)))
+                    self.display.update(trial, is_done=True)
+        except EnvManagerError as error:
+            for trial in trials:
+                trial.fail(error)
+                self.display.update(trial, is_done=True)
+
+    def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
+        """Step until ``until``, and on until as many steps as there are workers were seen; the deadline ends all."""
+        wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
+        n_behaviors = _set_policies(manager, 0)
+        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # everybody begins together
+        n_before, n_seen = manager.stats().env_steps, 0
+        started = now = time.monotonic()
+        try:
+            while now < until or (n_seen < manager.n_workers and now < self.deadline):
+                if len(manager.behavior_specs) > n_behaviors:
+                    n_behaviors = _set_policies(manager, n_behaviors)
+                n_seen += len(manager.step(wait))
+                now = time.monotonic()
+                self.display.update(trial, is_done=False)
+        finally:
+            trial.add(manager.stats().env_steps - n_before, time.monotonic() - started)
+
+    def _require_some_result(self) -> None:
+        if best(self.trials) is not None:
+            return
+        failures = [trial.failure for trial in self.trials if trial.failure is not None]
+        if failures:
+            raise failures[0]
+        raise UsageError(
+            f"nothing was measured within {self.plan.seconds:g} seconds: starting this environment and stepping it "
+            "takes longer. Give it more time with --seconds."
+        )
+
+
+def _same_manager(trial: Trial, other: Trial) -> bool:
+    mine, theirs = trial.candidate, other.candidate
+    return (mine.n_envs, mine.n_workers) == (theirs.n_envs, theirs.n_workers)
+
+
+def _set_policies(manager: EnvManager, n_known: int) -> int:
+    """Give every behavior after the first ``n_known`` a random policy; how many there are now."""
+    behaviors = list(manager.behavior_specs.items())
+    for behavior, spec in behaviors[n_known:]:
+        manager.set_policy(behavior, RandomPolicy(spec))
+    return len(behaviors)

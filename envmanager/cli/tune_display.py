@@ -1,0 +1,159 @@
+"""What ``envmanager tune`` prints: a table that is redrawn in a terminal, else plain lines.
+
+The rule: as with ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from envmanager.cli.display import describe_notice
+from envmanager.cli.live import NOTICE_STYLES
+from envmanager.cli.tuning import Trial
+from envmanager.errors import EnvManagerError
+from envmanager.placement import IN_PROCESS
+
+COLUMNS = ("workers", "envs", "envs each", "wait", "steps/s", "")
+STYLES = {"best": "bold green", "out": "dim", "failed": "red", "running": "yellow"}
+LINES_AROUND_ROWS = 6
+
+
+class TuneDisplay(ABC):
+    """Where tuning is shown."""
+
+    @abstractmethod
+    def show_start(self, text: str) -> None:
+        """Say what is being tuned, and how long that takes."""
+
+    @abstractmethod
+    @contextmanager
+    def running(self, trials: Sequence[Trial]) -> Iterator[None]:
+        """The time during which trials go on."""
+
+    @abstractmethod
+    def update(self, running: Trial, *, is_done: bool) -> None:
+        """Show a trial that goes on, or that has had its time in this round."""
+
+    @abstractmethod
+    def show_notice(self, level: str, text: str) -> None:
+        """Show what happened to a worker."""
+
+    @abstractmethod
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
+        """Show all trials, the fastest first, and then ``lines``."""
+
+    @abstractmethod
+    def show_error(self, error: EnvManagerError) -> None:
+        """Show what ended the tuning, on stderr."""
+
+
+class PlainTuneDisplay(TuneDisplay):
+    """Lines of text without control characters."""
+
+    def show_start(self, text: str) -> None:
+        print(text, flush=True)
+
+    @contextmanager
+    def running(self, trials: Sequence[Trial]) -> Iterator[None]:
+        self._started = time.monotonic()
+        yield
+
+    def update(self, running: Trial, *, is_done: bool) -> None:
+        if is_done:
+            speed = f"{running.steps_per_s:,.0f} steps/s" if running.failure is None else f"failed: {running.failure}"
+            print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {speed}", flush=True)
+
+    def show_notice(self, level: str, text: str) -> None:
+        print(describe_notice(level, text), file=sys.stderr, flush=True)
+
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
+        rows = [COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+        print()
+        for row in rows:
+            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("\n".join(["", *lines]), flush=True)
+
+    def show_error(self, error: EnvManagerError) -> None:
+        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
+
+
+class LiveTuneDisplay(TuneDisplay):
+    """A table with a row per trial, redrawn at most four times a second."""
+
+    EVERY_S = 0.25
+
+    def __init__(self, console: Console, errors: Console) -> None:
+        self._console = console
+        self._errors = errors
+        self._due = -math.inf
+
+    def show_start(self, text: str) -> None:
+        self._console.print(Text(text, style="bold"))
+
+    @contextmanager
+    def running(self, trials: Sequence[Trial]) -> Iterator[None]:
+        self._trials = trials
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+
+    def update(self, running: Trial, *, is_done: bool) -> None:
+        now = time.monotonic()
+        if is_done or now >= self._due:
+            self._due = now + self.EVERY_S
+            n_rows = max(1, self._console.height - LINES_AROUND_ROWS)
+            self._live.update(table(by_speed(self._trials)[:n_rows], {id(running): "running"}), refresh=True)
+
+    def show_notice(self, level: str, text: str) -> None:
+        console = self._console if self._errors.is_terminal else self._errors
+        console.print(Text(describe_notice(level, text), style=NOTICE_STYLES[level]), soft_wrap=True)
+
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
+        self._console.print(table(by_speed(trials), {} if best is None else {id(best): "best"}))
+        for line in lines:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def show_error(self, error: EnvManagerError) -> None:
+        self._errors.print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
+
+
+def by_speed(trials: Sequence[Trial]) -> list[Trial]:
+    """Those still in the running first, each the fastest first."""
+    return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
+
+
+def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
+    """A row per trial; ``states`` says what is special about some, by ``id(trial)``."""
+    made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        made.add_column(name, justify="right")
+    for trial in trials:
+        row = cells(trial, states.get(id(trial), ""))
+        made.add_row(*map(Text, row), style=STYLES.get(row[-1], ""))
+    return made
+
+
+def cells(trial: Trial, state: str) -> tuple[str, ...]:
+    """One trial as a row under COLUMNS."""
+    candidate = trial.candidate
+    local = candidate.n_workers == IN_PROCESS
+    if trial.failure is not None:
+        state = "failed"
+    return (
+        "in process" if local else str(candidate.n_workers),
+        str(candidate.n_envs),
+        candidate.envs_per_worker,
+        "" if local else str(candidate.wait),
+        f"{trial.steps_per_s:,.0f}" if trial.n_steps else "",
+        state or ("out" if trial.is_out else ""),
+    )

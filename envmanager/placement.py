@@ -1,0 +1,190 @@
+"""Where environments run: in this process or in how many worker processes, and why.
+
+::
+
+    Probe (what a step costs) ──┐
+    n_envs, n_cores ────────────┼── choose ──▶ Placement (kind, n_workers, the reason in a sentence)
+    Costs (what messages cost) ─┘
+
+The rule: one cost model decides for every environment, and nothing here measures or starts anything. A *round* is one
+step of all environments. In this process it takes the sum of their times. In workers it takes as long as the scarcest
+thing: the workers' own time, the cores, or the trainer, who serves one worker after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Probe:
+    """What one environment was seen to cost, per step; episodes that end restart within a step.
+
+    ``wall_s``: mean time of a step, less what it waited for a free core. ``cpu_s``: mean processor time of its process,
+    all threads. ``unevenness``: how far the slow steps (95th percentile) lie above the usual ones (median), in means.
+    ``reset_s``: the first reset. ``obs_bytes``: the observations of one step.
+    """
+
+    wall_s: float
+    cpu_s: float
+    unevenness: float = 0.0
+    reset_s: float = 0.0
+    obs_bytes: int = 0
+    n_steps: int = 1
+
+    @property
+    def busy_share(self) -> float:
+        """The share of a step during which it computes; the rest it sleeps or waits for another program."""
+        return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
+
+
+@attrs.frozen(kw_only=True)
+class Costs:
+    """What running environments costs besides the environments, in seconds.
+
+    Measured on two cores of a virtual machine (decision 0016); a faster machine has both cheaper messages and faster
+    environments.
+    """
+
+    local_round_s: float = 20e-6
+    """A call of the manager that steps all environments in this process."""
+    round_s: float = 25e-6
+    """A call of the manager that serves all workers that are ready."""
+    serve_s: float = 30e-6
+    """The trainer's part in one step of one worker: send, look at its answer, hand it out."""
+    answer_s: float = 40e-6
+    """The worker's part in one of its steps: wake up, read the command, write the answer, go to sleep."""
+    wake_s: float = 20e-6
+    """Until both sides have looked, over and above that; 2.7 µs at best, where a spin finds it, 54 µs at worst."""
+    group_s: float = 2.3e-6
+    """What of the probed step a worker pays once for all its environments."""
+    row_s: float = 0.1e-6
+    """The trainer's part in one row."""
+    local_byte_s: float = 0.05e-9
+    """Copying one byte out into memory of the trainer's own, in this process."""
+    byte_s: float = 0.1e-9
+    """The same when another core wrote it."""
+
+
+@attrs.frozen
+class Placement:
+    """What was chosen: a manager's kind, its number of workers, and the sentence that says why."""
+
+    kind: str
+    n_workers: int
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+IN_PROCESS = 0
+"""Instead of a number of workers: no worker process at all."""
+
+MUCH_FASTER = 0.9
+"""In this process nothing protects the trainer from a crash or a hang, so that must take at most so much of the time
+that it takes in workers."""
+
+AS_GOOD = 1.05
+"""Numbers of workers whose time is within so much of the least are as good: the model is no better than that."""
+
+UNEVEN = 1.0
+"""From this unevenness on, if slow steps are also slower than a message, the greatest of the numbers of workers that
+are as good is taken, so that few wait for a slow neighbour; else the smallest, which is lightest on the machine."""
+
+MOSTLY = 0.5
+"""What share of a step must be computing for it to be called so."""
+
+
+def choose(
+    probe: Probe,
+    n_envs: int,
+    n_cores: int,
+    *,
+    in_process: bool = True,
+    n_workers: int | None = None,
+    costs: Costs | None = None,
+) -> Placement:
+    """Where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
+
+    ``in_process``: whether the trainer's own process is a choice. ``n_workers``: so many, if in workers at all.
+    """
+    costs = Costs() if costs is None else costs
+    counts = _counts(n_envs, n_cores) if n_workers is None else [n_workers]
+    times = [round_s(probe, n_envs, count, n_cores, costs=costs) for count in counts]
+    chosen = _best(counts, times, uneven=_is_uneven(probe, costs))
+    local_s = round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs)
+    if in_process and local_s <= MUCH_FASTER * min(times):
+        chosen = IN_PROCESS
+    why = _why(chosen, probe, apart=chosen == n_envs and _is_uneven(probe, costs))
+    reason = f"{_where(chosen, n_envs, n_cores)}, because {why}"
+    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason)
+
+
+def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, costs: Costs | None = None) -> float:
+    """How long one step of all environments should take, in seconds, with partial steps."""
+    costs = Costs() if costs is None else costs
+    group_s = min(costs.group_s, 0.7 * probe.wall_s)
+    env_s, env_cpu_s = probe.wall_s - group_s, max(0.0, probe.cpu_s - group_s)
+    if n_workers == IN_PROCESS:
+        local_row_s = costs.row_s + costs.local_byte_s * probe.obs_bytes
+        return costs.local_round_s + group_s + n_envs * (env_s + local_row_s)
+    row_s = costs.row_s + costs.byte_s * probe.obs_bytes
+    most_envs = math.ceil(n_envs / n_workers)
+    trainer_s = costs.round_s + n_workers * costs.serve_s + n_envs * row_s
+    # A worker does its part, then nothing until the trainer has done his for it.
+    worker_s = group_s + most_envs * env_s + costs.answer_s + costs.wake_s
+    turn_s = worker_s + costs.round_s + costs.serve_s + most_envs * row_s
+    cores_s = (n_envs * env_cpu_s + n_workers * (group_s + costs.answer_s) + trainer_s) / min(n_cores, n_workers + 1)
+    return max(trainer_s, turn_s, cores_s)
+
+
+def _counts(n_envs: int, n_cores: int) -> list[int]:
+    """The numbers of workers worth a thought: beyond one per core only those that load all cores alike, or one each."""
+    return [count for count in range(1, n_envs + 1) if count <= n_cores or count % n_cores == 0 or count == n_envs]
+
+
+def _best(counts: Sequence[int], times: Sequence[float], *, uneven: bool) -> int:
+    """The number of workers with the least time; of those that are as good, the greatest or the smallest."""
+    as_good = [count for count, time_s in zip(counts, times, strict=True) if time_s <= AS_GOOD * min(times)]
+    return as_good[-1] if uneven else as_good[0]
+
+
+def _is_uneven(probe: Probe, costs: Costs) -> bool:
+    return probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > costs.wake_s
+
+
+def _where(chosen: int, n_envs: int, n_cores: int) -> str:
+    envs = _count(n_envs, "environment")
+    if chosen == IN_PROCESS:
+        return f"{envs} in this process"
+    workers = _count(chosen, "worker")
+    if n_envs > 1 and chosen == n_envs:
+        return f"{envs} in {workers}, one each"
+    return f"{envs} in {workers}, one per core" if chosen == n_cores > 1 else f"{envs} in {workers}"
+
+
+def _why(chosen: int, probe: Probe, *, apart: bool) -> str:
+    step = f"a step takes {describe_seconds(probe.wall_s)}"
+    if chosen == IN_PROCESS:
+        return f"{step}, too little to be worth the messages to a worker"
+    if probe.busy_share < MOSTLY:
+        return f"{step} and computes for only {probe.busy_share:.0%} of that, so they can wait side by side"
+    if apart:
+        return f"{step} on average and some steps far more, so that none should wait for another"
+    return f"{step} and computes for {probe.busy_share:.0%} of that, so the cores are what they share"
+
+
+def describe_seconds(seconds: float) -> str:
+    """A short time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,226 @@
+"""Where the time of a run goes, as a file that trace viewers draw: https://ui.perfetto.dev, or chrome://tracing.
+
+::
+
+    trainer    step( policy ─ wait for workers )   step( policy ─ wait …      one track for the trainer, and
+    worker 0   start ─ reset ─ idle ─ step ─ idle ─ step ─ idle ─ step …      one per worker, for all its generations
+    worker 1   start ─ reset ─ idle ─ step ─ Died      start ─ reset ─ …
+
+The format is the array form of the Trace Event Format
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), whose closing bracket may be missing.
+The rule: at any moment the file lacks at most that bracket, so a run that was killed leaves all but its last second. A
+trace that cannot be written any more ends, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from envmanager.errors import UsageError
+from envmanager.events import Died, Event, LateReplyDiscarded, Started, TimedOut
+from envmanager.interrupts import held
+from envmanager.policy import Policy
+from envmanager.steps import ActionInfo, AgentSteps
+
+_EVERY_NS = 1_000_000_000
+_AT_ONCE = 1024
+"""What has happened is written after a second, or after so many spans."""
+_TRAINER = 0
+_LONGEST_TEXT = 300
+_UNTOLD = (Started, LateReplyDiscarded)
+"""A start is a span; late replies may be many, and belong to no moment of the worker's life."""
+_DEATHS = (Died.__name__, TimedOut.__name__)
+
+_began_ns = operator.itemgetter(0)
+_logger = logging.getLogger("envmanager")
+
+Record = tuple[int, int | None, int, str, str]
+"""Began, ended (None: it did not last), number of the track, name and more members, both as JSON has them."""
+
+
+class SpanTrack:
+    """One line of the trace. ``generation`` goes into all that is drawn on it."""
+
+    __slots__ = ("_more", "_number", "_tracer")
+
+    def __init__(self, tracer: Tracer, number: int) -> None:
+        self._tracer = tracer
+        self._number = number
+        self._more = ""
+
+    def begin(self, generation: int) -> None:
+        """What follows is of this generation."""
+        self._more = f',"args":{{"generation":{generation}}}'
+
+    def span(self, name: str, began_ns: int, ended_ns: int) -> None:
+        """Something lasted so long; ``name`` as JSON has it."""
+        tracer = self._tracer
+        tracer.records.append((began_ns, ended_ns, self._number, name, self._more))
+        if ended_ns >= tracer.write_at_ns or len(tracer.records) >= _AT_ONCE:
+            tracer.write()
+
+    def mark(self, name: str, at_ns: int, **arguments: Any) -> None:
+        """Something happened, and did not last."""
+        more = json.dumps(arguments, ensure_ascii=False)
+        self._tracer.records.append((at_ns, None, self._number, name, f',"s":"t","args":{more}'))
+
+
+class Tracer:
+    """Writes one trace. Its times are those of ``time.monotonic_ns``, which all processes of a machine share."""
+
+    def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
+        """Raises UsageError when ``path`` cannot be written; a file that is there is replaced."""
+        self._path = os.path.abspath(path)  # the trainer may go to another directory
+        self._owner_pid = os.getpid()
+        self._zero_ns = time.monotonic_ns()
+        self._lock = threading.RLock()
+        self._is_open = True
+        self._ended_ns: dict[int, int] = {}
+        """When the last span of a worker ended; from then on it is idle."""
+        self.records: list[Record] = []
+        self.write_at_ns = self._zero_ns + _EVERY_NS
+        self.trainer = SpanTrack(self, _TRAINER)
+        self.workers = [SpanTrack(self, 1 + worker_id) for worker_id in range(len(env_ids_of_workers))]
+        try:
+            with open(self._path, "w", encoding="utf-8") as file:
+                file.write("[\n" + ",\n".join(self._names(env_ids_of_workers)))
+        except OSError as error:
+            raise UsageError(f"the trace {path!r} cannot be written: {error.strerror}.") from error
+
+    def _names(self, env_ids_of_workers: Sequence[Sequence[int]]) -> Iterator[str]:
+        yield self._name("process_name", _TRAINER, "envmanager")
+        yield self._name("thread_name", _TRAINER, "trainer")
+        for worker_id, env_ids in enumerate(env_ids_of_workers):
+            envs = f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {env_ids[0]}-{env_ids[-1]}"
+            yield self._name("thread_name", 1 + worker_id, f"worker {worker_id} ({envs})")
+
+    def _name(self, of: str, number: int, name: str) -> str:
+        return json.dumps({"ph": "M", "pid": self._owner_pid, "tid": number, "name": of, "args": {"name": name}})
+
+    def policy(self, behavior: str, policy: Policy) -> Policy:
+        """The policy, drawing its calls."""
+        name = json.dumps(_readable(f"policy {behavior}"), ensure_ascii=False)[1:-1]
+        return _TracedPolicy(policy, self.trainer, name)
+
+    def call(self, what: str, call: Any) -> _TracedCall:
+        """The context ``call``, drawing how long one is in it."""
+        return _TracedCall(call, self.trainer, str(what))
+
+    def happened(self, event: Event) -> None:
+        """Mark what happened to a worker."""
+        if not isinstance(event, _UNTOLD):
+            text = _readable(str(event).partition("\n")[0][:_LONGEST_TEXT])
+            track = self.workers[event.worker_id]
+            track.mark(type(event).__name__, int(event.at_s * 1e9), generation=event.generation, text=text)
+
+    def write(self) -> None:
+        """Add what has happened to the file."""
+        if os.getpid() != self._owner_pid:  # forked; the trainer writes its own
+            self.records.clear()
+            return
+        with held(), self._lock:
+            began_ns = time.monotonic_ns()
+            self.write_at_ns = began_ns + _EVERY_NS
+            records = self.records[:]
+            del self.records[: len(records)]  # another thread may have added to it
+            records.sort(key=_began_ns)
+            self._append("".join(self._lines_of(records)))
+            self.trainer.span("write the trace", began_ns, time.monotonic_ns())
+
+    def _lines_of(self, records: list[Record]) -> list[str]:
+        """Each with the comma before it. Microseconds are written as so many e-3, which is exact, and quick."""
+        zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
+        last_ended_ns = self._ended_ns
+        lines = []
+        for began_ns, ended_ns, number, name, more in records:
+            at_ns = began_ns - zero_ns
+            if ended_ns is None:
+                lines.append(f',\n{{"ph":"i",{head}{number},"ts":{at_ns}e-3,"name":"{name}"{more}}}')
+                if name in _DEATHS:  # perhaps in the middle of a step: until the next start nothing is known
+                    last_ended_ns.pop(number, None)
+                continue
+            if number != _TRAINER:
+                idle_ns = began_ns - last_ended_ns.get(number, began_ns)
+                if idle_ns >= 0:  # else it was told too late to be sorted in
+                    last_ended_ns[number] = ended_ns
+                if idle_ns > 0:
+                    idle = f'{at_ns - idle_ns}e-3,"dur":{idle_ns}e-3,"name":"idle"'
+                    lines.append(f',\n{{"ph":"X",{head}{number},"ts":{idle}{more}}}')
+            lines.append(
+                f',\n{{"ph":"X",{head}{number},"ts":{at_ns}e-3,"dur":{ended_ns - began_ns}e-3,"name":"{name}"{more}}}'
+            )
+        return lines
+
+    def _append(self, text: str) -> None:
+        if not self._is_open:
+            return
+        try:
+            # Opened each time: there is no descriptor to leak into processes, and none to give back.
+            with open(self._path, "a", encoding="utf-8", opener=_open_existing) as file:
+                file.write(text)
+        except OSError as error:
+            self._is_open = False
+            _logger.warning("the trace %s ends here, because it cannot be written: %s", self._path, error.strerror)
+
+    def close(self) -> None:
+        """Write the rest and the closing bracket. Any number of times."""
+        self.write()
+        if os.getpid() == self._owner_pid:
+            self._append("\n]\n")
+            self._is_open = False
+
+
+def _readable(text: str) -> str:
+    """``text`` as viewers can read it: Perfetto stumbles over surrogates, and over a backslash at the end."""
+    return text.encode(errors="replace").decode().rstrip("\\")
+
+
+def _open_existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
+
+
+class _TracedPolicy:
+    """A policy whose calls are drawn."""
+
+    def __init__(self, policy: Policy, track: SpanTrack, name: str) -> None:
+        self._policy = policy
+        self._track = track
+        self._name = name
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        began_ns = time.monotonic_ns()
+        try:
+            return self._policy.get_action(steps)
+        finally:
+            self._track.span(self._name, began_ns, time.monotonic_ns())
+
+
+class _TracedCall:
+    """A context whose time is drawn."""
+
+    __slots__ = ("_began_ns", "_call", "_name", "_track")
+
+    def __init__(self, call: Any, track: SpanTrack, name: str) -> None:
+        self._call = call
+        self._track = track
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began_ns = time.monotonic_ns()
+        self._call.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._call.__exit__(kind, error, traceback)
+        finally:
+            self._track.span(self._name, self._began_ns, time.monotonic_ns())

@@ -1,0 +1,118 @@
+"""``envmanager tune`` as a process: it ends in time, leaves a config that runs, and can be stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envmanager.cli.config_files import load_config
+
+COMMAND = str(Path(sys.executable).with_name("envmanager"))
+TIMEOUT_S = 90
+
+ENVS = """
+import gymnasium, numpy as np, os, time
+
+class Noop(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None): return np.zeros(4, np.float32), {}
+    def step(self, action): return np.zeros(4, np.float32), 0.0, False, False, {}
+
+class Sleeping(Noop):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+class Slow(Noop):
+    def step(self, action):
+        time.sleep(3)
+        return super().step(action)
+
+class Faulty(Noop):
+    def step(self, action): raise ValueError("the robot fell over")
+
+class Telling(Noop):
+    '''Says when it is being tried; a probe ends long before.'''
+    n_steps = 0
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps == 20_000: print("stepping", flush=True)
+        return super().step(action)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "some_envs.py").write_text(ENVS)
+    return tmp_path
+
+
+def tune(folder, *arguments):
+    words = [COMMAND, "tune", *map(str, arguments)]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def test_the_best_is_written_as_a_config_that_runs(folder):
+    started = time.monotonic()
+    done = tune(folder, "--env", "some_envs:Noop", "--n-envs", 4, "--seconds", 5, "--out", "best.toml")
+    took_s = time.monotonic() - started
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert took_s < 5 + 25, "a busy machine may take long to start a process, but not for ever"
+    assert load_config(folder / "best.toml")["manager"]["kind"] == "simple"
+    assert "run it: envmanager run best.toml" in done.stdout
+    run = subprocess.run(
+        [COMMAND, "run", "best.toml", "--steps", "100"], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_environments_that_sleep_are_given_a_worker_each(folder):
+    done = tune(folder, "--env", "some_envs:Sleeping", "--n-envs", 4, "--seconds", 8, "--out", "best.toml", "--plain")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    manager = load_config(folder / "best.toml")["manager"]
+    assert (manager["kind"], manager["n_workers"]) == ("subprocess", 4)
+
+
+def test_without_a_file_the_command_is_said(folder):
+    done = tune(folder, "--env", "some_envs:Noop", "--n-envs", 2, "--seconds", 4)
+
+    assert done.returncode == 0, done.stderr
+    assert "run it: envmanager run --env some_envs:Noop --manager " in done.stdout
+
+
+def test_when_the_time_is_too_short_for_a_step_that_is_said(folder):
+    started = time.monotonic()
+    done = tune(folder, "--env", "some_envs:Slow", "--n-envs", 2, "--seconds", 1)
+
+    assert done.returncode == 2
+    assert "--seconds" in done.stderr
+    assert time.monotonic() - started < 60
+
+
+def test_an_environment_that_fails_ends_it_with_1(folder):
+    done = tune(folder, "--env", "some_envs:Faulty", "--n-envs", 2, "--seconds", 5)
+
+    assert done.returncode == 1
+    assert "the robot fell over" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_keeps_the_best_so_far(folder, signum):
+    words = [COMMAND, "tune", "--env", "some_envs:Telling", "--n-envs", "2", "--seconds", "600", "--out", "best.toml"]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("stepping" in line for line in process.stdout), "it ended by itself"
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+
+    assert (process.returncode, err) == (128 + signum, "")
+    assert "best: 2 environments" in out
+    assert load_config(folder / "best.toml")["manager"]["n_envs"] == 2

@@ -1,0 +1,122 @@
+"""What a step may cost, counted in calls and objects and not in time: the same on every machine, however busy.
+
+A figure that has to go up needs a reason, and a look at `envmanager bench`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envmanager import ActionInfo, AgentSteps, EnvManager, SimpleEnvManager, SubprocessEnvManager, Wait
+
+N_ENVS = 8
+ALL = Wait.all()
+
+
+class Noop(gymnasium.Env):  # type: ignore[misc]
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._obs = np.zeros(4, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._obs, {}
+
+    def step(self, action: Any) -> Any:
+        return self._obs, 1.0, False, False, {}
+
+
+class Zeros:
+    action = np.zeros(N_ENVS, np.int64)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(self.action[: len(steps)])
+
+
+def sending(manager: EnvManager) -> Callable[[], Any]:
+    """One ``send`` and one ``recv`` of all environments."""
+    manager.reset()
+    env_ids = manager.recv(ALL).env_ids
+    actions = np.zeros(N_ENVS, np.int64)
+
+    def go_on() -> None:
+        manager.send(actions, env_ids)
+        manager.recv(ALL)
+
+    return go_on
+
+
+def stepping(manager: EnvManager) -> Callable[[], Any]:
+    """One ``step()`` of all environments."""
+    manager.set_policy("default", Zeros())
+    manager.reset()
+    return lambda: manager.step(ALL)
+
+
+def n_calls(function: Callable[[], Any], n_times: int = 20) -> float:
+    """How many calls, of Python's and of C's functions, one call of ``function`` makes on average."""
+    count = 0
+
+    def note(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    for _ in range(3):
+        function()
+    sys.setprofile(note)
+    try:
+        for _ in range(n_times):
+            function()
+    finally:
+        sys.setprofile(None)
+    return count / n_times
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 215), (stepping, 270)], ids=["send-recv", "step"])
+def test_a_batch_in_this_process_takes_so_many_calls(begin: Any, limit: int) -> None:
+    with SimpleEnvManager(Noop, N_ENVS) as manager:
+        assert n_calls(begin(manager)) <= limit
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 100), (stepping, 130)], ids=["send-recv", "step"])
+def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int) -> None:
+    with SubprocessEnvManager(Noop, N_ENVS) as manager:
+        assert n_calls(begin(manager)) / N_ENVS <= limit
+
+
+@pytest.mark.parametrize("begin", [sending, stepping])
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_steps_leave_no_objects_behind(kind: Any, begin: Any) -> None:
+    with kind(Noop, N_ENVS) as manager:
+        go_on = begin(manager)
+        for _ in range(50):
+            go_on()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(500):
+            go_on()
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 250, "half an object or more per step stays"
+
+
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_steps_make_no_cycles_for_the_collector(kind: Any) -> None:
+    with kind(Noop, N_ENVS) as manager:
+        go_on = sending(manager)
+        go_on()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(50):
+                go_on()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()

@@ -1,0 +1,178 @@
+"""``kind="auto"`` and ``n_workers="auto"``, with real probes in real workers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envmanager import EnvRaised, SubprocessEnvManager, Timeouts, Wait, WorkerDied, WorkerTimedOut, make_manager
+from envmanager.cores import count_cores
+from envmanager.environment import EnvContext
+from envmanager.simple_env_manager import SimpleEnvManager
+
+COMMAND = str(Path(sys.executable).with_name("envmanager"))
+N_ENVS = 3 * count_cores()
+
+
+class Noop(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+class Computing(Noop):
+    def step(self, action):
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return super().step(action)
+
+
+class Sleeping(Noop):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+
+class Raising(Noop):
+    def step(self, action):
+        raise ValueError("the robot fell over")
+
+
+class Dying(Noop):
+    def step(self, action):
+        os._exit(3)
+
+
+class Hanging(Noop):
+    def step(self, action):
+        time.sleep(1000)
+
+
+def test_cheap_environments_run_in_this_process_after_a_probe_outside_it():
+    pids = []
+
+    def make():
+        pids.append(os.getpid())
+        return Noop()
+
+    with make_manager({"kind": "auto", "n_envs": 2}, make) as manager:
+        manager.reset()
+
+        assert isinstance(manager, SimpleEnvManager)
+        assert pids == [os.getpid()] * 2, "the probe's own was made in another process"
+        assert "in this process" in manager.stats().placement
+
+
+def test_environments_that_compute_get_a_worker_per_core():
+    with make_manager({"kind": "auto", "n_envs": N_ENVS}, Computing) as manager:
+        assert manager.n_workers == count_cores()
+        assert manager.stats().placement.startswith(f"{N_ENVS} environments in {count_cores()} worker")
+
+
+def test_environments_that_sleep_get_a_worker_each():
+    with make_manager({"kind": "auto", "n_envs": 5}, Sleeping) as manager:
+        manager.reset()
+
+        assert manager.n_workers == 5
+        assert "one each" in manager.stats().placement
+        assert len(set(manager.get_attr("pid"))) == 5
+
+
+def test_the_number_of_workers_alone_can_be_left_open():
+    with SubprocessEnvManager(Sleeping, n_envs=4, n_workers="auto") as sleeping:
+        assert sleeping.n_workers == 4
+    with SubprocessEnvManager(Noop, n_envs=4, n_workers="auto") as cheap:
+        assert cheap.n_workers < 4
+        assert os.getpid() not in cheap.get_attr("pid")
+
+
+def test_one_environment_in_a_worker_needs_no_probe():
+    with SubprocessEnvManager(Noop, n_envs=1, n_workers="auto") as manager:
+        assert "only one" in manager.stats().placement
+
+
+def test_a_given_number_of_workers_is_kept():
+    with make_manager({"kind": "auto", "n_envs": 4, "n_workers": 2}, Sleeping) as manager:
+        assert manager.n_workers == 2
+
+
+def test_what_else_was_chosen_is_kept():
+    config = {"kind": "auto", "n_envs": 2, "wait": "all", "timeouts": {"close_s": 3}, "infos": True}
+
+    with make_manager(config, Sleeping) as manager:
+        assert isinstance(manager, SubprocessEnvManager)
+        assert (manager._options.wait, manager._options.timeouts.close_s) == (Wait.all(), 3)
+        assert manager.reset()[0].current["default"].info == [{}]
+
+
+def test_a_placement_by_hand_is_not_explained():
+    with make_manager({"kind": "simple", "n_envs": 2}, Noop) as manager:
+        assert manager.stats().placement == ""
+
+
+def test_the_choice_is_told_to_the_logger(caplog):
+    with caplog.at_level(logging.INFO, "envmanager"), make_manager({"kind": "auto", "n_envs": 2}, Noop) as manager:
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+
+        assert manager.stats().placement in told
+
+
+@pytest.mark.parametrize(("env", "error"), [(Raising, EnvRaised), (Dying, WorkerDied), ("no_such_module", EnvRaised)])
+def test_what_fails_in_the_probe_is_told_as_a_start_that_failed(env, error):
+    def broken():
+        raise ImportError("no module of that name")
+
+    with pytest.raises(error) as caught:
+        make_manager({"kind": "auto", "n_envs": 2}, broken if env == "no_such_module" else env)
+
+    assert caught.value.phase == "start"
+
+
+def test_a_probe_that_hangs_is_ended_by_the_timeouts():
+    timeouts = Timeouts(start_s=0.5, reset_s=0.1, step_s=0.1, close_s=1)
+
+    with pytest.raises(WorkerTimedOut) as caught:
+        SubprocessEnvManager(Hanging, n_envs=2, n_workers="auto", timeouts=timeouts)
+
+    assert caught.value.phase == "start"
+
+
+def test_the_probe_keeps_its_logs_apart(tmp_path):
+    def chatty(context: EnvContext):
+        print("made in", context.log_dir, flush=True)
+        return Sleeping()
+
+    with SubprocessEnvManager(chatty, n_envs=2, n_workers="auto", log_dir=tmp_path):
+        pass
+
+    assert (tmp_path / "probe" / "worker-0-0.log").read_text() == f"made in {tmp_path / 'probe'}\n"
+    assert (tmp_path / "worker-1-0.log").read_text() == f"made in {tmp_path}\n"
+
+
+def test_a_run_of_the_command_says_what_was_chosen(tmp_path):
+    words = [COMMAND, "run", "--env", "CartPole-v1", "--n-envs", "2", "--n-workers", "auto", "--steps", "50", "--plain"]
+    done = subprocess.run([*words, "--out", "out.json"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    placement = json.loads((tmp_path / "out.json").read_text())["placement"]
+    assert done.returncode == 0, done.stderr
+    assert placement.startswith("2 environments in ")
+    assert done.stdout.splitlines()[1] == placement
+    assert done.stdout.count(placement) == 2, "at the start and in the summary"

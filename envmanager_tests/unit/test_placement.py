@@ -1,0 +1,354 @@
+"""Where environments are placed: the decision alone, and what it is made from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmanager import cores
+from envmanager.environment import EnvContext, build_group
+from envmanager.errors import ConfigError, UsageError
+from envmanager.options import ManagerOptions
+from envmanager.placement import IN_PROCESS, Placement, Probe, choose, round_s
+from envmanager.probing import ProbeFactory, RunDelay, StepTime, probe_group, summarize
+from envmanager.registry import known_kinds, structure
+
+BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+
+
+def computing(seconds: float, **more: float) -> Probe:
+    return Probe(wall_s=seconds, cpu_s=seconds, **more)
+
+
+def sleeping(seconds: float, **more: float) -> Probe:
+    return Probe(wall_s=seconds, cpu_s=0.01 * seconds, **more)
+
+
+class Counting(gymnasium.Env):
+    """Sleeps, or computes, a while in each step."""
+
+    observation_space = BOX
+    action_space = gymnasium.spaces.Discrete(2)
+    sleep_s = compute_s = 0.0
+    closed = False
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.sleep_s)
+        until = time.thread_time() + self.compute_s
+        while time.thread_time() < until:
+            pass
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        type(self).closed = True
+
+
+class Sleeping(Counting):
+    sleep_s = 0.005
+
+
+class Computing(Counting):
+    compute_s = 0.005
+
+
+class Raising(Counting):
+    def step(self, action):
+        raise ValueError("the robot fell over")
+
+
+class OfTexts(Counting):
+    action_space = gymnasium.spaces.Text(5)
+
+
+def probe_of(env: type[gymnasium.Env], **more: float) -> Probe:
+    return probe_group(build_group([env()], [0]), **more)
+
+
+# The choice.
+
+
+@pytest.mark.parametrize("n_cores", [1, 2, 16])
+@pytest.mark.parametrize("n_envs", [1, 2, 8])
+def test_environments_that_cost_nothing_run_in_this_process(n_envs, n_cores):
+    placement = choose(computing(0.5e-6), n_envs, n_cores)
+
+    assert (placement.kind, placement.n_workers) == ("simple", 1)
+
+
+@pytest.mark.parametrize(("n_envs", "n_cores"), [(8, 2), (8, 4), (64, 16), (4, 4)])
+def test_environments_that_compute_get_a_worker_per_core(n_envs, n_cores):
+    placement = choose(computing(0.01), n_envs, n_cores)
+
+    assert (placement.kind, placement.n_workers) == ("subprocess", n_cores)
+
+
+@pytest.mark.parametrize(
+    ("probe", "n_envs", "best"),
+    [
+        (Probe(wall_s=3.1e-6, cpu_s=3.5e-6, obs_bytes=16), 8, 1),
+        (Probe(wall_s=3.1e-6, cpu_s=3.5e-6, obs_bytes=16), 64, 1),
+        (Probe(wall_s=10.8e-6, cpu_s=11.2e-6, unevenness=0.7, obs_bytes=16), 8, 1),
+        (Probe(wall_s=445e-6, cpu_s=446e-6, unevenness=0.3, obs_bytes=28224), 8, 2),
+        (Probe(wall_s=17.5e-6, cpu_s=18.3e-6, unevenness=0.2, obs_bytes=2**19), 8, 1),
+        (Probe(wall_s=2.0e-3, cpu_s=50e-6, unevenness=4.5, obs_bytes=16), 8, 8),
+    ],
+    ids=["noop", "many noops", "cartpole", "pong", "large observations", "straggler"],
+)
+def test_on_two_cores_it_chooses_what_was_measured_to_be_fastest(probe, n_envs, best):
+    placement = choose(probe, n_envs, 2)
+
+    assert (placement.kind == "simple", placement.n_workers) == (best == 1, best)
+
+
+def test_there_are_no_more_workers_than_environments():
+    assert choose(computing(0.01), 3, 16).n_workers == 3
+
+
+@pytest.mark.parametrize("n_cores", [1, 2, 16])
+@pytest.mark.parametrize("n_envs", [2, 8, 100])
+def test_environments_that_sleep_get_a_worker_each(n_envs, n_cores):
+    placement = choose(sleeping(0.02), n_envs, n_cores)
+
+    assert (placement.kind, placement.n_workers) == ("subprocess", n_envs)
+
+
+def test_environments_that_wait_for_an_engine_get_a_worker_each():
+    assert choose(Probe(wall_s=0.03, cpu_s=0.004), 8, 2).n_workers == 8
+
+
+def test_environments_that_compute_unevenly_get_a_worker_each():
+    assert choose(computing(0.01, unevenness=4.0), 8, 2).n_workers == 8
+
+
+def test_one_environment_that_takes_long_is_kept_out_of_this_process():
+    assert choose(computing(0.01), 1, 2).kind == "subprocess"
+
+
+def test_without_this_process_many_cheap_environments_share_few_workers():
+    placement = choose(computing(0.5e-6), 64, 16, in_process=False)
+
+    assert placement.kind == "subprocess"
+    assert placement.n_workers <= 4
+
+
+def test_a_given_number_of_workers_leaves_only_the_kind_open():
+    assert choose(sleeping(0.02), 8, 2, n_workers=3) == Placement(
+        "subprocess", 3, choose(sleeping(0.02), 8, 2, n_workers=3).reason
+    )
+    assert choose(computing(0.5e-6), 8, 2, n_workers=3).kind == "simple"
+
+
+def test_environments_on_many_threads_get_fewer_workers_than_cores_in_time():
+    on_four_threads = Probe(wall_s=0.01, cpu_s=0.04)
+
+    assert round_s(on_four_threads, 8, 8, 8) == pytest.approx(0.04, rel=0.1)
+
+
+def test_in_this_process_a_round_takes_the_sum_of_all_steps():
+    assert round_s(sleeping(0.02), 8, IN_PROCESS, 2) == pytest.approx(8 * 0.02, rel=0.01)
+
+
+def test_in_workers_a_round_takes_as_long_as_the_fullest_worker():
+    assert round_s(sleeping(0.02), 8, 3, 2) == pytest.approx(3 * 0.02, rel=0.02)
+
+
+def test_in_workers_a_round_takes_at_least_what_the_cores_must_compute():
+    assert round_s(computing(0.02), 8, 8, 2) == pytest.approx(4 * 0.02, rel=0.02)
+
+
+def test_a_wall_clock_of_zero_is_computing():
+    assert Probe(wall_s=0.0, cpu_s=0.0).busy_share == 1.0
+
+
+@given(
+    wall_s=st.floats(1e-7, 10.0),
+    busy=st.floats(0.0, 8.0),
+    n_envs=st.integers(1, 64),
+    n_cores=st.integers(1, 64),
+    unevenness=st.floats(0.0, 10.0),
+    in_process=st.booleans(),
+)
+def test_whatever_was_measured_the_choice_is_possible_and_said(wall_s, busy, n_envs, n_cores, unevenness, in_process):
+    probe = Probe(wall_s=wall_s, cpu_s=busy * wall_s, unevenness=unevenness)
+
+    placement = choose(probe, n_envs, n_cores, in_process=in_process)
+
+    assert 1 <= placement.n_workers <= n_envs
+    assert placement.kind == "subprocess" or (in_process and placement.n_workers == 1)
+    assert "\n" not in str(placement)
+    assert ", because " in str(placement)
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        (computing(0.5e-6), ["8 environments in this process", "0.5 µs", "too little"]),
+        (computing(0.01), ["8 environments in 2 workers, one per core", "10 ms", "100%"]),
+        (sleeping(0.02), ["8 environments in 8 workers, one each", "20 ms", "only 1%"]),
+        (computing(0.01, unevenness=4.0), ["8 environments in 8 workers, one each", "some steps far more"]),
+    ],
+)
+def test_the_choice_is_said_with_what_was_measured(probe, words):
+    reason = choose(probe, 8, 2).reason
+
+    assert all(word in reason for word in words), reason
+
+
+# What it is made from.
+
+
+def test_a_step_that_sleeps_takes_time_and_does_not_compute():
+    probe = probe_of(Sleeping, probe_s=0.1)
+
+    assert probe.wall_s >= 0.005
+    assert probe.busy_share < 0.5
+    assert probe.obs_bytes == 16
+
+
+def test_a_step_that_computes_is_seen_to():
+    probe = probe_of(Computing, probe_s=0.1)
+
+    assert probe.cpu_s >= 0.004
+    assert probe.busy_share > 0.5
+
+
+def test_a_probe_takes_two_steps_at_least_and_not_too_many():
+    assert probe_of(Sleeping, probe_s=0.0).n_steps == 2
+    assert probe_of(Counting, probe_s=60.0, max_steps=20).n_steps == 20
+
+
+def test_a_probe_begins_with_the_environments_seed():
+    env = Counting()
+
+    probe_group(build_group([env], [0]), seed=17, max_steps=2)
+
+    assert env.seed == 17
+
+
+def summary(walls_ns: list[int]) -> Probe:
+    first = 10**10  # what is done for the first time does not count
+    return summarize([StepTime(first, first), *(StepTime(each, each) for each in walls_ns)], reset_s=0.0, obs_bytes=0)
+
+
+def test_steps_that_are_now_and_then_slow_are_uneven():
+    assert summary([10**6] * 100).unevenness == 0.0
+    assert summary([*[10**6] * 99, 10**9]).unevenness == 0.0, "one of a hundred, such as a reset, says nothing"
+    assert summary([*[10**6] * 9, 10**7] * 10).unevenness == pytest.approx(9 / 1.9, rel=0.05)
+
+
+def test_the_first_step_does_not_count():
+    assert summary([10**6] * 100).wall_s == pytest.approx(1e-3)
+
+
+def test_time_spent_waiting_for_a_core_is_not_the_environments():
+    assert StepTime.of(10**6, 10**5, 4 * 10**5).wall_ns == 6 * 10**5
+    assert StepTime.of(10**6, 10**5, 10**7).wall_ns == 10**5, "it took at least what it computed"
+    assert StepTime.of(10**6, 4 * 10**6, 0).wall_ns == 10**6, "several threads compute at once"
+
+
+def test_waiting_for_a_core_is_counted_where_the_kernel_tells(monkeypatch):
+    with RunDelay() as delay:
+        assert delay.ns() >= 0
+    monkeypatch.setattr(os, "open", unavailable)
+    with RunDelay() as delay:
+        assert delay.ns() == 0
+
+
+def unavailable(*_):
+    raise FileNotFoundError
+
+
+def test_an_environment_that_fails_in_its_probe_is_closed():
+    Raising.closed = False
+
+    with pytest.raises(ValueError, match="the robot fell over"):
+        ProbeFactory(Raising)(EnvContext(0, 0))
+
+    assert Raising.closed
+
+
+def test_actions_that_cannot_be_drawn_ask_for_a_choice_by_hand():
+    with pytest.raises(UsageError, match="Choose kind and n_workers yourself"):
+        ProbeFactory(OfTexts)(EnvContext(0, 0))
+
+
+def test_a_probed_environment_can_be_used_like_the_one_in_it():
+    environment = ProbeFactory(Counting)(EnvContext(0, 0))
+
+    steps = environment.reset(seeds=[None], options=None)
+    steps = environment.step({"default": np.zeros(1, np.int64)})
+
+    assert steps["default"].obs.shape == (1, 4)
+    assert environment.max_agents == {"default": 1}
+    assert list(environment.behavior_specs) == ["default"]
+
+
+# Cores.
+
+
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch) -> Iterator[object]:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cores, "_own_cgroup", lambda: PurePosixPath("/a/b"))
+
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(path.name.replace("cpu_max", "cpu.max")).write_text(text)
+        return cores.count_cores(tmp_path)
+
+    return write
+
+
+def test_without_a_cgroup_the_affinity_counts(cgroup):
+    assert cgroup() == 8
+
+
+@pytest.mark.parametrize(("text", "expected"), [("max 100000", 8), ("250000 100000", 3), ("5000 100000", 1), ("", 8)])
+def test_a_cgroups_quota_counts_and_a_part_of_a_core_is_one(cgroup, text, expected):
+    assert cgroup(a__b__cpu_max=text) == expected
+
+
+def test_a_quota_further_up_counts_too(cgroup):
+    assert cgroup(a__b__cpu_max="max 100000", a__cpu_max="200000 100000") == 2
+
+
+def test_quotas_of_version_1_count(cgroup, tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("400000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup() == 4
+
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cgroup() == 8
+
+
+def test_the_real_cores_can_be_counted():
+    assert 1 <= cores.count_cores() <= len(os.sched_getaffinity(0))
+
+
+# Asking for it.
+
+
+def test_auto_is_a_kind_and_a_number_of_workers():
+    assert "auto" in known_kinds()
+    assert structure(ManagerOptions, {"kind": "auto", "n_workers": "auto"}).n_workers == "auto"
+
+
+@pytest.mark.parametrize("n_workers", ["many", "8", 0, True, 2.0])
+def test_other_words_are_refused(n_workers):
+    with pytest.raises(ConfigError, match=r'n_workers must be a whole number of at least 1, or "auto", not'):
+        structure(ManagerOptions, {"n_workers": n_workers, "n_envs": 8})

@@ -1,0 +1,112 @@
+"""How long steps take: the histogram beside NumPy's percentiles, and the sums."""
+
+from __future__ import annotations
+
+import queue
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmanager.timing import Histogram, WaitTimes, WorkerTimes
+
+TIMES_NS = st.lists(
+    st.one_of(st.integers(0, 40), st.integers(0, 10**6), st.integers(0, 2**53)), min_size=1, max_size=300
+)
+
+
+class Drawn:
+    """A track that remembers what was drawn."""
+
+    def __init__(self):
+        self.generation = None
+        self.spans = []
+
+    def begin(self, generation):
+        self.generation = generation
+
+    def span(self, name, began_ns, ended_ns):
+        self.spans.append((name, began_ns, ended_ns))
+
+
+def histogram_of(times_ns):
+    histogram = Histogram()
+    for time_ns in times_ns:
+        histogram.add(time_ns)
+    return histogram
+
+
+@given(TIMES_NS)
+def test_percentiles_are_those_of_numpy_within_a_sixteenth(times_ns):
+    found = histogram_of(times_ns).percentiles(50, 95, 99)
+
+    exact = np.percentile(np.array(times_ns, float), [50, 95, 99], method="inverted_cdf")
+    assert found == pytest.approx(exact, rel=1 / 16, abs=0.0)
+
+
+@given(TIMES_NS)
+def test_percentiles_rise(times_ns):
+    found = histogram_of(times_ns).percentiles(1, 50, 95, 99, 100)
+
+    assert found == sorted(found)
+
+
+def test_times_below_sixteen_nanoseconds_are_exact():
+    assert [histogram_of([n]).percentiles(50) for n in range(16)] == [[float(n)] for n in range(16)]
+
+
+def test_the_longest_time_that_a_record_can_hold_is_counted():
+    assert histogram_of([2**64 - 1]).percentiles(99) == pytest.approx([2**64], rel=1 / 16)
+
+
+def test_without_times_all_percentiles_are_zero():
+    assert Histogram().percentiles(50, 99) == [0.0, 0.0]
+
+
+def test_the_times_of_steps_are_summed_and_drawn():
+    times = WorkerTimes()
+    times.stepped(300, 50, 10_350)
+    times.track = track = Drawn()
+    times.started(20_000, 20_700, generation=2)
+    times.answered("reset", 100, 20_900)
+    times.stepped(500, 0, 21_500)
+
+    assert (times.steps, times.busy_ns, times.idle_ns, times.start_s) == (2, 800, 50, 7e-7)
+    assert track.generation == 2
+    assert track.spans == [("start", 20_000, 20_700), ("reset", 20_800, 20_900), ("step", 21_000, 21_500)]
+
+
+def test_the_time_in_the_queue_is_from_the_end_of_the_step_until_it_is_handed_out(mocker):
+    mocker.patch("time.monotonic_ns", return_value=1500)
+    times = WorkerTimes()
+    times.stepped(10, 0, 1100)
+    times.handed_out()
+
+    assert times.queued_ns == 400
+
+
+def test_a_worker_that_tells_no_times_has_waited_in_no_queue():
+    times = WorkerTimes()
+    times.handed_out()
+
+    assert times.queued_ns == 0
+
+
+@pytest.mark.parametrize("answers", [["a"], []])
+def test_waiting_is_measured_also_when_nothing_comes(mocker, answers):
+    mocker.patch("time.monotonic_ns", side_effect=[1000, 1700])
+    waits = WaitTimes()
+    waits.track = track = Drawn()
+    step_queue = queue.Queue()
+    for answer in answers:
+        step_queue.put(answer)
+
+    if answers:
+        assert waits.get(step_queue, timeout=0.0) == "a"
+    else:
+        with pytest.raises(queue.Empty):
+            waits.get(step_queue, timeout=0.0)
+
+    assert waits.waited_ns == 700
+    assert track.spans == [("wait for workers", 1000, 1700)]
