@@ -87,13 +87,13 @@ class EnvRows:
             raise error(f"{expected} {ragged}.") from ragged
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
             raise error(f"{expected} {describe_value(ids if ids.ndim else env_ids)}.")
-        unknown = ids[(ids < 0) | (ids >= self.n_envs)]
-        if len(unknown):
+        numbers = ids.tolist()  # Python's own arithmetic is faster for the few that most calls name
+        unknown = [number for number in numbers if not 0 <= number < self.n_envs]
+        if unknown:
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
-        ids = ids.astype(np.int64)
-        if len(np.unique(ids)) < len(ids):
-            raise error(f"env_ids names an environment twice: {ids.tolist()}.")
-        return ids
+        if len(set(numbers)) < len(numbers):
+            raise error(f"env_ids names an environment twice: {numbers}.")
+        return ids.astype(np.int64)
 
     def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
         """The environments grouped by worker."""

@@ -187,19 +187,15 @@ class _Rows:
         self.reward = buffer.steps.reward
         self.terminated = buffer.steps.terminated
         self.truncated = buffer.steps.truncated
-        self.may_have_ends = True
 
     def forget_ends(self) -> None:
-        """Nobody has ended so far."""
-        if self.may_have_ends:
-            self.terminated[:] = False
-            self.truncated[:] = False
-            self.may_have_ends = False
+        """Nobody has ended so far. (Steps of some rows are copied into the same memory by others.)"""
+        self.terminated.fill(False)
+        self.truncated.fill(False)
 
     def clear(self) -> None:
         """Reward 0 and nobody ended, as after a reset."""
-        self.reward[:] = 0
-        self.may_have_ends = True
+        self.reward.fill(0)
         self.forget_ends()
 
     def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], *, keep_infos: bool) -> AgentSteps:
@@ -220,7 +216,6 @@ def _has_ended(out: _Rows, row: int, terminated: Any, truncated: Any) -> bool:
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
     if not (terminated or truncated):
         return False
-    out.may_have_ends = True
     out.terminated[row] = terminated
     out.truncated[row] = truncated
     return True

@@ -192,6 +192,18 @@ def test_a_step_in_which_nothing_ended_is_the_buffer_s_own_object():
     assert group.step({"default": np.array([0])})["default"] is slot.steps
 
 
+def test_what_others_have_left_in_a_buffer_does_not_look_like_an_end():
+    group = GymnasiumEnvironment([Scripted(result()), Scripted(result())], range(2))
+    (slot,) = buffers_for(group, 1)
+    group.offer_rows(slot)
+    group.reset(seeds=[1, 2], options=None)
+    slot.steps.terminated[:] = slot.steps.truncated[:] = True  # a step of some rows was copied there
+
+    steps = group.step({"default": np.zeros(2, np.int64)})["default"]
+
+    assert not steps.ended.any()
+
+
 def test_final_observations_lie_close_together_in_the_order_of_rows():
     envs = [Scripted(result(np.full(2, i / 10, np.float32), terminated=i in (1, 3))) for i in range(4)]
     group = GymnasiumEnvironment(envs, range(4))
