@@ -346,6 +346,8 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     except TrainerGone:
         # It may be noticed here before the life pipe tells; who ended now would leave its simulators behind.
         lifeline.end_group()
+    finally:
+        lifeline.end_others()
 
 
 def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:

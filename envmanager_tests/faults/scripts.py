@@ -377,10 +377,11 @@ def train_with_workers_that_start_slowly(start_method: Any) -> None:
 
 
 def train_many(start_method: Any) -> None:
-    """To be killed at any moment of the start of four workers."""
+    """To be killed at any moment of the start, the first reset and the end of four workers."""
     announce("starting")
-    SubprocessEnvManager(Simulated, 4, start_method=start_method).reset()
-    announce("started")
+    with SubprocessEnvManager(Simulated, 4, start_method=start_method) as manager:
+        manager.reset()
+    announce("closed")
     time.sleep(LONG_S)
 
 

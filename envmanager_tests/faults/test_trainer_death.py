@@ -120,20 +120,21 @@ def test_case_40_twenty_of_twenty_killed_trainers_leave_nothing(start_method: st
 
 @pytest.mark.load
 @pytest.mark.timeout(600)
-def test_case_40_all_is_gone_when_a_trainer_is_killed_at_any_moment_of_the_start(start_method: str) -> None:
+def test_case_40_all_is_gone_when_a_trainer_is_killed_at_any_moment_from_start_to_close(start_method: str) -> None:
     chance = random.Random(3)
+    about_s = {"spawn": 1.2, "forkserver": 0.5, "fork": 0.15}[start_method]  # how long it all takes
     n_before_the_end = 0
     for _ in range(40):
         with program(scripts.train_many, start_method) as trainer:
             trainer.announced("starting")
-            threading.Event().wait(chance.uniform(0.0, 0.5))  # any moment will do
+            threading.Event().wait(chance.uniform(0.0, about_s))  # any moment will do
 
             trainer.kill()
 
             trainer.until_all_gone()
             try:
-                trainer.announced("started", within_s=0.0)
+                trainer.announced("closed", within_s=0.0)
             except AssertionError:
                 n_before_the_end += 1
-    print(f"{start_method}: {n_before_the_end} of 40 trainers were killed during the start")
+    print(f"{start_method}: {n_before_the_end} of 40 trainers were killed before they had closed")
     assert n_before_the_end > 5
