@@ -23,7 +23,7 @@ from envmanager import (
 )
 from envmanager.testing import EchoEnvironment, FakeEnvironment, Step
 from envmanager.testing.contract import NumberedActions
-from envmanager.testing.fault_checks import CheckedTrainer
+from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager_tests.envs import EchoGym
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -31,7 +31,9 @@ WITHIN_S = 20.0
 
 
 def kill(manager: EnvManager, worker_id: int) -> None:
-    os.kill(manager.stats().workers[worker_id].pid or 0, signal.SIGKILL)
+    pid = manager.stats().workers[worker_id].pid or 0
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_gone(pid))
 
 
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
@@ -128,8 +130,8 @@ def test_recv_marks_the_rows_of_a_lost_worker() -> None:
         for number in range(3):
             manager.send(batch.env_ids + 10 * number, batch.env_ids)
             batch = manager.recv(Wait.all())
-        manager.send(batch.env_ids, batch.env_ids)
         kill(manager, 1)
+        manager.send(batch.env_ids, batch.env_ids)
         after = manager.recv(Wait.all())
 
         assert after.env_ids.tolist() == [0, 1, 2, 3]
@@ -147,9 +149,9 @@ def test_with_zero_copy_batches_are_views_again_after_a_restart() -> None:
         batch = manager.recv(Wait.all())
         views = []
         for number in range(12):
-            manager.send(batch.env_ids + 10 * number, batch.env_ids)
             if number in (3, 6):
                 kill(manager, 1)
+            manager.send(batch.env_ids + 10 * number, batch.env_ids)
             batch = manager.recv(Wait.all())
             views.append(batch.is_view)
             if not batch.lost.any():
