@@ -29,9 +29,10 @@ def adopt_orphans() -> None:
 
 def _children_of(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
 
 
