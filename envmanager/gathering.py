@@ -92,6 +92,7 @@ class Gathering:
         # Not `+=`: starting a replacement may change what is ready.
         failed = self._recovery.start_due()
         self.ready.extend(failed)
+        self._count_in_flight()
 
     def arrive(self, response: EnvironmentResponse) -> None:
         """Take an answer; one that comes of dealing with another has its turn after that."""
@@ -114,7 +115,6 @@ class Gathering:
                 self.ready.append(response)
         elif response.name is CommandName.FAILED:
             self.fail(response)
-            self._count_in_flight()
         elif response.worker_id in self._recovery.replacements:
             self._begin(response)
         else:
@@ -131,6 +131,7 @@ class Gathering:
         is_answered = self._answer_of(response.worker_id) is not None
         said = self._recovery.failed(response, is_answered=is_answered)
         self.ready.extend(said)
+        self._count_in_flight()
 
     def fail_quietly(self, response: EnvironmentResponse) -> Exception:
         """A worker failed in a call, which raises the error that is returned here; it is not raised again."""
@@ -169,7 +170,7 @@ class Gathering:
             self.ready.append(response)
 
     def _enough(self, wait: Wait) -> bool:
-        in_flight = self._in_flight  # within one call only a failure changes it
+        in_flight = self._in_flight  # within one call only failures change it, those of replacements too
         n_offered = len(self._offered(wait))
         if wait.max_lead is None:
             return bool(n_offered >= min(wait.min_ready, in_flight))

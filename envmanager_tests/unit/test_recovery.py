@@ -418,6 +418,17 @@ def test_a_replacement_that_can_never_be_started_ends_the_budget_with_the_reason
     assert list(bench.recovery.out) == [0]
 
 
+def test_nobody_waits_for_a_worker_that_is_dropped_because_it_cannot_be_started(clock):
+    bench = Bench(2, clock=clock, max_restarts=2, backoff_s=8.0, then="drop")
+    bench.refusing = [OSError(11, "no more processes")] * 2
+    bench.send(0, 1)
+    bench.fail(0)
+    bench.answer(1)
+
+    assert [told.worker_id for told in bench.collect(min_ready=Wait.ALL, timeout_s=None)] == [1]
+    assert bench.recovery.dropped == {0}
+
+
 def test_a_thousand_starts_that_fail_end_in_an_error_of_ours():
     bench = Bench(1, max_restarts=1000)
     bench.refusing = [OSError(11, "no more processes")] * 1000
