@@ -34,13 +34,10 @@ BENCH_pufferlib = pufferlib-core
 BENCH_torchrl = torchrl
 BENCH_rllib = 'ray[rllib]'
 BENCH_envpool = envpool
-# PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size.
+# PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size. Not for
+# PufferLib, which pins one itself, nor for EnvPool, which needs none.
 TORCH ?= torch==2.13.0
-TORCH_sb3 = $(TORCH)
-TORCH_tianshou = $(TORCH)
-TORCH_pufferlib = $(TORCH)
-TORCH_torchrl = $(TORCH)
-TORCH_rllib = $(TORCH)
+TORCH_PEERS = sb3 tianshou torchrl rllib
 
 .DEFAULT_GOAL = help
 .PHONY: help run test faults check docs soak bench coverage test-matrix clean
@@ -111,8 +108,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 .venv-bench-%/.tried:
 	$(PYTHON) -m venv .venv-bench-$*
 	.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	if { [ -z '$(TORCH_$*)' ] || \
-	        .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH_$*); } && \
+	if $(if $(filter $*,$(TORCH_PEERS)),.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH) &&) \
 	    .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(BENCH_ENVS) $(BENCH_$*); \
 	then touch .venv-bench-$*/.installed; else echo "$* cannot be installed here and is left out" >&2; fi
 	@touch $@

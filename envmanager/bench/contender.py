@@ -34,6 +34,24 @@ class Contender(ABC):
         """Stop whatever runs."""
 
 
+class Together(Contender):
+    """``envs`` of any library that steps all of them at once by ``step``; whoever makes one resets them."""
+
+    def __init__(self, envs: Any, env: str, n_envs: int) -> None:
+        self._envs = envs
+        self._n_envs = n_envs
+        self._actions = repeated(env, n_envs)
+
+    def run(self, n_calls: int) -> int:
+        step = self._envs.step
+        for actions in islice(self._actions, n_calls):
+            step(actions)
+        return n_calls * self._n_envs
+
+    def close(self) -> None:
+        self._envs.close()
+
+
 class Bare(Contender):
     """One environment in a ``for`` loop, without any library: what everything is measured by."""
 

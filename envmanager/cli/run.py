@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,7 +24,9 @@ from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.policy import Policy
 from envmanager.registry import make_manager
+from envmanager.specs import BehaviorSpec
 from envmanager.stats import ManagerStats
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ class _Run:
                 self.stats = manager.stats()
 
     def _step(self, manager: EnvManager) -> None:
-        n_behaviors = self._set_policies(manager, 0)
+        n_behaviors = set_policies(manager, self.plan.make_policy)
         for info in manager.reset({"seed": self.plan.seed}):
             self.episodes.add(info)
         started = time.monotonic()
@@ -88,7 +91,7 @@ class _Run:
             try:
                 while self.episodes.env_steps < self.plan.steps:
                     if len(manager.behavior_specs) > n_behaviors:
-                        n_behaviors = self._set_policies(manager, n_behaviors)
+                        n_behaviors = set_policies(manager, self.plan.make_policy, n_known=n_behaviors)
                     for info in manager.step():
                         self.episodes.add(info)
                     if time.monotonic() >= self.display.due:
@@ -96,12 +99,13 @@ class _Run:
             finally:
                 self.wall_s = time.monotonic() - started
 
-    def _set_policies(self, manager: EnvManager, n_known: int) -> int:
-        """Give every behavior after the first ``n_known`` its policy; how many there are now."""
-        behaviors = list(manager.behavior_specs.items())
-        for behavior, spec in behaviors[n_known:]:
-            manager.set_policy(behavior, self.plan.make_policy(behavior, spec))
-        return len(behaviors)
+
+def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
+    """Give every behavior after the first ``n_known`` its policy; how many there are now."""
+    behaviors = list(manager.behavior_specs.items())
+    for behavior, spec in behaviors[n_known:]:
+        manager.set_policy(behavior, make_policy(behavior, spec))
+    return len(behaviors)
 
 
 class ShowsNotices(Protocol):

@@ -20,7 +20,7 @@ import attrs
 
 from envmanager.cli.display import count
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of
+from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of, set_policies
 from envmanager.cli.summary import write_text
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.cli.tuning import (
@@ -40,6 +40,7 @@ from envmanager.options import ManagerOptions, Wait
 from envmanager.policy import RandomPolicy
 from envmanager.probing import measure
 from envmanager.registry import make_manager, structure
+from envmanager.specs import BehaviorSpec
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 if TYPE_CHECKING:
@@ -166,14 +167,14 @@ class _Tuning:
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
         """Step until ``until``, and on until as many steps as there are workers were seen; the deadline ends all."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
-        n_behaviors = _set_policies(manager, 0)
+        n_behaviors = set_policies(manager, _random_policy)
         manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # everybody begins together
         n_before, n_seen = manager.stats().env_steps, 0
         started = now = time.monotonic()
         try:
             while now < until or (n_seen < manager.n_workers and now < self.deadline):
                 if len(manager.behavior_specs) > n_behaviors:
-                    n_behaviors = _set_policies(manager, n_behaviors)
+                    n_behaviors = set_policies(manager, _random_policy, n_known=n_behaviors)
                 n_seen += len(manager.step(wait))
                 now = time.monotonic()
                 self.display.update(trial, is_done=False)
@@ -197,9 +198,5 @@ def _same_manager(trial: Trial, other: Trial) -> bool:
     return (mine.n_envs, mine.n_workers) == (theirs.n_envs, theirs.n_workers)
 
 
-def _set_policies(manager: EnvManager, n_known: int) -> int:
-    """Give every behavior after the first ``n_known`` a random policy; how many there are now."""
-    behaviors = list(manager.behavior_specs.items())
-    for behavior, spec in behaviors[n_known:]:
-        manager.set_policy(behavior, RandomPolicy(spec))
-    return len(behaviors)
+def _random_policy(_: str, spec: BehaviorSpec) -> RandomPolicy:
+    return RandomPolicy(spec)

@@ -69,6 +69,21 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
     assert (made.next_obs[:, 4] == made.obs[:, 4]).all(), "a transition crosses the end of an episode"
 
 
+def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
+    """Every call that a manager of one EchoEnvironment answers only until it is closed, with its arguments."""
+    return [
+        manager.reset,
+        manager.step,
+        manager.recv,
+        manager.render,
+        lambda: manager.send(np.zeros(1, np.int64), [0]),
+        lambda: manager.call("who", ""),
+        lambda: manager.get_attr("label"),
+        lambda: manager.set_attr("label", ["x"]),
+        lambda: manager.set_policy("default", NumberedActions()),
+    ]
+
+
 class ManagerContract:
     """What every manager does. ``zero_copy`` and ``supports_send_recv`` say what yours can."""
 
@@ -455,18 +470,7 @@ class ManagerContract:
         manager = self.make_manager(EchoEnvironment, 1)
         manager.reset()
         manager.close()
-        calls: list[Callable[[], Any]] = [
-            manager.reset,
-            manager.step,
-            manager.recv,
-            manager.render,
-            lambda: manager.send(np.zeros(1, np.int64), [0]),
-            lambda: manager.call("who", ""),
-            lambda: manager.get_attr("label"),
-            lambda: manager.set_attr("label", ["x"]),
-            lambda: manager.set_policy("default", NumberedActions()),
-        ]
-        for call in calls:
+        for call in calls_of_an_open_manager(manager):
             with pytest.raises(ManagerClosed):
                 call()
 

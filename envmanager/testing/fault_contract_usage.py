@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, ManagerClosed, UsageError
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.testing.contract import NumberedActions
+from envmanager.testing.contract import NumberedActions, calls_of_an_open_manager
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     FaultyManagers,
@@ -113,7 +111,7 @@ class UsageFaults(FaultyManagers):
     def test_case_43_every_call_after_close_says_so(self) -> None:
         with self.running(EchoEnvironment, 1) as trainer:
             trainer.manager.close()
-            for call in _calls(trainer.manager):
+            for call in calls_of_an_open_manager(trainer.manager):
                 with pytest.raises(ManagerClosed):
                     call()
 
@@ -140,17 +138,3 @@ class UsageFaults(FaultyManagers):
                     manager.send(np.array([1]), [1])
                 with pytest.raises(EnvRaised, match="gear 7 broke"):
                     manager.get_attr("label", env_ids=[1])
-
-
-def _calls(manager: EnvManager) -> list[Callable[[], Any]]:
-    return [
-        manager.reset,
-        manager.step,
-        manager.recv,
-        manager.render,
-        lambda: manager.send(np.zeros(1, np.int64), [0]),
-        lambda: manager.call("who", ""),
-        lambda: manager.get_attr("label"),
-        lambda: manager.set_attr("label", ["x"]),
-        lambda: manager.set_policy("default", NumberedActions()),
-    ]

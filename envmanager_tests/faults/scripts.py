@@ -61,6 +61,13 @@ class Zeros:
         return ActionInfo(np.zeros(len(steps), np.int64))
 
 
+def started(factory: Any = FakeEnvironment, n_envs: int = 2, **options: Any) -> SubprocessEnvManager:
+    """A manager that replaces nobody unless ``options`` say so, with a policy; it is not reset yet."""
+    manager = SubprocessEnvManager(factory, n_envs, **{"restarts": NO_RESTARTS, **options})
+    manager.set_policy("default", Zeros())
+    return manager
+
+
 def actions(n: int) -> np.ndarray:
     """Something to send."""
     return np.zeros(n, np.int64)

@@ -46,32 +46,19 @@ from envmanager import (
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, nothing_left_behind
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import (
-    NO_RESTARTS,
     START_METHODS,
-    Zeros,
     actions,
     living,
     pids_of,
     program,
+    started,
     until,
     until_gone,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
 every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
 untraced = pytest.mark.untraced
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    with scripts.ending_what_is_left():
-        yield
-
-
-def started(factory: Any = FakeEnvironment, n_envs: int = 2, **options: Any) -> SubprocessEnvManager:
-    manager = SubprocessEnvManager(factory, n_envs, **{"restarts": NO_RESTARTS, **options})
-    manager.set_policy("default", Zeros())
-    return manager
 
 
 # Case 28.
@@ -151,23 +138,16 @@ def is_idle(pid: int) -> bool:
 
 @untraced
 @every_start_method
-def test_case_38_a_ctrl_c_to_the_group_is_one_interrupt_and_no_word_from_workers(start_method: str) -> None:
-    with program(scripts.train_for_ever, start_method) as trainer:
-        trainer.announced("stepping", 2)
-
-        os.killpg(trainer.pid, signal.SIGINT)
-
-        assert trainer.ended(within_s=2.0) == -signal.SIGINT
-        trainer.until_all_gone()
-        errors = trainer.errors()
-        assert (errors.count("Traceback"), errors.count("KeyboardInterrupt")) == (1, 1), errors
-
-
-@untraced
-@every_start_method
-def test_case_38_a_ctrl_c_to_the_group_before_workers_are_set_up_is_one_interrupt(start_method: str) -> None:
-    with program(scripts.train_with_interrupts_at_the_start, start_method) as trainer:
-        trainer.announced("started", 2)
+@pytest.mark.parametrize(
+    ("train", "announcement"),
+    [(scripts.train_for_ever, "stepping"), (scripts.train_with_interrupts_at_the_start, "started")],
+    ids=["while stepping", "before workers are set up"],
+)
+def test_case_38_a_ctrl_c_to_the_group_is_one_interrupt_and_no_word_from_workers(
+    start_method: str, train: Callable[[Any], None], announcement: str
+) -> None:
+    with program(train, start_method) as trainer:
+        trainer.announced(announcement, 2)
 
         os.killpg(trainer.pid, signal.SIGINT)
 

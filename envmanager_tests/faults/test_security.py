@@ -17,7 +17,6 @@ import stat
 import subprocess
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,8 @@ from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, Step
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, Zeros, living, pids_of, program, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
 every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    with scripts.ending_what_is_left():
-        yield
 
 
 # Case 49.

@@ -36,24 +36,11 @@ from envmanager import (
 from envmanager._workers import memory
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, Zeros, living, program
+from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, living, program, started
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
 TEN_SECONDS = Timeouts(start_s=10.0, reset_s=10.0, step_s=10.0, call_s=10.0)
 every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    with scripts.ending_what_is_left():
-        yield
-
-
-def started(factory: Any = FakeEnvironment, n_envs: int = 2, **options: Any) -> SubprocessEnvManager:
-    manager = SubprocessEnvManager(factory, n_envs, **{"restarts": NO_RESTARTS, **options})
-    manager.set_policy("default", Zeros())
-    manager.reset()
-    return manager
 
 
 @contextmanager
@@ -101,6 +88,7 @@ def test_case_19_memory_that_runs_out_is_the_environments_error_and_its_worker_l
     start_method: Any, environment: Any
 ) -> None:
     with started(environment, start_method=start_method, infos=True) as manager:
+        manager.reset()
         workers = scripts.pids_of(manager)
         manager.step(Wait.all())
         manager.step(Wait.all())
@@ -121,6 +109,7 @@ def test_case_19_a_worker_that_was_killed_is_told_with_memory_as_a_possible_caus
         return FakeEnvironment([Step(), Die(signal_number=signal.SIGKILL)])
 
     with started(make, 1) as manager:
+        manager.reset()
         manager.step()
         with pytest.raises(WorkerDied, match="memory") as raised:
             manager.step()
@@ -212,6 +201,7 @@ def test_case_46_too_few_descriptors_are_refused_before_anything_starts_with_the
     needed = max(int(number) for number in re.findall(r"\d+", str(raised.value)))
     assert needed > too_few
     with soft_limit(resource.RLIMIT_NOFILE, needed), started(make, 24, start_method=start_method) as manager:
+        manager.reset()
         assert len(manager.step(Wait.all())) == 24
 
 
@@ -288,6 +278,7 @@ def test_case_46_when_the_kernel_refuses_the_third_process_the_first_two_are_sto
         assert time.monotonic() - started_at < 5.0 + 2.0
         assert set(living()) == before
     with started(start_method=start_method) as manager:
+        manager.reset()
         assert len(manager.step(Wait.all())) == 2
 
 
@@ -297,6 +288,7 @@ def test_case_46_a_replacement_that_the_kernel_refuses_twice_is_tried_again_whil
 ) -> None:
     restarts = RestartPolicy(max_restarts=5, backoff_s=0.02)
     with started(start_method=start_method, restarts=restarts) as manager:
+        manager.reset()
         manager.step(Wait.all())
         descriptors = n_open()
         with refusing(start_method, {0, 1}):
@@ -321,6 +313,7 @@ def test_case_46_a_replacement_that_the_kernel_always_refuses_ends_in_an_error_a
 ) -> None:
     restarts = RestartPolicy(max_restarts=3, backoff_s=0.02)
     with started(start_method=start_method, restarts=restarts) as manager:
+        manager.reset()
         manager.step(Wait.all())
         with refusing(start_method, set(range(1000))):
             os.kill(scripts.pids_of(manager)[0], signal.SIGKILL)
@@ -359,6 +352,7 @@ def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its
 def test_case_47_a_worker_costs_the_trainer_at_most_three_descriptors(start_method: Any) -> None:
     n_descriptors = []
     for n_envs in (1, 6):
-        with started(n_envs=n_envs, start_method=start_method):
+        with started(n_envs=n_envs, start_method=start_method) as manager:
+            manager.reset()
             n_descriptors.append(n_open())
     assert n_descriptors[1] - n_descriptors[0] <= 5 * 3

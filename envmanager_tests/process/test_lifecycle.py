@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,6 @@ class Zeros:
 
 def pids(manager: SubprocessEnvManager) -> list[int]:
     return [worker.pid or 0 for worker in manager.stats().workers]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until_gone(gone: list[int], within_s: float = 3.0) -> None:
-    deadline = time.monotonic() + within_s
-    while any(alive(pid) for pid in gone):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in gone if alive(pid)]}"
-        threading.Event().wait(0.02)
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

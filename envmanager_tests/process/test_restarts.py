@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -21,9 +22,10 @@ from envmanager import (
     derive_seed,
     events,
 )
-from envmanager.testing import EchoEnvironment, FakeEnvironment, Step
+from envmanager.testing import EchoEnvironment, FakeEnvironment, Step, faulty
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
+from envmanager.testing.faults import Leak
 from envmanager_tests.envs import EchoGym
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -243,6 +245,31 @@ def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
         assert (last.terminated.tolist(), last.truncated.tolist()) == ([True, False], [False, True])
         assert made.next_obs[:, 2].tolist() == [7, 7]
         assert last.obs[:, 2].tolist() == [0, 0]
+
+
+def n_leaked(pid: int) -> int:
+    """How many descriptors of the kind that Leak leaks a process holds."""
+    held = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+    return held.count(os.devnull)
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_what_a_worker_has_leaked_goes_with_the_process_that_is_recycled(start_method: Any) -> None:
+    leaking = faulty(Leak(n_descriptors=3), times=sys.maxsize)
+    policy = RestartPolicy(recycle_after_steps=5)
+    with SubprocessEnvManager(leaking, 1, restarts=policy, start_method=start_method) as manager:
+        run = CheckedTrainer(manager, recycling=True)
+        run.reset()
+        leaker = run.pid_of(0)
+        n_at_first = n_leaked(leaker)
+        for _ in range(4):
+            run.step()
+        assert n_leaked(leaker) == n_at_first + 4 * 3
+        run.step_until(lambda: run.recycled)
+
+        until(lambda: is_gone(leaker))
+        assert n_leaked(run.pid_of(0)) == n_at_first
+        assert run.lost == []
 
 
 # what holds the processes

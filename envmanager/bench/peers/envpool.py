@@ -7,7 +7,7 @@ from typing import Any
 
 import envpool
 
-from envmanager.bench.contender import Contender, repeated
+from envmanager.bench.contender import Contender, Together, repeated
 from envmanager.bench.roster import CannotTakePart
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -23,23 +23,12 @@ def _make(env: str, n_envs: int, batch_size: int) -> Any:
     return envpool.make(task, env_type="gymnasium", num_envs=n_envs, batch_size=batch_size, **options)
 
 
-class Synchronous(Contender):
+class Synchronous(Together):
     """All environments waited for."""
 
     def __init__(self, env: str, n_envs: int) -> None:
-        self._envs = _make(env, n_envs, n_envs)
-        self._n_envs = n_envs
-        self._actions = repeated(env, n_envs)
+        super().__init__(_make(env, n_envs, n_envs), env, n_envs)
         self._envs.reset()
-
-    def run(self, n_calls: int) -> int:
-        step = self._envs.step
-        for actions in islice(self._actions, n_calls):
-            step(actions)
-        return n_calls * self._n_envs
-
-    def close(self) -> None:
-        self._envs.close()
 
 
 class Asynchronous(Contender):
