@@ -66,8 +66,13 @@ class EnvRows:
         """How many environments ``env_ids`` names, and these by worker; ``error`` as in ``checked``."""
         if self._are_all(env_ids):
             return self.n_envs, self._all_groups
-        ids = self.checked(env_ids, error)
-        return len(ids), self.by_worker(ids)
+        ids, numbers = self._checked(env_ids, error)
+        if self._hosts_one_each:
+            row_0 = self._row_0
+            return len(numbers), [
+                RowsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
+            ]
+        return len(numbers), self.by_worker(ids)
 
     def _are_all(self, env_ids: Any) -> bool:
         """Whether these are all environments in order, as most callers pass them; False if in doubt."""
@@ -80,6 +85,10 @@ class EnvRows:
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
         """``env_ids`` as int64[n]; ``error`` unless they are known and each is named once."""
+        return self._checked(env_ids, error)[0].astype(np.int64)
+
+    def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
+        """``env_ids`` as an array of any integer type, and as a list."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)
@@ -93,13 +102,10 @@ class EnvRows:
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
         if len(set(numbers)) < len(numbers):
             raise error(f"env_ids names an environment twice: {numbers}.")
-        return ids.astype(np.int64)
+        return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
         """The environments grouped by worker."""
-        if self._hosts_one_each:
-            named = enumerate(env_ids.tolist())
-            return [RowsOfWorker(env_id, self._row_0, slice(place, place + 1)) for place, env_id in named]
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

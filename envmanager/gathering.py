@@ -57,6 +57,11 @@ class Gathering:
         """What is ready, by the rules of ``wait``. Raises a WorkerError that is among it."""
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         self._take_arrived(step_queue)
+        if len(self._offered(wait)) < wait.min_ready:
+            self._wait_for_more(step_queue, wait, deadline)
+        return self._hand_out(wait)
+
+    def _wait_for_more(self, step_queue: StepQueue, wait: Wait, deadline: float | None) -> None:
         self._count_in_flight()
         if not self.ready and not self._in_flight:
             raise UsageError(self._nothing_in_flight())
@@ -71,9 +76,8 @@ class Gathering:
                 if wake_at is None:
                     raise RuntimeError("a step queue gave up without a timeout") from None
                 if wake_at == deadline:
-                    break
+                    return
             self._take_arrived(step_queue)
-        return self._hand_out(wait)
 
     def _take_arrived(self, step_queue: StepQueue) -> None:
         if self._recovery.replacements:
@@ -97,11 +101,12 @@ class Gathering:
     def arrive(self, response: EnvironmentResponse) -> None:
         """Take an answer; one that comes of dealing with another has its turn after that."""
         self._require_open()
-        self._arrived.append(response)
         if self._is_arriving:
+            self._arrived.append(response)
             return
         self._is_arriving = True
         try:
+            self._take(response)
             while self._arrived:
                 self._take(self._arrived.popleft())
         finally:
@@ -121,7 +126,7 @@ class Gathering:
             self.ready.append(response)
 
     def _count_in_flight(self) -> None:
-        self._in_flight = sum(worker.waiting for worker in self._workers)
+        self._in_flight = sum([worker.waiting for worker in self._workers])
 
     def fail(self, response: EnvironmentResponse) -> None:
         """A worker failed: it is replaced, or what is to be said of it is ready."""

@@ -40,7 +40,7 @@ _SIGINT = int(signal.SIGINT)
 
 
 def _hold() -> None:
-    """From the moment when the handler is replaced, nothing is raised."""
+    """From the moment when the handler is replaced, nothing is raised. ValueError in any but the main thread."""
     users_handler = _set_handler(_SIGINT, _note)
     _State.users_handler, _State.is_held = users_handler, True
 
@@ -59,9 +59,12 @@ def _let_go() -> None:
 
 def begin_held() -> bool:
     """The beginning of ``held``, for who is a context manager too; the result is for ``end_held``."""
-    if _State.is_held or not _in_main_thread():
+    if _State.is_held:
         return False
-    _hold()
+    try:
+        _hold()
+    except ValueError:  # another thread, which gets no signals; asking first costs more than the rest
+        return False
     return True
 
 

@@ -253,12 +253,11 @@ class SubprocessEnvManager(EnvManager):
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
         """When all rows lie in one slot of the block, they are a batch already."""
-        if self._block is None or sum(map(len, parts)) != self.n_envs:
+        if self._block is None or len(parts) < self.n_workers or sum(map(len, parts)) != self.n_envs:
             return super()._batch(behavior, parts)
         parts = sorted(parts, key=lambda steps: int(steps.agent_id[0]))
         slot = self.env_workers[0].slot
-        pairs = zip(self.env_workers, parts, strict=False)
-        if len(parts) != self.n_workers or not all(worker.holds_all_rows(steps, slot) for worker, steps in pairs):
+        if not all(w.holds_all_rows(steps, slot) for w, steps in zip(self.env_workers, parts, strict=True)):
             return super()._batch(behavior, parts)
         all_rows = self._block.columns[behavior].rows(slot, 0, self.n_envs, 0, False)
         steps = all_rows if self._options.zero_copy else all_rows.copy()

@@ -157,7 +157,6 @@ class WorkerRows:
             for slot in range(block.layout.n_slots)
         ]
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
-        self._actions_written: dict[int, int | None] = {index: None for index, _ in self._behaviors}
         self._actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
         self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
 
@@ -258,8 +257,7 @@ class WorkerRows:
                 return False
         for index, each in self._behaviors:
             n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
-            if n != self._actions_written[index]:
-                self._block.action_counts[self._worker_id, index] = self._actions_written[index] = n
+            self._block.action_counts[self._worker_id, index] = n
         return True
 
     def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:

@@ -85,6 +85,7 @@ class StepQueue:
         self._retiring: set[WorkerHandle] = set()
         self._alarm = Alarm()
         self._is_woken = False
+        self._has_just_looked = False
 
     def register(self, handle: WorkerHandle) -> None:
         """Take answers from this worker, and watch over it."""
@@ -123,11 +124,18 @@ class StepQueue:
         return not self._arrived
 
     def get_nowait(self) -> EnvironmentResponse:
-        """The next answer that has arrived."""
+        """The next answer that has arrived. After the last one of a look there is none, without a look for more."""
         if not self._arrived:
+            if self._has_just_looked:
+                self._has_just_looked = False
+                raise queue.Empty
             self._look()
             if not self._arrived:
                 raise queue.Empty
+        return self._next()
+
+    def _next(self) -> EnvironmentResponse:
+        self._has_just_looked = True
         return self._arrived.popleft()
 
     def _look(self) -> None:
@@ -143,7 +151,7 @@ class StepQueue:
             pass
         if not self._arrived:
             raise queue.Empty
-        return self._arrived.popleft()
+        return self._next()
 
     def _waited(self, give_up: float) -> bool:
         """Wait once; True when the waiting is over, because something arrived or the time is up."""
