@@ -103,12 +103,18 @@ class EnvManager(ABC):
         wait: Wait | None = None,
         seed: int | None = None,
         restarts: RestartPolicy | None = None,
+        zero_copy: bool = False,
         trace: str | None = None,
     ):
-        """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to. ``trace``: a file."""
+        """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to. ``trace``: a file.
+
+        ``zero_copy``: the arrays of a response stay as they are while the next step is taken, and are handed out as they
+        are.
+        """
         n_workers = len(env_ids_of_workers)
         self.env_workers: list[Any] = []
         self._env_rows = EnvRows(env_ids_of_workers)
+        self._zero_copy = zero_copy
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._seed = seed
         self._use = _Use.UNDECIDED
@@ -592,12 +598,13 @@ class EnvManager(ABC):
         """The rows of some workers as one Batch, in env_id order when it holds all environments."""
         if not parts:
             return self._empty_batch(behavior)
-        steps = concat_steps(parts)
+        is_view = len(parts) == 1 and self._zero_copy
+        steps = parts[0] if is_view else concat_steps(parts)
         if len(steps) < self.n_envs:
-            return Batch.of(steps)
+            return Batch.of(steps, is_view=is_view)
         if len(parts) > 1 and (np.diff(steps.agent_id) < 0).any():
             steps = steps.take(np.argsort(steps.agent_id))
-        return Batch.of(steps, self._env_rows.all_env_ids)
+        return Batch.of(steps, self._env_rows.all_env_ids, is_view=is_view)
 
     def _empty_batch(self, behavior: str) -> Batch:
         some = next(worker.previous_step for worker in self.env_workers if worker.previous_step is not None)

@@ -80,7 +80,14 @@ class SimpleEnvManager(EnvManager):
             log_dir=log_dir,
             trace=trace,
         )
-        super().__init__([range(n_envs)], wait=options.wait, seed=seed, restarts=options.restarts, trace=options.trace)
+        super().__init__(
+            [range(n_envs)],
+            wait=options.wait,
+            seed=seed,
+            restarts=options.restarts,
+            zero_copy=zero_copy,
+            trace=options.trace,
+        )
         self._options = options
         self._n_specs = 0
         self._factories = factories_for(env_factory, n_envs)
@@ -134,7 +141,7 @@ class SimpleEnvManager(EnvManager):
         return responses
 
     def _own(self, payload: Any) -> Any:
-        if self._options.zero_copy:
+        if self._zero_copy:
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
 

@@ -111,7 +111,12 @@ class SubprocessEnvManager(EnvManager):
             n_workers, self.placement = placement.n_workers, str(placement)
         blocks = deal(n_envs, n_envs if n_workers is None else n_workers)
         super().__init__(
-            blocks, wait=self._options.wait, seed=seed, restarts=self._options.restarts, trace=self._options.trace
+            blocks,
+            wait=self._options.wait,
+            seed=seed,
+            restarts=self._options.restarts,
+            zero_copy=zero_copy,
+            trace=self._options.trace,
         )
         _require_linux()
         self._env_factory = env_factory
@@ -243,7 +248,7 @@ class SubprocessEnvManager(EnvManager):
         return self._collect_from(self.step_queue, wait)
 
     def _own(self, payload: Any) -> Any:
-        if self._options.zero_copy or self._block is None:
+        if self._zero_copy or self._block is None:
             return payload
         return {behavior: steps.copy() for behavior, steps in payload.items()}
 
@@ -260,10 +265,10 @@ class SubprocessEnvManager(EnvManager):
         if not all(w.holds_all_rows(steps, slot) for w, steps in zip(self.env_workers, parts, strict=True)):
             return super()._batch(behavior, parts)
         all_rows = self._block.columns[behavior].rows(slot, 0, self.n_envs, 0, False)
-        steps = all_rows if self._options.zero_copy else all_rows.copy()
+        steps = all_rows if self._zero_copy else all_rows.copy()
         steps.agent_id = self._all_agent_ids
         add_ends_and_infos(steps, parts)
-        return Batch.of(steps, self._env_rows.all_env_ids, is_view=self._options.zero_copy)
+        return Batch.of(steps, self._env_rows.all_env_ids, is_view=self._zero_copy)
 
     def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
         known = super()._worker_stats(worker)

@@ -275,3 +275,32 @@ def test_large_observations_travel_and_full_batches_are_views_with_zero_copy() -
                 assert batch.is_view == zero_copy
             kept = batch.copy()
         assert (kept.obs == 7).all()
+
+
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_with_zero_copy_what_one_worker_answers_is_a_view_that_holds_until_the_next_recv(kind: Any) -> None:
+    with kind(CountsSteps, 3, n_workers=1, zero_copy=True) as manager:
+        manager.reset()
+        batch = manager.recv()
+        n_steps = np.zeros(3, np.int64)
+        for env_ids in ([0, 1, 2], [0, 1, 2], [2, 0], [1], [0, 1, 2], [2], [0, 1, 2]):
+            manager.send(np.zeros(len(env_ids), np.int64), env_ids)
+            assert (batch.obs[:, 0] == n_steps[batch.env_ids]).all(), "written over while its steps are in flight"
+            batch = manager.recv()
+            n_steps[env_ids] += 1
+            assert batch.is_view
+            assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
+            assert (batch.obs[:, 0] == n_steps[batch.env_ids]).all()
+
+
+class CountsSteps(gymnasium.Env):  # type: ignore[misc]
+    observation_space = gymnasium.spaces.Box(0, 1000, (2,), np.int64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._n_steps = 0
+        return np.zeros(2, np.int64), {}
+
+    def step(self, action: Any) -> Any:
+        self._n_steps += 1
+        return np.full(2, self._n_steps), 0.0, False, False, {}
