@@ -108,8 +108,7 @@ class EnvManager(ABC):
     ):
         """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to. ``trace``: a file.
 
-        ``zero_copy``: the arrays of a response stay as they are while the next step is taken, and are handed out as they
-        are.
+        ``zero_copy``: what a worker answers is handed out as it is; while it takes the next step the arrays must last.
         """
         n_workers = len(env_ids_of_workers)
         self.env_workers: list[Any] = []

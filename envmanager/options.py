@@ -284,14 +284,16 @@ class ManagerOptions:
 
     ``kind="auto"`` and ``n_workers="auto"`` leave the choice to a probe of the first environment.
 
-    Options that only make sense with worker processes (``n_workers``, ``start_method``, ``timeouts``, ``worker_env``,
-    ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no other line.
+    Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
+    ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
+    other line.
     """
 
     kind: str = "subprocess"
     env: Any = None
     n_envs: int = attrs.field(default=1, validator=_count(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
+    local_envs: int = attrs.field(default=0, validator=_count(0))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
     timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
@@ -305,8 +307,14 @@ class ManagerOptions:
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
 
     def __attrs_post_init__(self) -> None:
-        if isinstance(self.n_workers, int) and self.n_workers > self.n_envs:
+        if self.local_envs >= self.n_envs:
             raise UsageError(
-                f"n_workers={self.n_workers} is more than n_envs={self.n_envs}: a worker without an environment has "
-                "nothing to do."
+                f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
+                'kind="simple" for all of them in this process.'
+            )
+        n_apart = self.n_envs - self.local_envs
+        if isinstance(self.n_workers, int) and self.n_workers > n_apart:
+            more = f"n_envs={self.n_envs}" + (f" without local_envs={self.local_envs}" if self.local_envs else "")
+            raise UsageError(
+                f"n_workers={self.n_workers} is more than {more}: a worker without an environment has nothing to do."
             )

@@ -45,7 +45,9 @@ KINDS = {
 
 ENTRY_POINT_GROUP = "envmanager.managers"
 
-PROCESS_OPTIONS = frozenset({"n_workers", "start_method", "timeouts", "restarts", "worker_env", "log_dir"})
+PROCESS_OPTIONS = frozenset(
+    {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
+)
 """Options about worker processes: a kind that has none may leave them out, and they are then unused."""
 
 Options = TypeVar("Options")

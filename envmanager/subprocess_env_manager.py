@@ -7,8 +7,8 @@
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
-The rule: the trainer's process never makes an environment, and the constructor sends nothing through a worker that
-``create_worker`` did not start itself, so that tests can put fakes in their place.
+The rule: the trainer's process makes no environment unless it is told to (``local_envs``), and the constructor sends
+nothing through a worker that ``create_worker`` did not start itself, so that tests can put fakes in their place.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport, make_contexts
 from envmanager.interrupts import held
+from envmanager.local_worker import LocalStepQueue, LocalWorker
 from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.probing import place
 from envmanager.stats import WorkerStats
@@ -59,7 +60,9 @@ class SubprocessEnvManager(EnvManager):
     """Runs ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
 
     ``n_workers="auto"``: as many as suit the first environment, which a worker of its own steps for a moment before the
-    others start; ``stats().placement`` says what was chosen and why.
+    others start; ``stats().placement`` says what was chosen and why. ``local_envs``: the last so many environments run
+    in this process, as one more worker, which steps while the trainer would wait; it sees no other answers meanwhile,
+    and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
@@ -79,6 +82,7 @@ class SubprocessEnvManager(EnvManager):
         n_envs: int = 1,
         *,
         n_workers: WorkerCount = None,
+        local_envs: int = 0,
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
@@ -94,6 +98,7 @@ class SubprocessEnvManager(EnvManager):
         self._options = ManagerOptions(
             n_envs=n_envs,
             n_workers=n_workers,
+            local_envs=local_envs,
             start_method=start_method,
             wait=wait,
             timeouts=Timeouts() if timeouts is None else timeouts,
@@ -109,7 +114,12 @@ class SubprocessEnvManager(EnvManager):
         if n_workers == "auto":
             placement = place(SubprocessEnvManager, env_factory, self._options, in_process=False)
             n_workers, self.placement = placement.n_workers, str(placement)
-        blocks = deal(n_envs, n_envs if n_workers is None else n_workers)
+        n_apart = n_envs - local_envs
+        blocks = deal(n_apart, n_apart if n_workers is None else n_workers)
+        self._local_id: int | None = None
+        if local_envs:
+            self._local_id = len(blocks)
+            blocks.append(range(n_apart, n_envs))
         super().__init__(
             blocks,
             wait=self._options.wait,
@@ -131,6 +141,8 @@ class SubprocessEnvManager(EnvManager):
             self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
+        if self._local_id is not None:
+            self.step_queue = LocalStepQueue(self.env_workers, self._local_id, self._resources.step_queue)
         try:
             self._check_factories_travel()
             for worker_id in range(self.n_workers):
@@ -144,8 +156,21 @@ class SubprocessEnvManager(EnvManager):
             raise
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker process. Tests replace this by something that returns a fake."""
-        handle = self._launch(worker_id, self._recovery.generations[worker_id])
+        """Start one worker process, or for ``local_envs`` make the worker that starts with its first command.
+
+        Tests replace this by something that returns a fake.
+        """
+        factory = self._group_factory(worker_id)
+        if worker_id == self._local_id:
+            return LocalWorker(
+                worker_id,
+                factory,
+                self._times[worker_id],
+                self.events,
+                on_specs=weakly(self._learn_specs),
+                rotates=self._zero_copy,
+            )
+        handle = self._launch(worker_id, factory)
         self._starting.append(handle)
         return handle
 
@@ -161,26 +186,29 @@ class SubprocessEnvManager(EnvManager):
                 "(locks, open files, connections) inside the factory instead."
             ) from error
 
-    def _launch(self, worker_id: int, generation: int) -> WorkerHandle:
-        self._require_open("the start of a worker")
-        options = self._options
-        env_ids = self._env_rows.blocks[worker_id]
+    def _group_factory(self, worker_id: int) -> GroupFactory:
+        """What makes the environments of a worker, or of the one that takes its place."""
         contexts = make_contexts(
-            env_ids,
+            self._env_rows.blocks[worker_id],
             worker_id=worker_id,
-            generation=generation,
+            generation=self._recovery.generations[worker_id],
             first_slot=self._slots,
-            seed=options.seed,
-            log_dir=options.log_dir,
+            seed=self._options.seed,
+            log_dir=self._options.log_dir,
         )
         self._slots += len(contexts)
         own = [self._factories[context.env_id] for context in contexts]
-        factory = GroupFactory(own, contexts, options.infos, options.check_values)
+        return GroupFactory(own, contexts, self._options.infos, self._options.check_values)
+
+    def _launch(self, worker_id: int, factory: GroupFactory) -> WorkerHandle:
+        self._require_open("the start of a worker")
+        options = self._options
+        generation = self._recovery.generations[worker_id]
         environ = options.worker_env
         if environ is None and options.start_method != "fork":
             environ = dict(os.environ)
         plan = LaunchPlan(
-            env_ids=env_ids,
+            env_ids=self._env_rows.blocks[worker_id],
             generation=generation,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method or default_start_method(),
@@ -202,18 +230,22 @@ class SubprocessEnvManager(EnvManager):
 
     def _wait_for_start(self) -> None:
         """Wait for all workers' specs, then lay out the memory they share."""
-        reports = [self._report(handle) for handle in self._starting]
-        if not reports:
+        if not self._starting:
             return
-        for handle, report in zip(self._starting, reports, strict=True):
-            self._learn_specs(report.specs, handle.worker_id)
-        self._partial_actions = all(report.partial_actions for report in reports)
+        local_reports = [local.start() for local in self._local_workers()]  # while the processes start
+        reports = [self._report(handle) for handle in self._starting]
+        for worker_id, report in enumerate([*reports, *local_reports]):
+            self._learn_specs(report.specs, worker_id)
+        self._partial_actions = all(report.partial_actions for report in [*reports, *local_reports])
         layout = BlockLayout.of(self._specs, [report.max_agents for report in reports], n_slots=self._n_slots)
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
         self._block = Block(layout, self._resources.memory_fd)
         for handle in self._starting:
             handle.attach(self._block)
         self._starting = []
+
+    def _local_workers(self) -> list[LocalWorker]:
+        return [each for each in self.env_workers if isinstance(each, LocalWorker)]
 
     def _report(self, handle: WorkerHandle) -> StartReport:
         response = handle.recv()
@@ -227,6 +259,8 @@ class SubprocessEnvManager(EnvManager):
         old = self.env_workers[worker_id]
         if isinstance(old, WorkerHandle):
             self._resources.retire(old)
+        elif isinstance(old, LocalWorker):
+            old.close_quietly()
         try:
             return self.create_worker(worker_id, self.step_queue, self._env_factory)
         finally:
@@ -258,7 +292,12 @@ class SubprocessEnvManager(EnvManager):
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
         """When all rows lie in one slot of the block, they are a batch already."""
-        if self._block is None or len(parts) < self.n_workers or sum(map(len, parts)) != self.n_envs:
+        if (
+            self._block is None
+            or self._local_id is not None
+            or len(parts) < self.n_workers
+            or sum(map(len, parts)) != self.n_envs
+        ):
             return super()._batch(behavior, parts)
         parts = sorted(parts, key=lambda steps: int(steps.agent_id[0]))
         slot = self.env_workers[0].slot
@@ -282,6 +321,8 @@ class SubprocessEnvManager(EnvManager):
     def _close(self) -> None:
         self._resources.close()
         self._finalizer.detach()
+        for local in self._local_workers():
+            local.close_quietly()
         self._block = None
 
 

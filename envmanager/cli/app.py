@@ -87,6 +87,9 @@ def run_command(
     n_workers: Annotated[
         str | None, typer.Option(metavar="N|auto", help="In how many workers; one per environment if unset.")
     ] = None,
+    local_envs: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of them this process runs itself while it waits.")
+    ] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
     restarts: Annotated[
         int | None, typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.")
@@ -114,6 +117,7 @@ def run_command(
         "kind": manager,
         "n_envs": n_envs,
         "n_workers": int(n_workers) if n_workers is not None and n_workers.isdecimal() else n_workers,
+        "local_envs": local_envs,
         "wait": wait,
         "restarts": _with_max_restarts(tables["manager"].get("restarts"), restarts),
         "start_method": start_method,

@@ -25,6 +25,7 @@ FLOORS = [
     ["recovery"],
     ["gathering"],
     ["hosting", "env_manager", "probing"],
+    ["local_worker"],
     ["adapters"],
     ["_workers.processes", "_workers.wire", "_workers.block"],
     ["_workers.child"],

@@ -34,3 +34,10 @@ class TestSeveralEnvsPerWorker(ManagerContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         n_workers = max(1, n_envs // 2)
         return SubprocessEnvManager(env_factory, n_envs, n_workers=n_workers, start_method=self.start_method, **options)
+
+
+class TestShareOfTheTrainer(ManagerContract):
+    """The last environment in this process, the others in workers; a single one has nobody to share with."""
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SubprocessEnvManager(env_factory, n_envs, local_envs=min(1, n_envs - 1), **options)

@@ -1,0 +1,239 @@
+"""A worker that is an object in the trainer's process, and the step queue through which it answers.
+
+The rule: its step is taken when somebody asks for the answer, and never before, so exceptions come out where they would
+with processes, and a trainer that shares the work looks at the answers of its processes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from typing import Any
+
+from envmanager.environment import EnvGroup
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.events import EventLog, Started
+from envmanager.gathering import StepQueue
+from envmanager.hosting import (
+    COMMANDS,
+    GroupFactory,
+    StartReport,
+    describe_failure,
+    env_ids_of_failure,
+    phase_of,
+)
+from envmanager.interrupts import let_through
+from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
+from envmanager.timing import WorkerTimes
+
+_logger = logging.getLogger("envmanager")
+
+
+class LocalWorker:
+    """Hosts environments in this process."""
+
+    def __init__(
+        self,
+        worker_id: int,
+        factory: GroupFactory,
+        times: WorkerTimes,
+        events: EventLog,
+        *,
+        on_specs: Callable[[Any, int], None],
+        rotates: bool,
+    ) -> None:
+        """``on_specs(specs, worker_id)``: there are behaviors that were not there at the start. ``rotates``: let the
+        environments write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
+        """
+        self.worker_id = worker_id
+        self.waiting = False
+        self.previous_step: StepInfo | None = None
+        self.times = times
+        self.group: Any = None  # an EnvGroup, once started
+        self._factory = factory
+        self._events = events
+        self._on_specs = on_specs
+        self._n_specs = 0
+        self._rotates = rotates
+        self._asked: tuple[CommandName, Any] | None = None
+        self._step: tuple[CommandName, Any] | None = None
+        self._stepped: EnvironmentResponse | None = None
+        self._buffers: list[RowBuffer] = []
+        self._ended_ns = time.monotonic_ns()
+
+    def start(self) -> StartReport:
+        """Make the environments; raises as a worker process's start does."""
+        asked_ns = time.monotonic_ns()
+        generation = self._factory.contexts[0].generation
+        try:
+            self.group = self._factory()
+        except (Exception, SystemExit) as error:
+            env_ids = [context.env_id for context in self._factory.contexts]
+            raise describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start") from error
+        self._ended_ns = time.monotonic_ns()
+        self.times.started(asked_ns, self._ended_ns, generation=generation)
+        self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
+        if self._rotates:
+            self._make_buffers(self.group)
+        report: StartReport = COMMANDS[CommandName.START](self.group, None)
+        return report
+
+    def close_quietly(self) -> None:
+        """Close the environments, whatever they say to that."""
+        if self.group is not None:
+            try:
+                self.group.close()
+            except (Exception, SystemExit):
+                _logger.exception("an environment failed to close")
+
+    def _make_buffers(self, group: EnvGroup) -> None:
+        if len(group.behavior_specs) == 1:
+            ((behavior, spec),) = group.behavior_specs.items()
+            if len(group.env_ids) == group.max_agents[behavior]:
+                ids = only_agents(group.env_ids)
+                self._buffers = [RowBuffer.empty(spec.observation, ids) for _ in range(3)]
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Remember a command; it is carried out when its answer is asked for, and never before a step in flight."""
+        command = CommandName(name)
+        if command in (CommandName.STEP, CommandName.STEP_ROWS):
+            self._step = (command, payload)
+            return
+        if self._step is not None:
+            self._stepped = self._take_step()
+        if command is CommandName.RESET:
+            self._stepped = None
+        self._asked = (command, payload)
+
+    def recv(self) -> EnvironmentResponse:
+        """Carry out the command that was sent; a worker that takes another's place starts first."""
+        if self._asked is None:
+            raise RuntimeError("recv() without send()")
+        (name, payload), self._asked = self._asked, None
+        try:
+            if self.group is None:
+                self.start()
+            started_ns = time.monotonic_ns()
+            response = self._obey(name, payload)
+        except EnvManagerError as error:
+            return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+        except KeyboardInterrupt as error:
+            if name is CommandName.RESET:
+                self._was_interrupted(error, name)
+            raise
+        self._ended_ns = time.monotonic_ns()
+        self.times.answered(name, self._ended_ns - started_ns, self._ended_ns)
+        return response
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step was sent whose answer has not been taken."""
+        return self._step is not None or self._stepped is not None
+
+    def take_step(self) -> EnvironmentResponse | None:
+        """The answer to the step that was sent, taking it now; None when there is none."""
+        if self._stepped is not None:
+            stepped, self._stepped = self._stepped, None
+            return stepped
+        return None if self._step is None else self._take_step()
+
+    def _take_step(self) -> EnvironmentResponse:
+        assert self._step is not None
+        (name, actions), self._step = self._step, None
+        if self._buffers:
+            self._buffers.append(self._buffers.pop(0))
+            self.group.offer_rows(self._buffers[0])
+        started_ns = time.monotonic_ns()
+        try:
+            response = self._obey(name, actions)
+        except KeyboardInterrupt as error:
+            self._was_interrupted(error, name)
+            raise
+        idle_ns, self._ended_ns = started_ns - self._ended_ns, time.monotonic_ns()
+        self.times.stepped(self._ended_ns - started_ns, idle_ns, self._ended_ns)
+        return response
+
+    def _was_interrupted(self, error: KeyboardInterrupt, name: CommandName) -> None:
+        """The environments were stopped half-way: whoever goes on after this must reset first."""
+        self._stepped = self._failed(error, name)
+
+    def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
+        try:
+            with let_through():
+                result = COMMANDS[name](self.group, payload)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return self._failed(error, name)
+        if len(self.group.behavior_specs) != self._n_specs:
+            try:
+                self._on_specs(self.group.behavior_specs, self.worker_id)
+            except UsageError as error:
+                return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+            self._n_specs = len(self.group.behavior_specs)
+        return EnvironmentResponse(CommandName.STEP if name is CommandName.STEP_ROWS else name, self.worker_id, result)
+
+    def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
+        env_ids = env_ids_of_failure(self.group, self.worker_id)
+        if self.group is not None:
+            self.group.current_env_id = None
+        failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase=phase_of(name))
+        return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
+
+
+class LocalStepQueue:
+    """The answers of one local worker, and before them those of a queue that other workers answer on, if there is one.
+
+    ``workers``: all workers of a manager, among which ``worker_id`` is the local one, also when it was replaced.
+    """
+
+    def __init__(self, workers: list[Any], worker_id: int = 0, others: StepQueue | None = None) -> None:
+        self._workers = workers
+        self._worker_id = worker_id
+        self._others = others
+        self._n_of_others = 0
+
+    def empty(self) -> bool:
+        """Whether there is no answer, and none could be had at once by taking a step."""
+        return not self._workers[self._worker_id].has_step and (self._others is None or self._others.empty())
+
+    def get_nowait(self) -> EnvironmentResponse:
+        """The next answer of the others; without others, or when each of them has had its turn, the local worker's.
+
+        To have that, it takes the step.
+        """
+        if self._others is None:
+            return self._take_step()
+        if self._n_of_others >= len(self._workers) - 1 and self._workers[self._worker_id].has_step:
+            return self._take_step()
+        response = self._others.get_nowait()
+        self._n_of_others += 1
+        return response
+
+    def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
+        """The next answer: one that is there, else the local worker's, for which it steps, else one to wait for."""
+        try:
+            return self.get_nowait()
+        except queue.Empty:
+            if self._others is None:
+                return self._wait_for_replacement(timeout)
+        try:
+            return self._take_step()
+        except queue.Empty:
+            return self._others.get(timeout=timeout)
+
+    def _take_step(self) -> EnvironmentResponse:
+        response: EnvironmentResponse | None = self._workers[self._worker_id].take_step()
+        if response is None:
+            raise queue.Empty
+        self._n_of_others = 0
+        return response
+
+    def _wait_for_replacement(self, timeout: float | None) -> EnvironmentResponse:
+        """Nothing was sent; a replacement that starts later may be what the ``timeout`` is for."""
+        if timeout:
+            with let_through():
+                time.sleep(timeout)
+        return self._take_step()
