@@ -7,6 +7,8 @@ PYTEST ?= $(VENV)/bin/pytest
 
 OLDEST_PYTHON = 3.10
 NEWEST_PYTHON = 3.13
+# PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size.
+TORCH ?= torch==2.13.0
 # The oldest NumPy that pyproject.toml allows, and the newest there is.
 OLDEST_NUMPY = numpy==1.23.5
 NEWEST_NUMPY = numpy
@@ -34,9 +36,7 @@ BENCH_pufferlib = pufferlib-core
 BENCH_torchrl = torchrl
 BENCH_rllib = 'ray[rllib]'
 BENCH_envpool = envpool
-# PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size. Not for
-# PufferLib, which pins one itself, nor for EnvPool, which needs none.
-TORCH ?= torch==2.13.0
+# Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
 .DEFAULT_GOAL = help
@@ -98,6 +98,7 @@ $(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) $(TORCH)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]'
 	@touch $@ $(RUN_STAMP)
 

@@ -6,6 +6,7 @@ The rule: nothing is done here. Typer reads the words, ``plan.py`` checks them, 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from envmanager import __version__
 from envmanager.bench.plan import plan_bench
 from envmanager.cli.bench import bench
 from envmanager.cli.check import check
-from envmanager.cli.config_files import load_config
+from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.plan import Plan, check_out
@@ -161,6 +162,39 @@ def tune_command(
     console = Console(highlight=False)
     display = PlainTuneDisplay() if _is_plain(console, plain) else LiveTuneDisplay(console, _errors())
     raise typer.Exit(tune(plan, display))
+
+
+@app.command("train")
+def train_command(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A YAML or TOML file with the tables manager, training, trainers.")
+    ],
+    manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
+    wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps of agents.")] = None,
+    seed: SeedOption = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="Where checkpoints go; runs/NAME OF CONFIG if unset.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write how it went there too.")] = None,
+    board: Annotated[
+        str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard there.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+) -> None:
+    """Train policies and show how it goes; checkpoints are left behind, and the policies tried at the end.
+
+    Options given here come before those of CONFIG. Ends with exit code 0 when all steps were taken, 1 after an error,
+    2 after a mistake in the call. Ctrl-C (130) and SIGTERM (143) end the step that is being taken, and save.
+    """
+    tables = load_config(config, TRAINING_TABLES)
+    tables["manager"] = _with(tables["manager"], {"kind": manager, "wait": wait})
+    tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed})
+    check_out(out)
+    train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
+    plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume)
+    raise typer.Exit(train.train(plan, out=out, board=board, plain=plain))
 
 
 @app.command("bench")

@@ -17,18 +17,22 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envmanager.errors import ConfigError, MissingExtra
 from envmanager.specs import describe_value
 
-TABLES = ("manager", "run")
+RUN_TABLES = ("manager", "run")
+TRAINING_TABLES = ("manager", "training", "trainers")
 
 
-def load_config(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of a config file, both always there. Raises ConfigError, or MissingExtra for YAML without PyYAML."""
+def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
+    """The tables of a config file, all of them always there.
+
+    Raises ConfigError, or MissingExtra for YAML without PyYAML.
+    """
     parse = PARSERS.get(path.suffix.lower())
     if parse is None:
         raise ConfigError(f"{path} is not a config file: its name should end in {', '.join(PARSERS)}.")
@@ -36,7 +40,7 @@ def load_config(path: Path) -> dict[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The config file {path} cannot be read: {error}.") from error
-    return _tables(parse(text, path), path)
+    return _tables(parse(text, path), path, tables)
 
 
 def _parse_toml(text: str, path: Path) -> Any:
@@ -68,15 +72,16 @@ def _import_or_say(library: str, path: Path) -> Any:
         raise MissingExtra(f"the config file {path}", library=library, extra="cli") from None
 
 
-def _tables(document: Any, path: Path) -> dict[str, dict[str, Any]]:
+def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
     document = {} if document is None else document
+    known = f"{', '.join(tables[:-1])} and {tables[-1]}"
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{path} should hold the tables {' and '.join(TABLES)}, but is {describe_value(document)}.")
+        raise ConfigError(f"{path} should hold the tables {known}, but is {describe_value(document)}.")
     for name, table in document.items():
-        if name not in TABLES:
-            near = difflib.get_close_matches(str(name), TABLES, n=1)
+        if name not in tables:
+            near = difflib.get_close_matches(str(name), tables, n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(f"{path}: there is no table {name}{hint} Known tables: {', '.join(TABLES)}.")
+            raise ConfigError(f"{path}: there is no table {name}{hint} Known tables: {', '.join(tables)}.")
         if table is not None and not isinstance(table, Mapping):
             raise ConfigError(f"{path}: {name} should be a table, but is {describe_value(table)}.")
-    return {name: dict(document.get(name) or {}) for name in TABLES}
+    return {name: dict(document.get(name) or {}) for name in tables}

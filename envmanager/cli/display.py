@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
+from envmanager.episodes import Episodes
 from envmanager.errors import EnvManagerError
 from envmanager.placement import describe_seconds
 from envmanager.stats import ManagerStats, WorkerStats

@@ -27,9 +27,9 @@ from envmanager.cli.display import (
     summary_lines,
     worker_cells,
 )
-from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
+from envmanager.episodes import Episodes
 from envmanager.errors import EnvManagerError
 from envmanager.stats import ManagerStats, WorkerStats
 

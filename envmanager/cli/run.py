@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from envmanager.cli.display import Display
-from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
+from envmanager.episodes import Episodes
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.policy import Policy
 from envmanager.registry import make_manager

@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from envmanager.cli.episodes import Episodes
 from envmanager.cli.plan import Plan
+from envmanager.episodes import Episodes
 from envmanager.stats import ManagerStats
 
 

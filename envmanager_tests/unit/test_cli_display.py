@@ -18,10 +18,10 @@ from envmanager.cli.display import (
     describe_start,
     summary_lines,
 )
-from envmanager.cli.episodes import Episodes
 from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
+from envmanager.episodes import Episodes
 from envmanager.errors import UsageError
 from envmanager.options import ManagerOptions
 from envmanager.stats import ManagerStats, WorkerStats

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from envmanager.cli.episodes import RECENT, Episodes
+from envmanager.episodes import RECENT, Episodes
 from envmanager.errors import WorkerDied
 from envmanager.steps import ActionInfo, AgentSteps, Lost, StepInfo
 

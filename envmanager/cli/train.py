@@ -1,0 +1,233 @@
+"""``envmanager train``: train the policies of a config, show how it goes, and leave a checkpoint.
+
+The rule: the first Ctrl-C or SIGTERM asks to stop: the step that is being taken ends, everything is saved; a second one
+does not wait.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from envmanager.cli.run import EXIT_DONE, Notices, exit_code_of
+from envmanager.cli.summary import write_json
+from envmanager.errors import EnvManagerError, MissingExtra
+
+try:
+    from envmanager.training.controller import Update
+    from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
+except ImportError as error:
+    raise MissingExtra("envmanager train", library=error.name or "torch", extra="torch") from error
+from envmanager import tensorboard
+
+
+def train(plan: TrainingPlan, *, out: Path | None, board: str | None, plain: bool) -> int:
+    """Train; the exit code, 128 + the signal's number when one ended it. Everything is shown and written before."""
+    console = Console()
+    display: Display = Lines() if plain or not console.is_terminal else Screen(console)
+    writer = None if board is None else tensorboard.make_writer(board)
+    run = TrainingRun(plan, Reports(display, writer))
+    try:
+        with Notices(display), Stopping(run) as signals, display:
+            result = run.go()
+    except EnvManagerError as error:
+        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        if writer is not None:
+            writer.close()
+    for name, text in summary_lines(plan, result):
+        print(f"{name:<12}{text}")
+    if out is not None:
+        write_json(out, result.to_json())
+    return EXIT_DONE if signals.number is None else 128 + signals.number
+
+
+class Stopping:
+    """Within this context the first SIGINT or SIGTERM stops ``run`` in order, and a second one at once."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self.number: int | None = None
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+        self._run.stop()
+
+    def __enter__(self) -> Stopping:
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Reports:
+    """Tells a display and a TensorBoard writer."""
+
+    EVERY_S = 0.5
+
+    def __init__(self, display: Display, writer: tensorboard.ScalarWriter | None) -> None:
+        self._display = display
+        self._writer = writer
+        self._due = 0.0
+
+    def started(self, run: TrainingRun) -> None:
+        self._display.show_start(run)
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        now = time.monotonic()
+        if now < self._due or run.controller is None or run.manager is None:
+            return
+        self._due = now + self.EVERY_S
+        self._display.show_update(run, update, now)
+        if self._writer is not None:
+            for name, figure in update.figures.items():
+                self._writer.add_scalar(f"{update.behavior}/{name}", figure, update.n_steps)
+            self._writer.add_scalar("return/mean", run.controller.episodes.mean_of_recent(), update.n_steps)
+            tensorboard.write_stats(self._writer, run.manager.stats(), update.n_steps)
+
+    def saved(self, path: Path) -> None:
+        self._display.show_line(f"checkpoint  {path}")
+
+    def evaluating(self, n_episodes: int) -> None:
+        self._display.show_line(f"evaluating  {n_episodes:,} episodes")
+
+
+class Display(ABC):
+    """Where a training is shown."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(  # noqa: B027
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing more comes."""
+
+    def show_start(self, run: TrainingRun) -> None:
+        """What is being trained."""
+        options = run.plan.manager
+        kinds = ", ".join(f"{type(trainer).__name__} for {behavior!r}" for behavior, trainer in run.trainers.items())
+        self.show_line(f"{options.env}: {options.n_envs} environments, manager {options.kind}; {kinds}")
+        if run.manager is not None and run.manager.placement:
+            self.show_line(run.manager.placement)
+
+    @abstractmethod
+    def show_line(self, text: str) -> None:
+        """Something that stays."""
+
+    @abstractmethod
+    def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
+        """How far it is."""
+
+    def show_notice(self, level: str, text: str) -> None:
+        """What happened to a worker."""
+        self.show_line(f"{level.capitalize()}: {text}".rstrip())
+
+
+class Lines(Display):
+    """Lines of text, one every few seconds."""
+
+    EVERY_S = 2.0
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def show_line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
+        if now >= self._due:
+            self._due = now + self.EVERY_S
+            print("  ".join(f"{name} {text}" for name, text in state_of(run, update, now).items()), flush=True)
+
+
+class Screen(Display):
+    """A table that is drawn anew, below the lines that stay."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: AbstractContextManager[Any] = nullcontext()
+        self._figures: dict[str, Mapping[str, float]] = {}
+
+    def __enter__(self) -> Display:
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, traceback)
+
+    def show_line(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
+        self._figures[update.behavior] = update.figures
+        table = Table(box=None, pad_edge=False)
+        table.add_column("behavior")
+        names = list(dict.fromkeys(name for figures in self._figures.values() for name in figures))
+        for name in names:
+            table.add_column(name.replace("_", " "), justify="right")
+        for behavior, figures in self._figures.items():
+            table.add_row(behavior, *(f"{figures[name]:.3g}" if name in figures else "" for name in names))
+        head = "   ".join(f"{name} {text}" for name, text in state_of(run, update, now).items())
+        if isinstance(self._live, Live):
+            self._live.update(Group(Text(head), table))
+
+
+def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
+    """How far a training is, in words by name."""
+    controller, goal = run.controller, run.plan.training.steps
+    assert controller is not None
+    seconds = now - run.began
+    mean = controller.episodes.mean_of_recent()
+    return {
+        "time": f"{seconds:.0f} s",
+        "steps": f"{controller.n_steps:,}/{goal:,}",
+        "steps/s": f"{controller.episodes.env_steps / seconds:,.0f}" if seconds > 0 else "–",
+        "episodes": f"{controller.episodes.count:,}",
+        "return": "–" if math.isnan(mean) else f"{mean:.4g}",
+        "version": str(update.version),
+    }
+
+
+def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
+    """How it went, as names and texts."""
+    lines = [
+        ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
+        ("steps", f"{result.n_steps:,} in {result.wall_s:.1f} s"),
+    ]
+    if not math.isnan(result.mean_return):
+        lines.append(("return", f"{result.mean_return:.4g} while training, mean of the last episodes"))
+    if result.evaluation is not None:
+        evaluation = result.evaluation
+        lines.append(
+            ("evaluation", f"{evaluation.mean:.4g} ± {evaluation.spread:.3g}, {len(evaluation.returns)} episodes")
+        )
+    if result.stats.restarts:
+        lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
+    lines.append(("checkpoint", str(plan.checkpoints)))
+    return lines

@@ -1,0 +1,178 @@
+"""From a network's features to a distribution over the actions of a spec, and from what was drawn to real actions.
+
+The rule: what was drawn (*raw*) is what log-probabilities are about; the environment gets it shifted, scaled and
+clipped to its bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Normal
+
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec
+from envmanager.trees import Tree, build, leaves
+
+
+class Discrete(nn.Module):
+    """Whole numbers within bounds, one or several independent ones (discrete, multi-discrete, multi-binary)."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        self.spec = spec
+        low, high = _whole_bounds(spec)
+        self._low = low
+        self.counts = (high - low + 1).reshape(-1).tolist()
+        self.n_inputs = sum(self.counts)
+        self.raw = ArraySpec((len(self.counts),), np.int64)
+
+    def distributions(self, inputs: Tensor) -> list[Distribution]:
+        """One per number."""
+        return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
+
+    def split(self, raw: Tensor) -> list[Tensor]:
+        """What belongs to each distribution."""
+        return list(raw.unbind(-1))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The opposite of ``split``."""
+        return torch.stack(list(parts), dim=-1)
+
+    def likeliest(self, inputs: Tensor) -> Tensor:
+        """The raw action of the highest probability."""
+        return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
+
+    def to_environment(self, raw: np.ndarray) -> np.ndarray:
+        """Actions ``[n, *shape]`` that fit the spec."""
+        action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
+        return action.astype(self.spec.dtype)
+
+
+class Continuous(nn.Module):
+    """Floats: a Gaussian each, whose spread does not depend on the observation. -1 and 1 are the finite bounds."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.n_inputs = math.prod(spec.shape)
+        self.raw = ArraySpec((self.n_inputs,), np.float32)
+        self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
+        low, high = _bounds(spec)
+        is_bounded = np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore"):  # infinite ones are left out
+            self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
+            self._half = np.where(is_bounded, (high - low) / 2, 1.0)
+        self._low, self._high = low, high
+
+    def distributions(self, inputs: Tensor) -> list[Distribution]:
+        """One for all numbers."""
+        return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
+
+    def split(self, raw: Tensor) -> list[Tensor]:
+        """What belongs to each distribution."""
+        return [raw]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The opposite of ``split``."""
+        return parts[0]
+
+    def likeliest(self, inputs: Tensor) -> Tensor:
+        """The raw action of the highest density."""
+        return inputs
+
+    def to_environment(self, raw: np.ndarray) -> np.ndarray:
+        """Actions ``[n, *shape]`` that fit the spec."""
+        shaped = raw.reshape(-1, *self.spec.shape)
+        action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
+        return action.astype(self.spec.dtype)
+
+
+class ActionHeads(nn.Module):
+    """All leaves of an action spec, as one distribution: what a network must put out, and what comes of it."""
+
+    def __init__(self, spec: Tree) -> None:
+        super().__init__()
+        self.spec = spec
+        self.heads = nn.ModuleList([_head(leaf) for leaf in leaves(spec)])
+        self._sizes = [head.n_inputs for head in self._all]
+        self.n_inputs = sum(self._sizes)
+        self.raw_columns: dict[str, ArraySpec] = {f"raw{index}": head.raw for index, head in enumerate(self._all)}
+
+    @property
+    def _all(self) -> list[Any]:
+        return list(self.heads)
+
+    def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Raw actions by column, and their log-probabilities ``[n]``."""
+        raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
+        for name, head, part in self._parts(inputs):
+            distributions = head.distributions(part)
+            drawn = [each.sample() for each in distributions]
+            log_prob = log_prob + _summed([each.log_prob(one) for each, one in zip(distributions, drawn, strict=True)])
+            raws[name] = head.join(drawn)
+        return raws, log_prob
+
+    def likeliest(self, inputs: Tensor) -> dict[str, Tensor]:
+        """The raw actions of the highest probability, by column."""
+        return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
+
+    def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of raw actions and the entropies, each ``[n]``."""
+        log_prob = entropy = torch.zeros(len(inputs), device=inputs.device)
+        for name, head, part in self._parts(inputs):
+            distributions = head.distributions(part)
+            given = head.split(raws[name])
+            log_prob = log_prob + _summed([each.log_prob(one) for each, one in zip(distributions, given, strict=True)])
+            entropy = entropy + _summed([each.entropy() for each in distributions])
+        return log_prob, entropy
+
+    def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
+        """The tree of actions that the environment gets."""
+        return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
+
+    def _parts(self, inputs: Tensor) -> Any:
+        parts = inputs.split(self._sizes, dim=-1)
+        return zip(self.raw_columns, self._all, parts, strict=True)
+
+
+def _summed(values: list[Tensor]) -> Tensor:
+    """Independent parts of one action, ``[n]`` or ``[n, k]`` each, as ``[n]``."""
+    flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
+    total = flat[0]
+    for value in flat[1:]:
+        total = total + value
+    return total
+
+
+def _head(spec: ArraySpec) -> nn.Module:
+    if spec.is_object:
+        raise UsageError("actions that are not arrays cannot be learned by this trainer.")
+    return Continuous(spec) if spec.dtype.kind == "f" else Discrete(spec)
+
+
+def _bounds(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
+    low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
+    high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
+    return low, high
+
+
+_MOST_CHOICES = 100_000
+
+
+def _whole_bounds(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
+    if spec.dtype.kind == "b":
+        return np.zeros(spec.shape, np.int64), np.ones(spec.shape, np.int64)
+    if spec.minimum is None or spec.maximum is None:
+        raise UsageError(f"whole numbers without bounds cannot be learned by this trainer: {spec}.")
+    low, high = (bound.astype(np.int64) for bound in _bounds(spec))
+    if (high - low >= _MOST_CHOICES).any():
+        raise UsageError(
+            f"an action with more than {_MOST_CHOICES:,} choices cannot be learned by this trainer: {spec}."
+        )
+    return low, high

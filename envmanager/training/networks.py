@@ -1,0 +1,185 @@
+"""Networks for observations of any spec: vectors, images, dicts and tuples of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from envmanager.specs import ArraySpec
+from envmanager.trees import Tree, leaves, leaves_like
+
+SMALLEST_IMAGE = 36
+"""Three axes, two of them at least so long, are an image: the convolutions need so much."""
+_MOST_ONE_HOT = 1000
+
+
+class Encoder(nn.Module):
+    """One vector of features ``[n, n_features]`` from a tree of observations, each leaf in the way that suits it.
+
+    Images go through the convolutions of Mnih et al. 2015, whole numbers with few values become one-hot, everything
+    else is flattened; vectors may be normalized by the mean and spread seen so far.
+    """
+
+    def __init__(self, spec: Tree, *, normalize: bool = False) -> None:
+        super().__init__()
+        self._spec = spec
+        self.parts = nn.ModuleList([_part(leaf, normalize) for leaf in leaves(spec)])
+        self.n_features = sum(int(part.n_features) for part in self._all)
+
+    @property
+    def _all(self) -> list[Any]:
+        return list(self.parts)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are convolutions."""
+        return any(isinstance(part, Convolutions) for part in self.parts)
+
+    def forward(self, obs: Sequence[Tensor]) -> Tensor:
+        """``obs``: the leaves ``[n, …]`` in the order of the tree."""
+        return torch.cat([part(leaf) for part, leaf in zip(self.parts, obs, strict=True)], dim=-1)
+
+    def learn_scale(self, obs: Sequence[Tensor]) -> None:
+        """Take these observations into the mean and spread by which others are normalized."""
+        for part, leaf in zip(self.parts, obs, strict=True):
+            if isinstance(part, Flat) and part.scale is not None:
+                part.scale.update(leaf.flatten(1).float())
+
+    def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
+        """The leaves of numpy observations as tensors."""
+        return [to_tensor(leaf, device) for leaf in leaves_like(self._spec, obs)]
+
+
+def to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array on the device; from pinned memory, without waiting, where that is a GPU."""
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        array = array.astype(np.int64)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Flat(nn.Module):
+    """Numbers as they are, in a row."""
+
+    def __init__(self, spec: ArraySpec, *, normalize: bool) -> None:
+        super().__init__()
+        self.n_features = math.prod(spec.shape)
+        self.scale = Scale(self.n_features) if normalize else None
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        flat = leaf.reshape(len(leaf), -1).float()
+        return flat if self.scale is None else self.scale(flat)
+
+
+class OneHot(nn.Module):
+    """Whole numbers between bounds, each as a row of zeros with a one."""
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        assert spec.whole_bounds is not None
+        self._low, high = spec.whole_bounds
+        self._n = high - self._low + 1
+        self.n_features = self._n * math.prod(spec.shape)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        indices = leaf.reshape(len(leaf), -1).long() - self._low
+        return nn.functional.one_hot(indices, self._n).flatten(1).float()
+
+
+class Convolutions(nn.Module):
+    """Images, ``[channels, height, width]`` or with the channels last, bytes or floats: 512 features."""
+
+    n_features = 512
+
+    def __init__(self, spec: ArraySpec) -> None:
+        super().__init__()
+        self._channels_last = spec.shape[2] < spec.shape[0]
+        channels, height, width = (spec.shape[2], *spec.shape[:2]) if self._channels_last else spec.shape
+        self._divisor = 255.0 if spec.dtype == np.uint8 else 1.0
+        self.layers = nn.Sequential(
+            orthogonal(nn.Conv2d(channels, 32, 8, stride=4)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3, stride=1)),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            n_flat = self.layers(torch.zeros(1, channels, height, width)).shape[1]
+        self.last = nn.Sequential(orthogonal(nn.Linear(n_flat, self.n_features)), nn.ReLU())
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        images = leaf.permute(0, 3, 1, 2) if self._channels_last else leaf
+        features: Tensor = self.last(self.layers(images.float() / self._divisor))
+        return features
+
+
+class Scale(nn.Module):
+    """Normalizes by the mean and the spread of all that ``update`` was given (Welford 1962, by batches)."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n))
+        self.register_buffer("variance", torch.ones(n))
+        self.register_buffer("count", torch.tensor(1e-4))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return ((values - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
+
+    def update(self, values: Tensor) -> None:
+        """Take ``[n, …]`` new values into account."""
+        n = len(values)
+        variance, mean = torch.var_mean(values, dim=0, correction=0)
+        total = self.count + n
+        delta = mean - self.mean
+        spread = self.variance * self.count + variance * n + delta**2 * self.count * n / total
+        self.mean += delta * n / total
+        self.variance.copy_(spread / total)
+        self.count.copy_(total)
+
+
+def _part(spec: ArraySpec, normalize: bool) -> nn.Module:
+    if len(spec.shape) == 3 and sorted(spec.shape)[1] >= SMALLEST_IMAGE:
+        return Convolutions(spec)
+    bounds = spec.whole_bounds
+    if bounds is not None and bounds[1] - bounds[0] < _MOST_ONE_HOT and len(spec.shape) <= 1 and spec.dtype != np.uint8:
+        return OneHot(spec)
+    return Flat(spec, normalize=normalize)
+
+
+def mlp(
+    n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
+) -> nn.Sequential:
+    """Linear layers with orthogonal weights (Saxe et al. 2013), the last one scaled by ``last_gain``."""
+    sizes = [n_in, *hidden]
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [orthogonal(nn.Linear(before, after)), activation()]
+    return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], n_out), gain=last_gain))
+
+
+def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
+    """The layer with orthogonal weights and no bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def pick_device(device: str) -> torch.device:
+    """``"auto"``: the GPU when there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)

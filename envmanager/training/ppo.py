@@ -1,0 +1,302 @@
+"""Proximal policy optimization (Schulman et al. 2017), with generalized advantages (Schulman et al. 2015) per agent.
+
+::
+
+    StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
+
+The rule: a rollout is so many rows, of whichever agents were ready; an agent's rows are a chain of their own, so it
+makes no difference how many there are of it and in which order they came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from envmanager.errors import UsageError
+from envmanager.policy import Policy
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.training.actions import ActionHeads
+from envmanager.training.networks import Encoder, mlp, pick_device, to_tensor
+from envmanager.training.states import arrays_of_module, load_module, load_optimizer, optimizer_state
+from envmanager.training.store import NOWHERE, StepStore
+from envmanager.training.trainer import Arrays, Trainer
+from envmanager.trees import leaves
+
+
+@attrs.frozen(kw_only=True)
+class PPOOptions:
+    """The usual names. ``rollout``: how many steps, of all agents together, an update learns from."""
+
+    rollout: int = 1024
+    epochs: int = 10
+    minibatch: int = 256
+    learning_rate: float = 3e-4
+    anneal: bool = True
+    """Let the learning rate fall to zero over the training."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    entropy_coefficient: float = 0.0
+    value_coefficient: float = 0.5
+    max_grad_norm: float = 0.5
+    target_kl: float | None = None
+    """Stop the epochs of an update when the policy has moved so far."""
+    hidden: Sequence[int] = (64, 64)
+    """The layers behind the encoder, of the policy and of the value each; images usually want none."""
+    normalize_observations: bool = False
+    reward_scale: float = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("rollout", "epochs", "minibatch"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+
+class ActorCritic(nn.Module):
+    """An encoder, and behind it a policy and a value."""
+
+    def __init__(self, spec: BehaviorSpec, options: PPOOptions) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec.observation, normalize=options.normalize_observations)
+        self.heads = ActionHeads(spec.action)
+        n = self.encoder.n_features
+        self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=0.01, activation=nn.Tanh)
+        self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
+
+    def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The inputs of the action heads ``[n, k]`` and the values ``[n]``."""
+        features = self.encoder(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+
+class ActorCriticPolicy:
+    """Acts with the weights that are trained. ``greedy``: takes the likeliest action."""
+
+    def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
+        self.version = 0
+        self._model = model
+        self._device = device
+        self._greedy = greedy
+
+    @torch.inference_mode()
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """Actions for the environment; in the outputs what was drawn, its log-probability and the value."""
+        obs = self._model.encoder.tensors(steps.obs, self._device)
+        inputs, value = self._model(obs)
+        heads = self._model.heads
+        if self._greedy:
+            return ActionInfo(heads.to_environment(_numpy(heads.likeliest(inputs))), version=self.version)
+        raws, log_prob = heads.sample(inputs)
+        drawn = _numpy(raws)
+        outputs = {**drawn, **_numpy({"log_prob": log_prob, "value": value})}
+        return ActionInfo(heads.to_environment(drawn), outputs, self.version)
+
+
+def _numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+class PPO(Trainer):
+    """Proximal policy optimization for discrete, multi-discrete and continuous actions, and any observations."""
+
+    def __init__(
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        options: PPOOptions | None = None,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.behavior = behavior
+        self.options = PPOOptions() if options is None else options
+        self._device = pick_device(device)
+        self._generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = ActorCritic(spec, self.options).to(self._device)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=self.options.learning_rate, eps=1e-5)
+        self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
+        float_row = ArraySpec((), np.float32)
+        columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
+        # Rows that are open, and those that only end an episode, come on top of a rollout.
+        self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096)
+        self._n_in_rollout = 0
+
+    def add(self, info: StepInfo) -> int:
+        n = len(self._store.add(info, self.behavior))
+        self._n_in_rollout += n
+        return n
+
+    def is_ready(self) -> bool:
+        return self._n_in_rollout >= self.options.rollout
+
+    def greedy_policy(self) -> Policy:
+        return ActorCriticPolicy(self.model, self._device, greedy=True)
+
+    def environments_were_reset(self) -> None:
+        self._store.abandon_all()
+
+    def update(self, progress: float) -> dict[str, float]:
+        options = self.options
+        if options.anneal:
+            for group in self._optimizer.param_groups:
+                group["lr"] = options.learning_rate * max(0.0, 1.0 - progress)
+        rollout = self._take_rollout()
+        figures = self._learn(rollout)
+        self._store.clear()
+        self._n_in_rollout = 0
+        self.version += 1
+        self.policy.version = self.version
+        return {**figures, "learning_rate": self._optimizer.param_groups[0]["lr"]}
+
+    def _take_rollout(self) -> Rollout:
+        store, options = self._store, self.options
+        rows = np.arange(store.first, store.n_rows)
+        places = store.places(rows)
+        value = store.columns["value"][places].copy()
+        acted = store.acted[places]
+        value[~acted] = self._values_of(places[~acted])
+        successor = store.successor[places] - rows[0]
+        successor[store.successor[places] == NOWHERE] = NOWHERE
+        advantage = advantages(
+            value,
+            store.reward[places] * options.reward_scale,
+            store.terminated[places],
+            acted,
+            successor,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+        )
+        chosen = np.flatnonzero(acted & ((successor != NOWHERE) | store.terminated[places]))
+        at = places[chosen]
+        return Rollout(
+            [to_tensor(leaf[at], self._device) for leaf in leaves(store.obs)],
+            {name: to_tensor(store.columns[name][at], self._device) for name in self.model.heads.raw_columns},
+            to_tensor(store.columns["log_prob"][at], self._device),
+            to_tensor(value[chosen], self._device),
+            to_tensor(advantage[chosen], self._device),
+        )
+
+    @torch.inference_mode()
+    def _values_of(self, places: np.ndarray) -> np.ndarray:
+        obs = [to_tensor(leaf[places], self._device) for leaf in leaves(self._store.obs)]
+        values: np.ndarray = self.model(obs)[1].cpu().numpy()
+        return values
+
+    def _learn(self, rollout: Rollout) -> dict[str, float]:
+        options = self.options
+        if options.normalize_observations:
+            self.model.encoder.learn_scale(rollout.obs)
+        n = len(rollout.advantage)
+        sums: dict[str, float] = {}
+        n_minibatches = 0
+        for _ in range(options.epochs):
+            kl = 0.0
+            order = torch.randperm(n, generator=self._generator)
+            # Minibatches of the same size, give or take one.
+            for chosen in order.chunk(max(1, round(n / options.minibatch))):
+                figures = self._step(rollout.take(chosen.to(self._device)))
+                n_minibatches += 1
+                kl = figures["kl"]
+                for name, figure in figures.items():
+                    sums[name] = sums.get(name, 0.0) + figure
+            if options.target_kl is not None and kl > options.target_kl:
+                break
+        return {name: total / n_minibatches for name, total in sums.items()}
+
+    def _step(self, batch: Rollout) -> dict[str, float]:
+        options = self.options
+        inputs, value = self.model(batch.obs)
+        log_prob, entropy = self.model.heads.evaluate(inputs, batch.raws)
+        log_ratio = log_prob - batch.log_prob
+        ratio = log_ratio.exp()
+        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std(correction=0) + 1e-8)
+        clipped = ratio.clamp(1 - options.clip, 1 + options.clip)
+        policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+        value_loss = 0.5 * (value - batch.advantage - batch.value).square().mean()
+        loss = policy_loss + options.value_coefficient * value_loss - options.entropy_coefficient * entropy.mean()
+        self._optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
+        self._optimizer.step()
+        with torch.no_grad():
+            kl = ((ratio - 1) - log_ratio).mean()  # http://joschu.net/blog/kl-approx.html
+        named = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), "kl": kl}
+        return {name: float(figure.detach()) for name, figure in named.items()}
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        arrays = {f"model.{name}": array for name, array in arrays_of_module(self.model).items()}
+        tensors, facts = optimizer_state(self._optimizer)
+        arrays |= {f"optimizer.{name}": array for name, array in tensors.items()}
+        arrays |= {f"rollout.{name}": array for name, array in self._store.state().items()}
+        arrays["generator"] = self._generator.get_state().numpy()
+        return arrays, {"optimizer": facts, "version": self.version, "n_in_rollout": self._n_in_rollout}
+
+    def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        load_module(self.model, arrays, "model.")
+        load_optimizer(self._optimizer, arrays, "optimizer.", facts["optimizer"])
+        self._store.restore({k[len("rollout.") :]: array for k, array in arrays.items() if k.startswith("rollout.")})
+        self._n_in_rollout = int(facts["n_in_rollout"])
+        self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
+        self.version = self.policy.version = int(facts["version"])
+
+
+@attrs.frozen
+class Rollout:
+    """Rows to learn from; all ``[n, …]``."""
+
+    obs: list[Tensor]
+    raws: dict[str, Tensor]
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+
+    def take(self, rows: Tensor) -> Rollout:
+        """Some of them."""
+        return Rollout(
+            [leaf[rows] for leaf in self.obs],
+            {name: raw[rows] for name, raw in self.raws.items()},
+            self.log_prob[rows],
+            self.value[rows],
+            self.advantage[rows],
+        )
+
+
+def advantages(
+    value: np.ndarray,
+    reward: np.ndarray,
+    terminated: np.ndarray,
+    acted: np.ndarray,
+    successor: np.ndarray,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> np.ndarray:
+    """Generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
+
+    Row i is followed by row ``successor[i]`` > i, or by none (-1). A row that nobody acted in is where a chain ends;
+    its value stands for all that would have come.
+    """
+    values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
+    has_acted, nexts = acted.tolist(), successor.tolist()
+    out = [0.0] * len(values)
+    decay = gamma * gae_lambda
+    for row in range(len(values) - 1, -1, -1):
+        if not has_acted[row]:
+            continue
+        after = nexts[row]
+        if ends[row]:
+            out[row] = rewards[row] - values[row]
+        elif after != NOWHERE:
+            out[row] = rewards[row] + gamma * values[after] - values[row] + decay * out[after]
+    assert not math.isnan(sum(out)), "an observation, a reward or a value is not a number"
+    return np.array(out, np.float32)

@@ -1,0 +1,189 @@
+"""Steps to learn from again and again, drawn at random or by how wrong their prediction was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmanager.specs import ArraySpec
+from envmanager.steps import StepInfo
+from envmanager.training.store import NOWHERE, StepStore
+from envmanager.trees import Tree, leaves
+
+
+class Drawn(NamedTuple):
+    """A batch of rows. ``obs``, ``next_obs`` are leaves ``[n, …]``; ``reward`` is of up to n steps, discounted;
+    ``discount`` is what the value of ``next_obs`` counts for, 0 where the episode terminated; ``weight`` makes up for
+    the priorities.
+    """
+
+    rows: np.ndarray
+    obs: list[np.ndarray]
+    columns: dict[str, np.ndarray]
+    reward: np.ndarray
+    next_obs: list[np.ndarray]
+    discount: np.ndarray
+    weight: np.ndarray
+
+
+class Replay:
+    """The last ``capacity`` rows, each observation kept once, as bytes where it is bytes.
+
+    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else all alike. The last
+    step of an agent is drawn only once it is known what came after it.
+    """
+
+    def __init__(
+        self,
+        observation: Tree,
+        columns: Mapping[str, ArraySpec],
+        *,
+        capacity: int,
+        seed: int,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        priority_exponent: float | None = None,
+    ) -> None:
+        self.store = StepStore(observation, columns, capacity)
+        self._generator = np.random.default_rng(seed)
+        self._n_step = n_step
+        self._gamma = gamma
+        self._exponent = priority_exponent
+        self._tree = None if priority_exponent is None else SumTree(capacity)
+        self._highest = 1.0
+
+    def add(self, info: StepInfo, behavior: str) -> int:
+        """Take one worker's steps; how many there are more to learn from."""
+        rows = self.store.add(info, behavior)
+        if self._tree is not None and len(rows):
+            self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
+        return len(rows)
+
+    def sample(self, n: int, *, importance_exponent: float = 0.4, reward_clip: float | None = None) -> Drawn:
+        """``n`` rows whose next observation is known; the store must hold some."""
+        store = self.store
+        rows, weight = self._draw(n, importance_exponent)
+        reward, last, discount = self._look_ahead(rows, reward_clip)
+        places, next_places = store.places(rows), store.places(last)
+        return Drawn(
+            rows,
+            [leaf[places] for leaf in leaves(store.obs)],
+            {name: column[places] for name, column in store.columns.items()},
+            reward,
+            [leaf[next_places] for leaf in leaves(store.obs)],
+            discount,
+            weight,
+        )
+
+    def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
+        """How far off the predictions for these rows were, float[n] from 0 up: their priority from now on."""
+        if self._tree is not None and self._exponent is not None:
+            priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent
+            self._highest = max(self._highest, float(priorities.max()))
+            self._tree.set(self.store.places(rows), priorities)
+
+    def _draw(self, n: int, importance_exponent: float) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.zeros(0, np.int64)
+        while len(rows) < n:
+            rows = np.concatenate([rows, self._usable(self._candidates(n))])
+        rows = rows[:n]
+        if self._tree is None:
+            return rows, np.ones(n, np.float32)
+        chance = self._tree.values(self.store.places(rows)) / self._tree.total
+        weight = (len(self.store) * chance) ** -importance_exponent
+        return rows, (weight / weight.max()).astype(np.float32)
+
+    def _candidates(self, n: int) -> np.ndarray:
+        store = self.store
+        if self._tree is None:
+            return self._generator.integers(store.first, store.n_rows, n)
+        # One from each of n equal parts of the total.
+        marks = (np.arange(n) + self._generator.random(n)) / n * self._tree.total
+        places = self._tree.find(marks)
+        newest = store.n_rows - 1
+        rows: np.ndarray = newest - (newest - places) % store.capacity  # the last that was written there
+        return rows
+
+    def _usable(self, rows: np.ndarray) -> np.ndarray:
+        store = self.store
+        places = store.places(rows)
+        known = store.terminated[places] | (store.successor[places] != NOWHERE)
+        usable: np.ndarray = rows[store.acted[places] & known & (rows >= store.first)]
+        return usable
+
+    def _look_ahead(self, rows: np.ndarray, reward_clip: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Up to n steps along the chain: the discounted reward, the row that comes then, what its value counts for."""
+        store = self.store
+        total = np.zeros(len(rows), np.float32)
+        discount = np.ones(len(rows), np.float32)
+        at = rows.copy()
+        goes_on = np.ones(len(rows), np.bool_)
+        for _ in range(self._n_step):
+            places = store.places(at)
+            step = store.reward[places]
+            if reward_clip is not None:
+                step = step.clip(-reward_clip, reward_clip)
+            total[goes_on] += (discount * step)[goes_on]
+            discount[goes_on] *= self._gamma
+            ends = goes_on & store.terminated[places]
+            discount[ends] = 0.0
+            goes_on &= ~ends
+            at = np.where(goes_on, store.successor[places], at)
+            after = store.places(at)
+            goes_on &= store.acted[after] & (store.terminated[after] | (store.successor[after] != NOWHERE))
+        return total, at, discount
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """For a checkpoint."""
+        arrays = dict(self.store.state())
+        if self._tree is not None:
+            arrays["priorities"] = self._tree.values(np.arange(min(self.store.n_rows, self.store.capacity)))
+        return arrays, {"generator": self._generator.bit_generator.state, "highest": self._highest}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """As ``state`` told."""
+        self.store.restore(arrays)
+        self._generator.bit_generator.state = facts["generator"]
+        self._highest = float(facts["highest"])
+        if self._tree is not None:
+            priorities = arrays["priorities"]
+            self._tree.set(np.arange(len(priorities)), priorities)
+
+
+class SumTree:
+    """Numbers from 0 up by place, their total, and the place at which a running sum passes a mark, all in log time."""
+
+    def __init__(self, capacity: int) -> None:
+        self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
+        self._sums = np.zeros(2 * self._n_leaves)
+
+    @property
+    def total(self) -> float:
+        """The sum of all."""
+        return float(self._sums[1])
+
+    def values(self, places: np.ndarray) -> np.ndarray:
+        """The numbers at these places."""
+        values: np.ndarray = self._sums[places + self._n_leaves]
+        return values
+
+    def set(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Put numbers at places; of a place that comes twice the last counts."""
+        nodes = places + self._n_leaves
+        self._sums[nodes] = values
+        while nodes[0] > 1:
+            nodes = np.unique(nodes >> 1)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def find(self, marks: np.ndarray) -> np.ndarray:
+        """For each mark between 0 and the total, the place whose share of the running sum it lies in."""
+        nodes = np.ones(len(marks), np.int64)
+        left_over = marks.astype(np.float64)
+        while nodes[0] < self._n_leaves:
+            left = self._sums[2 * nodes]
+            goes_right = left_over >= left
+            left_over = np.where(goes_right, left_over - left, left_over)
+            nodes = 2 * nodes + goes_right
+        return nodes - self._n_leaves

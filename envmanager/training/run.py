@@ -1,0 +1,239 @@
+"""A whole training from a config: the manager, the trainers, checkpoints, evaluation, figures.
+
+::
+
+    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display, TensorBoard)
+                                                        └── checkpoints, evaluation ──▶ TrainingResult
+
+The rule: it stops only between two steps of the controller, so what is saved is always whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import numpy as np
+import torch
+
+from envmanager.errors import ConfigError, UsageError
+from envmanager.options import ManagerOptions, Wait
+from envmanager.registry import make_manager, structure
+from envmanager.stats import ManagerStats
+from envmanager.training import checkpoints
+from envmanager.training.controller import TrainerController, Update
+from envmanager.training.evaluation import Evaluation, evaluate
+from envmanager.training.trainer import Trainer
+from envmanager.training.trainers import make_trainer
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+ANY_BEHAVIOR = "*"
+"""In the table ``trainers``: every behavior that has no entry of its own."""
+
+
+@attrs.frozen(kw_only=True)
+class TrainingOptions:
+    """The table ``training`` of a config. ``steps`` are those of agents, all behaviors that learn together."""
+
+    steps: int = 100_000
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = 1
+    """How many threads PyTorch may use for one operation; the workers want the other cores."""
+    max_policy_lag: int | None = None
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; one is always written at the end."""
+    evaluation_episodes: int = 100
+    """How many episodes to play greedily at the end, as many in each environment; 0 for none."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
+        if self.evaluation_episodes < 0:
+            raise UsageError(f"evaluation_episodes must be at least 0, not {self.evaluation_episodes!r}.")
+
+
+@attrs.frozen
+class TrainingPlan:
+    """What to train, how, and where what it leaves goes."""
+
+    manager: ManagerOptions
+    training: TrainingOptions
+    trainers: Mapping[str, Mapping[str, Any]]
+    directory: Path
+    resume: bool = False
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False) -> TrainingPlan:
+        """From the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
+        training = structure(TrainingOptions, config.get("training") or {}, where="training")
+        tables = config.get("manager") or {}
+        manager = structure(ManagerOptions, {"seed": training.seed, **tables}, where="manager")
+        if manager.env is None:
+            raise ConfigError("There is no environment: name it as `env` in the config's manager table.")
+        trainers = config.get("trainers") or {}
+        if not isinstance(trainers, Mapping) or not trainers:
+            raise ConfigError("There is no trainer: the table `trainers` should have one per behavior, or one for '*'.")
+        for behavior, table in trainers.items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"trainers.{behavior} should be a mapping, but is {table!r}.")
+        return cls(manager, training, trainers, directory, resume)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.directory / "checkpoints"
+
+
+@attrs.frozen
+class TrainingResult:
+    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``."""
+
+    ended: str
+    n_steps: int
+    wall_s: float
+    mean_return: float
+    evaluation: Evaluation | None
+    stats: ManagerStats
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "ended": self.ended,
+            "n_steps": self.n_steps,
+            "wall_s": self.wall_s,
+            "steps_per_s": self.n_steps / self.wall_s if self.wall_s else 0.0,
+            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "evaluation": None
+            if self.evaluation is None
+            else {
+                "episodes": len(self.evaluation.returns),
+                "mean": self.evaluation.mean,
+                "spread": self.evaluation.spread,
+                "returns": self.evaluation.returns,
+            },
+            "restarts": self.stats.restarts,
+            "steps_lost": self.stats.steps_lost,
+        }
+
+
+class Report(Protocol):
+    """Who is told how it goes."""
+
+    def started(self, run: TrainingRun) -> None:
+        """The environments run and the trainers are there."""
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        """A trainer has learned."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def evaluating(self, n_episodes: int) -> None:
+        """Training has ended, and the policies are about to be tried."""
+
+
+class TrainingRun:
+    """One training. ``stop()`` may be called from a signal handler."""
+
+    def __init__(self, plan: TrainingPlan, report: Report) -> None:
+        self.plan = plan
+        self.manager: EnvManager | None = None
+        self.trainers: dict[str, Trainer] = {}
+        self.controller: TrainerController | None = None
+        self.began = 0.0
+        self._report = report
+        self._stops = False
+        self._saved_at = 0
+
+    def stop(self) -> None:
+        """Save and leave after the step that is being taken."""
+        self._stops = True
+
+    def go(self) -> TrainingResult:
+        """Train to the end, or until ``stop()``."""
+        training = self.plan.training
+        if training.threads is not None:
+            torch.set_num_threads(training.threads)
+        torch.manual_seed(training.seed)
+        self.began = time.monotonic()
+        with make_manager(self.plan.manager) as manager:
+            self.manager = manager
+            self.trainers = self._make_trainers(manager)
+            controller = self.controller = TrainerController(
+                manager, self.trainers, max_policy_lag=training.max_policy_lag, on_update=self._updated
+            )
+            if self.plan.resume:
+                self._restore(controller)
+            self._report.started(self)
+            controller.train(training.steps, until=self._is_over)
+            if self._stops:
+                controller.step(Wait.all())  # what was in flight is learned from too
+            wall_s = time.monotonic() - self.began
+            self._save(controller)
+            mean_return = controller.episodes.mean_of_recent()
+            evaluation = None if self._stops else self._evaluate(manager)
+            ended = "stopped" if self._stops else "done"
+            return TrainingResult(ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats())
+
+    def _make_trainers(self, manager: EnvManager) -> dict[str, Trainer]:
+        plan, training = self.plan, self.plan.training
+        unknown = sorted(plan.trainers.keys() - manager.behavior_specs.keys() - {ANY_BEHAVIOR})
+        if unknown:
+            raise ConfigError(
+                f"There is a trainer for the behavior {unknown[0]!r}, but the environments have "
+                f"{', '.join(map(repr, manager.behavior_specs))}."
+            )
+        made = {}
+        for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
+            table = plan.trainers.get(behavior, plan.trainers.get(ANY_BEHAVIOR))
+            if table is None:
+                raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
+            made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
+        return made
+
+    def _is_over(self) -> bool:
+        controller, every = self.controller, self.plan.training.checkpoint_every
+        if controller is not None and every is not None and controller.n_steps - self._saved_at >= every:
+            self._save(controller)
+        return self._stops
+
+    def _updated(self, update: Update) -> None:
+        self._report.updated(self, update)
+
+    def _evaluate(self, manager: EnvManager) -> Evaluation | None:
+        n_episodes = self.plan.training.evaluation_episodes
+        if not n_episodes:
+            return None
+        self._report.evaluating(n_episodes)
+        policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
+        return evaluate(manager, policies, episodes_per_env=-(-n_episodes // manager.n_envs))
+
+    def _save(self, controller: TrainerController) -> None:
+        states = {f"trainer-{behavior}": trainer.state() for behavior, trainer in self.trainers.items()}
+        states["controller"] = ({"torch": torch.get_rng_state().numpy()}, {"n_steps": controller.n_steps})
+        checkpoint = checkpoints.facts_and_arrays(states)
+        self._report.saved(checkpoints.save(self.plan.checkpoints, f"{controller.n_steps:012d}", checkpoint))
+        self._saved_at = controller.n_steps
+
+    def _restore(self, controller: TrainerController) -> None:
+        checkpoint = checkpoints.load_latest(self.plan.checkpoints)
+        for behavior, trainer in self.trainers.items():
+            name = f"trainer-{behavior}"
+            if name not in checkpoint.arrays:
+                raise UsageError(f"the checkpoint in {self.plan.checkpoints} has no behavior {behavior!r}.")
+            try:
+                trainer.restore(checkpoint.arrays[name], checkpoint.facts["parts"][name])
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise UsageError(
+                    f"the checkpoint in {self.plan.checkpoints} does not fit the trainer of {behavior!r}: {error}. "
+                    "Resume with the config it was written with."
+                ) from error
+        controller.n_steps = self._saved_at = int(checkpoint.facts["parts"]["controller"]["n_steps"])
+        torch.set_rng_state(torch.from_numpy(np.array(checkpoint.arrays["controller"]["torch"])))

@@ -1,0 +1,176 @@
+"""Steps of many agents as rows, each linked to the row that came after it.
+
+::
+
+    row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
+
+An agent's observation opens a row as soon as it is known; what the agent did there and what that brought closes the row
+when the next step arrives. A row without an action is only what its predecessor saw next: an episode that was
+truncated, a step that was lost, or one that is still in flight. So every observation is kept once, and the steps of
+partial, uneven and lost workers cannot mix.
+
+The rule: rows are numbered for ever and overwritten oldest first; a number is good as long as ``holds`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec, zeros
+from envmanager.steps import AgentSteps, StepInfo, take_rows
+from envmanager.trees import Tree, leaves, leaves_like
+
+NOWHERE = -1
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+class StepStore:
+    """The last ``capacity`` rows of one behavior.
+
+    ``obs`` a tree of ``[capacity, …]``; ``columns`` the policy's outputs by name, ``[capacity, …]``; ``reward``
+    float32; ``terminated``, ``acted`` bool; ``successor`` int64, the number of the row after it or ``NOWHERE``.
+    """
+
+    def __init__(self, observation: Tree, columns: Mapping[str, ArraySpec], capacity: int) -> None:
+        if any(leaf.is_object for leaf in leaves(observation)):
+            raise UsageError("observations that are not arrays cannot be trained on: write an encoder for them first.")
+        self.capacity = capacity
+        self.n_rows = 0
+        """How many rows there ever were; the next one has this number."""
+        self.n_acted = 0
+        """How many of them ever got an action and what it brought."""
+        self.obs: Tree = zeros(observation, capacity)
+        self.columns = {name: zeros(spec, capacity) for name, spec in columns.items()}
+        self.reward = np.zeros(capacity, np.float32)
+        self.terminated = np.zeros(capacity, np.bool_)
+        self.acted = np.zeros(capacity, np.bool_)
+        self.successor = np.full(capacity, NOWHERE, np.int64)
+        self._first = 0
+        self._open: dict[int, int] = {}
+        self._unlinked: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return self.n_rows - self.first
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest row that is still there."""
+        return max(self._first, self.n_rows - self.capacity)
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Where in the arrays these rows lie."""
+        places: np.ndarray = rows % self.capacity
+        return places
+
+    def add(self, info: StepInfo, behavior: str) -> np.ndarray:
+        """Take the steps of one worker; int64, the rows that got their action."""
+        now = info.current.get(behavior)
+        before = None if info.previous is None else info.previous.get(behavior)
+        taken = None if info.actions is None else info.actions.get(behavior)
+        closed = _NO_ROWS
+        if before is not None and taken is not None and now is not None and info.lost is None:
+            closed = self._close(before, taken.outputs, now)
+        elif before is not None:
+            self._abandon(before.agent_id.tolist())
+        if now is not None:
+            self._open_rows(now)
+        return closed
+
+    def abandon_all(self) -> None:
+        """What is open will not be answered, because the environments were reset."""
+        self._open.clear()
+        self._unlinked.clear()
+
+    def clear(self) -> None:
+        """Forget all rows but those that are open."""
+        kept = {agent_id: row for agent_id, row in self._open.items() if row >= self.first}
+        obs = take_rows(self.obs, self.places(np.array(list(kept.values()), np.int64)))
+        self._first = self.n_rows
+        self._unlinked.clear()
+        self._open = dict(zip(kept, self._append(obs, len(kept)).tolist(), strict=True))
+
+    def _abandon(self, agent_ids: list[int]) -> None:
+        for agent_id in agent_ids:
+            self._open.pop(agent_id, None)
+            self._unlinked.pop(agent_id, None)
+
+    def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
+        """Write what was done in the open rows and what it brought."""
+        agent_ids = before.agent_id[before.acting_rows].tolist()
+        row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
+        closing = [
+            (index, row_of[agent_id], self._open.pop(agent_id))
+            for index, agent_id in enumerate(agent_ids)
+            if agent_id in row_of and self._open.get(agent_id, NOWHERE) >= self.first
+        ]
+        self._abandon([agent_id for agent_id in agent_ids if agent_id in self._open])
+        if not closing:
+            return _NO_ROWS
+        acted, came, rows = np.array(closing, np.int64).T
+        places = self.places(rows)
+        for name, column in self.columns.items():
+            column[places] = outputs[name][acted]
+        self.reward[places] = now.reward[came]
+        self.terminated[places] = now.terminated[came]
+        self.acted[places] = True
+        self.n_acted += len(rows)
+        self._link(now, came, rows)
+        return rows  # type: ignore[no-any-return]
+
+    def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
+        """The rows that go on wait for the next of their agents; those that were truncated get what was seen last."""
+        ended = now.ended[came]
+        for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
+            self._unlinked[agent_id] = row
+        is_cut = ended & ~now.terminated[came]
+        if is_cut.any():
+            place_in_final = np.cumsum(now.ended)[came[is_cut]] - 1
+            last_rows = self._append(take_rows(now.final_obs, place_in_final), int(is_cut.sum()))
+            self.successor[self.places(rows[is_cut])] = last_rows
+
+    def _open_rows(self, now: AgentSteps) -> None:
+        acting = now.acting_rows
+        rows = self._append(now.obs if now.acting is None else take_rows(now.obs, acting), len(acting))
+        for agent_id, row in zip(now.agent_id[acting].tolist(), rows.tolist(), strict=True):
+            self._open[agent_id] = row
+            before = self._unlinked.pop(agent_id, NOWHERE)
+            if before >= self.first:
+                self.successor[before % self.capacity] = row
+
+    def _append(self, obs: Tree, n: int) -> np.ndarray:
+        """New rows without actions; their numbers."""
+        rows = np.arange(self.n_rows, self.n_rows + n)
+        places = self.places(rows)
+        for into, values in zip(leaves(self.obs), leaves_like(self.obs, obs), strict=True):
+            into[places] = values
+        self.acted[places] = False
+        self.terminated[places] = False
+        self.successor[places] = NOWHERE
+        self.n_rows += n
+        return rows
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint: arrays by name."""
+        n = min(self.n_rows, self.capacity)
+        arrays = {f"obs.{index}": leaf[:n] for index, leaf in enumerate(leaves(self.obs))}
+        arrays |= {f"column.{name}": column[:n] for name, column in self.columns.items()}
+        arrays |= {name: getattr(self, name)[:n] for name in ("reward", "terminated", "acted", "successor")}
+        arrays["counts"] = np.array([self.n_rows, self.n_acted, self._first])
+        return arrays
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """As ``state`` told. What was open then is not: the environments begin anew."""
+        n_rows, n_acted, first = arrays["counts"].tolist()
+        n = min(n_rows, self.capacity)
+        for index, leaf in enumerate(leaves(self.obs)):
+            leaf[:n] = arrays[f"obs.{index}"]
+        for name, column in self.columns.items():
+            column[:n] = arrays[f"column.{name}"]
+        for name in ("reward", "terminated", "acted", "successor"):
+            getattr(self, name)[:n] = arrays[name]
+        self.n_rows, self.n_acted, self._first = n_rows, n_acted, first
+        self.abandon_all()

@@ -1,0 +1,60 @@
+"""What trains the policy of one behavior."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envmanager.policy import Policy
+from envmanager.steps import StepInfo
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Trainer(ABC):
+    """Learns from the steps of one behavior. The controller gives it every StepInfo, and asks for an update when ready.
+
+    ``version`` counts the updates; the policy puts it into every ActionInfo.
+    """
+
+    behavior: str
+    policy: Policy
+    """What acts, for the manager."""
+    version: int = 0
+    max_policy_lag: float = 1
+    """By how many versions a step may be older than what it is learned for, unless the controller says otherwise."""
+    frozen: bool = False
+    """Whether it only acts."""
+
+    @abstractmethod
+    def add(self, info: StepInfo) -> int:
+        """Take one worker's steps; how many of them can be learned from. The arrays are the manager's: copy them."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether there is enough for an update."""
+
+    @abstractmethod
+    def update(self, progress: float) -> dict[str, float]:
+        """Learn, and give the policy a new version. ``progress``: 0 at the beginning of training, 1 at its end.
+
+        Returns figures worth looking at, by name.
+        """
+
+    @abstractmethod
+    def greedy_policy(self) -> Policy:
+        """A policy that explores nothing, for evaluation; it has the same weights, also later."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """All that a resumed training needs: arrays by name, and what JSON can hold."""
+
+    @abstractmethod
+    def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` told."""
+
+    def environments_were_reset(self) -> None:  # noqa: B027  (one that keeps nothing between steps needs none)
+        """What is in flight will never be answered."""

@@ -1,0 +1,68 @@
+"""Trainers by name, those of other packages too, from the tables of a config."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from envmanager.errors import ConfigError
+from envmanager.registry import structure
+from envmanager.specs import BehaviorSpec
+from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.ppo import PPO, PPOOptions
+from envmanager.training.trainer import Trainer
+
+ENTRY_POINT_GROUP = "envmanager.trainers"
+
+MakeTrainer = Callable[..., Trainer]
+"""``make(behavior, spec, options, seed=…, device=…)``, where ``options`` is the config's table without ``kind``."""
+
+
+def _ppo(behavior: str, spec: BehaviorSpec, options: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
+    parsed = structure(PPOOptions, options, where=f"trainers.{behavior}")
+    return PPO(behavior, spec, parsed, seed=seed, device=device)
+
+
+def _dqn(behavior: str, spec: BehaviorSpec, options: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
+    parsed = structure(DQNOptions, options, where=f"trainers.{behavior}")
+    return DQN(behavior, spec, parsed, seed=seed, device=device)
+
+
+KINDS: dict[str, MakeTrainer] = {"dqn": _dqn, "ppo": _ppo}
+
+
+def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
+    """The trainer that a table such as ``{"kind": "ppo", "rollout": 512}`` describes; ConfigError when there is none.
+
+    ``frozen: true`` in the table makes one that only acts.
+    """
+    options = dict(table)
+    kind, frozen = options.pop("kind", None), options.pop("frozen", False)
+    if not isinstance(frozen, bool):
+        raise ConfigError(f"trainers.{behavior}.frozen should be true or false, but is {frozen!r}.")
+    trainer = _find(kind, behavior)(behavior, spec, options, seed=seed, device=device)
+    trainer.frozen = frozen
+    return trainer
+
+
+def known_kinds() -> list[str]:
+    """The names of all trainers, those that other packages add included."""
+    return sorted({*KINDS, *(entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def _find(kind: Any, behavior: str) -> MakeTrainer:
+    if isinstance(kind, str) and kind in KINDS:
+        return KINDS[kind]
+    if isinstance(kind, str):
+        for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=kind):
+            loaded: MakeTrainer = entry_point.load()
+            if not callable(loaded) or inspect.isabstract(loaded):
+                break
+            return loaded
+    near = difflib.get_close_matches(str(kind), known_kinds(), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    known = ", ".join(known_kinds())
+    raise ConfigError(f"trainers.{behavior}.kind is {kind!r}: there is no such trainer{hint} Known trainers: {known}.")

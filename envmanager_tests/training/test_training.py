@@ -1,0 +1,269 @@
+"""Whole trainings: they learn, they are saved wholly or not at all, and go on where they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from envmanager import ConfigError, UsageError
+from envmanager.cli.config_files import TRAINING_TABLES, load_config
+from envmanager.training import checkpoints
+from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.trainers import known_kinds, make_trainer
+
+CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
+SMALL_PPO = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
+SMALL_DQN = {"kind": "dqn", "capacity": 2000, "learning_starts": 64, "train_every": 16, "hidden": [16]}
+
+
+class Quiet:
+    """A report that remembers what was saved."""
+
+    def __init__(self) -> None:
+        self.saved_at: list[Path] = []
+        self.versions: list[int] = []
+        self.at_update: Any = None
+
+    def started(self, run: Any) -> None:
+        pass
+
+    def updated(self, run: Any, update: Any) -> None:
+        self.versions.append(update.version)
+        if self.at_update is not None:
+            self.at_update(run, update)
+
+    def saved(self, path: Path) -> None:
+        self.saved_at.append(path)
+
+    def evaluating(self, n_episodes: int) -> None:
+        pass
+
+
+def training(tmp_path: Path, trainer: dict[str, Any], *, resume: bool = False, **options: Any) -> TrainingRun:
+    tables = {
+        "manager": CARTPOLE,
+        "training": {"steps": 400, "evaluation_episodes": 0, "device": "cpu", **options},
+        "trainers": {"default": trainer},
+    }
+    return TrainingRun(TrainingPlan.parse(tables, tmp_path, resume=resume), Quiet())
+
+
+class Corridor(gymnasium.Env):  # type: ignore[misc]
+    """Walk right four times: 1 for each step to the right, and the end; left ends it at once."""
+
+    observation_space = gymnasium.spaces.Discrete(5)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._at = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self._at += int(action)
+        return self._at, float(action), not action or self._at == 4, False, {}
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"kind": "ppo", "rollout": 128, "epochs": 4, "minibatch": 64, "learning_rate": 3e-3},
+        {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
+         "hidden": [32]},
+        {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
+         "hidden": [32], "prioritized": True, "n_step": 3, "double": False, "duelling": False},
+    ],
+    ids=["ppo", "dqn", "dqn with every switch turned"],
+)  # fmt: skip
+@pytest.mark.parametrize("wait", ["all", "any"])
+def test_a_trainer_learns_to_walk_to_the_end(tmp_path: Path, trainer: dict[str, Any], wait: str) -> None:
+    tables = {
+        "manager": {"kind": "simple", "env": Corridor, "n_envs": 4, "wait": wait},
+        "training": {"steps": 3000, "evaluation_episodes": 8, "device": "cpu"},
+        "trainers": {"*": trainer},
+    }
+    result = TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
+    assert result.evaluation is not None
+    assert result.evaluation.returns == [4.0] * 8
+
+
+@pytest.mark.parametrize("trainer", [SMALL_PPO, SMALL_DQN], ids=["ppo", "dqn"])
+def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with(
+    tmp_path: Path, trainer: dict[str, Any]
+) -> None:
+    first = training(tmp_path, trainer)
+    first.go()
+    randomness = torch.get_rng_state()
+    torch.rand(3)
+    again = training(tmp_path, trainer, resume=True, steps=500)
+    seen: list[Any] = []
+    again._report.started = lambda run: seen.extend(  # type: ignore[attr-defined]
+        [torch.get_rng_state(), run.controller.n_steps, run.trainers["default"].version]
+    )
+    again.go()
+    assert torch.equal(seen[0], randomness)
+    assert seen[1:] == [400, first.trainers["default"].version]
+    assert again.trainers["default"].version > seen[2]
+    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 500
+
+
+@pytest.mark.parametrize("trainer", [SMALL_PPO, {**SMALL_DQN, "prioritized": True}], ids=["ppo", "dqn"])
+def test_a_state_that_was_written_and_read_is_the_same_state(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    run = training(tmp_path, trainer)
+    run.go()
+    arrays, facts = run.trainers["default"].state()
+    read = checkpoints.load_latest(tmp_path / "checkpoints")
+    other = make_trainer("default", _spec(), trainer, seed=5, device="cpu")
+    other.restore(read.arrays["trainer-default"], read.facts["parts"]["trainer-default"])
+    arrays_again, facts_again = other.state()
+    assert facts == facts_again == json.loads(json.dumps(facts))
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, arrays_again[name], err_msg=name)
+
+
+def _spec() -> Any:
+    from envmanager import make_manager
+
+    with make_manager({"kind": "simple", "env": "CartPole-v1"}) as manager:
+        return manager.behavior_specs["default"]
+
+
+def test_a_stopped_training_learns_from_all_that_was_in_flight_and_is_saved(tmp_path: Path) -> None:
+    run = training(tmp_path, SMALL_PPO, steps=100_000)
+    run._report.at_update = lambda run, update: run.stop() if update.version == 3 else None  # type: ignore[attr-defined]
+    result = run.go()
+    assert result.ended == "stopped"
+    assert result.evaluation is None
+    assert result.n_steps == 3 * 64 + 4
+    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == result.n_steps
+
+
+def test_checkpoints_are_written_on_the_way_and_only_the_last_is_kept(tmp_path: Path) -> None:
+    run = training(tmp_path, SMALL_PPO, checkpoint_every=100)
+    run.go()
+    saved = run._report.saved_at  # type: ignore[attr-defined]
+    assert len(saved) >= 4
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()] == [saved[-1].name]
+
+
+def test_a_checkpoint_that_could_not_be_finished_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {"part": {"weights": np.ones(3)}}
+    facts = {"files": ["part"], "parts": {"part": {}}}
+    checkpoints.save(tmp_path, "1", checkpoints.Checkpoint(facts, arrays))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_flush", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(tmp_path, "2", checkpoints.Checkpoint(facts, {"part": {"weights": np.zeros(3)}}))
+    assert checkpoints.load_latest(tmp_path).arrays["part"]["weights"].tolist() == [1, 1, 1]
+
+
+def test_without_a_checkpoint_nothing_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no checkpoint"):
+        training(tmp_path, SMALL_PPO, resume=True).go()
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
+    training(tmp_path, SMALL_PPO).go()
+    with pytest.raises(UsageError, match="does not fit the trainer"):
+        training(tmp_path, {**SMALL_PPO, "hidden": [8]}, resume=True, steps=500).go()
+
+
+@pytest.mark.parametrize(
+    ("trainers", "words"),
+    [
+        ({}, "There is no trainer"),
+        ({"default": {"kind": "pppo"}}, "did you mean 'ppo'"),
+        ({"default": {"kind": "ppo", "rolout": 3}}, "did you mean trainers.default.rollout"),
+        ({"default": {"kind": "ppo", "epochs": 0}}, "epochs must be at least 1"),
+        ({"default": {"kind": "ppo", "frozen": "no"}}, "frozen should be true or false"),
+        ({"defualt": {"kind": "ppo"}}, "trainer for the behavior 'defualt'"),
+        ({"default": "ppo"}, "should be a mapping"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: str) -> None:
+    tables = {"manager": CARTPOLE, "training": {}, "trainers": trainers}
+    with pytest.raises(ConfigError, match=words):
+        TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
+
+
+def test_ppo_and_dqn_are_known() -> None:
+    assert {"ppo", "dqn"} <= set(known_kinds())
+
+
+# The command.
+
+CONFIG = """
+manager: {kind: subprocess, env: CartPole-v1, n_envs: 2}
+training: {steps: 300, evaluation_episodes: 4}
+trainers: {default: {kind: ppo, rollout: 64, epochs: 2, minibatch: 32}}
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "import sys; from envmanager.cli import main; sys.exit(main())", "train", *arguments]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["simple", "subprocess", "auto"])
+def test_the_command_trains_with_any_manager_and_writes_how_it_went(tmp_path: Path, config: Path, kind: str) -> None:
+    out = tmp_path / "out.json"
+    arguments = [str(config), "--manager", kind, "--out", str(out), "--dir", str(tmp_path / "run"), "--plain"]
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "all steps taken" in done.stdout
+    summary = json.loads(out.read_text())
+    assert summary["n_steps"] >= 300
+    assert summary["evaluation"]["episodes"] == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_saves_and_can_be_resumed(tmp_path: Path, config: Path, number: signal.Signals) -> None:
+    arguments = [str(config), "--steps", "100000000", "--dir", str(tmp_path / "run"), "--plain"]
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("time"))
+        os.kill(process.pid, number)
+        rest = process.stdout.read()
+    assert process.returncode == 128 + number
+    assert "stopped; resume with --resume" in rest
+    saved = checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"]
+    more = [str(config), "--steps", str(saved + 64), "--dir", str(tmp_path / "run"), "--resume", "--plain"]
+    done = subprocess.run(command(*more), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"] >= saved
+
+
+def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("ppo", "nothing"))
+    done = subprocess.run(command(str(path), "--plain"), capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no such trainer" in done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(Path("docs/examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_configs_that_can_be_parsed(path: Path, tmp_path: Path) -> None:
+    TrainingPlan.parse(load_config(path, TRAINING_TABLES), tmp_path)
