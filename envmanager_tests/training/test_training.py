@@ -203,6 +203,21 @@ def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: st
         TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
 
 
+def test_several_behaviors_train_at_once_each_on_its_own_trainer_and_one_may_be_frozen(tmp_path: Path) -> None:
+    pytest.importorskip("mpe2")
+    tables = {
+        "manager": {"env": "mpe2.simple_speaker_listener_v4:parallel_env", "n_envs": 3, "wait": "all"},
+        "training": {"steps": 600, "evaluation_episodes": 3, "device": "cpu"},
+        "trainers": {"speaker": SMALL_PPO, "*": {**SMALL_PPO, "frozen": True}},
+    }
+    run = TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet())
+    result = run.go()
+    assert {behavior: trainer.version for behavior, trainer in run.trainers.items()} == {"speaker": 9, "listener": 0}
+    assert result.n_steps >= 600
+    assert result.evaluation is not None
+    assert len(result.evaluation.returns) == 6, "an episode of each agent in each environment"
+
+
 def test_ppo_and_dqn_are_known() -> None:
     assert {"ppo", "dqn"} <= set(known_kinds())
 
