@@ -52,9 +52,13 @@ class InProcess(Managed):
 class Processes(Managed):
     """One environment per process."""
 
-    def __init__(self, env: str, n_envs: int, *, wait: str = "all", **options: Any) -> None:
-        chosen = Wait(min_ready=max(1, n_envs // 2)) if wait == "half" else Wait.parse(wait)
-        super().__init__(SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=chosen, **options), env, n_envs)
+    def __init__(
+        self, env: str, n_envs: int, *, wait: str = "all", n_workers: int | None = None, **options: Any
+    ) -> None:
+        n_half = max(1, (n_envs if n_workers is None else n_workers) // 2)
+        chosen = Wait(min_ready=n_half) if wait == "half" else Wait.parse(wait)
+        manager = SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=chosen, n_workers=n_workers, **options)
+        super().__init__(manager, env, n_envs)
 
 
 class Workers(Processes):
@@ -62,6 +66,13 @@ class Workers(Processes):
 
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         super().__init__(env, n_envs, n_workers=min(count_cores(), n_envs), **options)
+
+
+class Turns(Processes):
+    """Two processes per core, and half of them waited for: while one half is served, the other has the cores."""
+
+    def __init__(self, env: str, n_envs: int) -> None:
+        super().__init__(env, n_envs, wait="half", n_workers=min(2 * count_cores(), n_envs))
 
 
 class Share(Workers):

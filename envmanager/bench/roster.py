@@ -58,6 +58,8 @@ ROSTER = {
     # Not waiting for all: for any, or for half of the workers.
     "ours-any": Entry("Processes", {"wait": "any"}),
     "ours-half": Entry("Processes", {"wait": "half"}),
+    # Two processes per core that take turns.
+    "ours-turns": Entry("Turns"),
     # Placed by the manager: with a share in the trainer's process, and whatever it finds best.
     "ours-share": Entry("Share"),
     "ours-auto": Entry("Auto"),

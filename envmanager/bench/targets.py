@@ -17,7 +17,7 @@ from envmanager.bench.workloads import ENVPOOL, SEPARATE
 ANY_OF_OURS = tuple(name for name in ROSTER if family_of(name) == "ours" and name != "ours-step")
 IN_PROCESS = ("ours-simple", "ours-simple-view")
 ONE_PER_PROCESS = ("ours-processes", "ours-processes-view")
-ONLY_PROCESSES = (*ONE_PER_PROCESS, "ours-workers", "ours-workers-view", "ours-any", "ours-half")
+ONLY_PROCESSES = (*ONE_PER_PROCESS, "ours-workers", "ours-workers-view", "ours-any", "ours-half", "ours-turns")
 VIEWS = ("ours-simple-view", "ours-processes-view", "ours-workers-view")
 COPIES = ("ours-simple", "ours-processes", "ours-workers", "ours-share")
 NOT_WAITING_FOR_ALL = ("ours-any",)

@@ -67,7 +67,10 @@ ALL = {
             "ALE/Pong-v5: no-op reset, frame skip 4 with max, gray 84x84, stack of 4",
             "pong",
             (8,),
-            (*PLACED, *CHOSEN, *PARTIAL, *SYNCHRONOUS, *RLLIB, "tianshou-shmem-half", "pufferlib-half", *ENVPOOL),
+            (
+                *(*PLACED, *CHOSEN, *PARTIAL, "ours-turns"),
+                *(*SYNCHRONOUS, *RLLIB, "tianshou-shmem-half", "pufferlib-half", *ENVPOOL),
+            ),
             requires=("ale_py", "cv2"),
         ),
         Workload(
