@@ -77,7 +77,11 @@ class SimpleEnvManager(EnvManager):
         self._options = options
         self._factories = factories_for(env_factory, n_envs)
         worker = self._new_worker()
-        report = worker.start()
+        try:
+            report = worker.start()
+        except BaseException:
+            self.close()
+            raise
         self.env_workers.append(worker)
         self.step_queue = LocalStepQueue(self.env_workers)
         self._partial_actions = report.partial_actions

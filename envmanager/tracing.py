@@ -73,16 +73,25 @@ class SpanTrack:
         self._tracer.records.append((at_ns, None, self._number, name, f',"s":"t","args":{more}'))
 
 
+_being_written: set[str] = set()
+
+
 class Tracer:
     """Writes one trace. Its times are those of ``time.monotonic_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
-        """Raises UsageError when ``path`` cannot be written; a file that is there is replaced."""
+        """Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
+
+        A file that is there is replaced.
+        """
         self._path = os.path.abspath(path)  # the trainer may go to another directory
+        if self._path in _being_written:
+            raise UsageError(f"the trace {path!r} is being written by another manager: name a file for each.")
         self._owner_pid = os.getpid()
         self._zero_ns = time.monotonic_ns()
         self._lock = threading.RLock()
         self._is_open = True
+        self._is_closed = False
         self._ended_ns: dict[int, int] = {}
         """When the last span of a worker ended; from then on it is idle."""
         self.records: list[Record] = []
@@ -94,6 +103,7 @@ class Tracer:
                 file.write("[\n" + ",\n".join(self._names(env_ids_of_workers)))
         except OSError as error:
             raise UsageError(f"the trace {path!r} cannot be written: {error.strerror}.") from error
+        _being_written.add(self._path)
 
     def _names(self, env_ids_of_workers: Sequence[Sequence[int]]) -> Iterator[str]:
         yield self._name("process_name", _TRAINER, "envmanager")
@@ -175,6 +185,9 @@ class Tracer:
         self.write()
         if os.getpid() == self._owner_pid:
             self._append("\n]\n")
+            if not self._is_closed:
+                self._is_closed = True
+                _being_written.discard(self._path)
             self._is_open = False
 
 

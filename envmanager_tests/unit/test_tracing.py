@@ -9,7 +9,7 @@ import os
 import pytest
 
 from envmanager import RandomPolicy, RestartPolicy, SimpleEnvManager, events
-from envmanager.errors import UsageError, WorkerDied
+from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.testing import FakeEnvironment, Raise, faulty
 from envmanager.timing import WorkerTimes
 from envmanager.tracing import Tracer
@@ -244,3 +244,19 @@ def test_a_manager_that_nobody_closes_closes_its_trace(path):
     del manager
 
     assert "reset" in {event["name"] for event in read(path)}
+
+
+def test_two_managers_may_not_write_one_trace_at_the_same_time(path):
+    with (
+        SimpleEnvManager(FakeEnvironment, 1, trace=str(path)),
+        pytest.raises(UsageError, match="is being written by another manager"),
+    ):
+        SimpleEnvManager(FakeEnvironment, 1, trace=str(path))
+    with SimpleEnvManager(FakeEnvironment, 1, trace=str(path)):
+        pass
+
+
+def test_a_manager_that_did_not_start_lets_go_of_its_trace(path):
+    for _ in range(2):
+        with pytest.raises(EnvManagerError, match="cannot be made"):
+            SimpleEnvManager(faulty(Raise(ValueError("cannot be made")), at="start"), 1, trace=str(path))
