@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,9 +164,9 @@ class TrainingRun:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
         self.began = time.monotonic()
-        with make_manager(self.plan.manager) as manager:
+        with make_manager(self.plan.manager) as manager, ExitStack() as stack:
             self.manager = manager
-            self.trainers = self._make_trainers(manager)
+            self.trainers = self._make_trainers(manager, stack)
             controller = self.controller = TrainerController(
                 manager, self.trainers, max_policy_lag=training.max_policy_lag, on_update=self._updated
             )
@@ -182,7 +183,7 @@ class TrainingRun:
             ended = "stopped" if self._stops else "done"
             return TrainingResult(ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats())
 
-    def _make_trainers(self, manager: EnvManager) -> dict[str, Trainer]:
+    def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
         plan, training = self.plan, self.plan.training
         unknown = sorted(plan.trainers.keys() - manager.behavior_specs.keys() - {ANY_BEHAVIOR})
         if unknown:
@@ -190,12 +191,13 @@ class TrainingRun:
                 f"There is a trainer for the behavior {unknown[0]!r}, but the environments have "
                 f"{', '.join(map(repr, manager.behavior_specs))}."
             )
-        made = {}
+        made: dict[str, Trainer] = {}
         for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
             table = plan.trainers.get(behavior, plan.trainers.get(ANY_BEHAVIOR))
             if table is None:
                 raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
             made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
+            stack.callback(made[behavior].close)
         return made
 
     def _is_over(self) -> bool:

@@ -56,5 +56,8 @@ class Trainer(ABC):
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Go on from what ``state`` told."""
 
+    def close(self) -> None:  # noqa: B027
+        """Give back what it holds besides memory. Any number of times."""
+
     def environments_were_reset(self) -> None:  # noqa: B027  (one that keeps nothing between steps needs none)
         """What is in flight will never be answered."""

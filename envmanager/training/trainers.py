@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
@@ -11,6 +12,7 @@ from typing import Any
 from envmanager.errors import ConfigError
 from envmanager.registry import structure
 from envmanager.specs import BehaviorSpec
+from envmanager.training.apart import Apart
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.ppo import PPO, PPOOptions
 from envmanager.training.trainer import Trainer
@@ -37,13 +39,17 @@ KINDS: dict[str, MakeTrainer] = {"dqn": _dqn, "ppo": _ppo}
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
     """The trainer that a table such as ``{"kind": "ppo", "rollout": 512}`` describes; ConfigError when there is none.
 
-    ``frozen: true`` in the table makes one that only acts.
+    ``frozen: true`` in the table makes one that only acts, ``apart: N`` one that learns in a process of its own and may
+    be N steps behind; close it.
     """
     options = dict(table)
-    kind, frozen = options.pop("kind", None), options.pop("frozen", False)
+    kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
         raise ConfigError(f"trainers.{behavior}.frozen should be true or false, but is {frozen!r}.")
-    trainer = _find(kind, behavior)(behavior, spec, options, seed=seed, device=device)
+    if apart is not None and (not isinstance(apart, int) or isinstance(apart, bool) or apart < 1):
+        raise ConfigError(f"trainers.{behavior}.apart should be a whole number of at least 1, but is {apart!r}.")
+    make = functools.partial(_find(kind, behavior), behavior, spec, options, seed=seed, device=device)
+    trainer = make() if apart is None or frozen else Apart(make, max_ahead=apart)
     trainer.frozen = frozen
     return trainer
 

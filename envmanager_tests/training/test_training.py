@@ -83,8 +83,10 @@ class Corridor(gymnasium.Env):  # type: ignore[misc]
          "hidden": [32]},
         {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
          "hidden": [32], "prioritized": True, "n_step": 3, "double": False, "duelling": False},
+        {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
+         "hidden": [32], "apart": 100},
     ],
-    ids=["ppo", "dqn", "dqn with every switch turned"],
+    ids=["ppo", "dqn", "dqn with every switch turned", "dqn apart"],
 )  # fmt: skip
 @pytest.mark.parametrize("wait", ["all", "any"])
 def test_a_trainer_learns_to_walk_to_the_end(tmp_path: Path, trainer: dict[str, Any], wait: str) -> None:
