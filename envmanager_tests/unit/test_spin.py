@@ -1,0 +1,78 @@
+"""When to look again before going to sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from envmanager._workers import spin
+from envmanager._workers.spin import REST, SHORT_NS, YIELDS, Spinner
+
+
+class Clock:
+    """Time goes by in yields and in sleeps, as long as the test says."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.yield_ns = 1_000
+        self.n_yields = self.n_sleeps = 0
+
+    def sched_yield(self) -> None:
+        self.n_yields += 1
+        self.now_ns += self.yield_ns
+
+    def sleep(self, ns: int) -> Callable[[], None]:
+        def wait() -> None:
+            self.n_sleeps += 1
+            self.now_ns += ns
+
+        return wait
+
+
+@pytest.fixture
+def clock(mocker: MockerFixture) -> Any:
+    clock = Clock()
+    mocker.patch.object(spin.os, "sched_yield", clock.sched_yield)
+    mocker.patch.object(spin.time, "monotonic_ns", side_effect=lambda: clock.now_ns)
+    return clock
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_wait_looks_again_a_few_times_and_then_sleeps(clock: Clock) -> None:
+    Spinner().wait(never, clock.sleep(1))
+    assert (clock.n_yields, clock.n_sleeps) == (YIELDS, 1)
+
+
+def test_what_comes_while_it_looks_needs_no_sleep(clock: Clock) -> None:
+    Spinner().wait(lambda: clock.n_yields == 3, clock.sleep(1))
+    assert (clock.n_yields, clock.n_sleeps) == (3, 0)
+
+
+def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_looks_again(clock: Clock) -> None:
+    spinner = Spinner()
+    spinner.wait(never, clock.sleep(SHORT_NS))
+    clock.n_yields = 0
+    spinner.wait(never, clock.sleep(1))
+    assert clock.n_yields == 0
+    spinner.wait(never, clock.sleep(1))
+    assert clock.n_yields == YIELDS
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clock: Clock, found: bool) -> None:
+    spinner = Spinner()
+    clock.yield_ns = 4_000_000
+    spinner.wait(lambda: found, clock.sleep(1))
+    spinner.wait(never, clock.sleep(1))
+    clock.n_yields, clock.yield_ns = 0, 1_000
+    for _ in range(REST - 1):
+        spinner.wait(never, clock.sleep(1))
+    assert clock.n_yields == 0
+    spinner.wait(never, clock.sleep(1))
+    assert clock.n_yields == YIELDS
