@@ -39,8 +39,16 @@ BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
+# ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it
+# does not need for training (gym, PettingZoo, huggingface-hub).
+MLAGENTS = mlagents==1.1.0 mlagents_envs==1.1.0
+MLAGENTS_NEEDS = 'numpy==1.23.5' 'protobuf==3.20.3' 'setuptools<81' grpcio h5py 'onnx==1.15.0' Pillow PyYAML tensorboard
+MLAGENTS_TESTS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.90' 'psutil>=5.9'
+MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/3.11.*/bin/python3.11; do \
+    if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
+
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench coverage test-matrix clean
+.PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -81,6 +89,9 @@ coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker proc
 	-$(VENV)/bin/coverage combine --quiet # a worker that was killed leaves half a data file, which it complains of
 	$(VENV)/bin/coverage report --fail-under=95
 
+test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
+	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
+
 test-matrix: test-$(OLDEST_PYTHON) test-$(NEWEST_PYTHON) ## run the tests on the oldest and the newest Python and NumPy
 
 clean: ## remove virtual environments and whatever was built
@@ -112,6 +123,15 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	if $(if $(filter $*,$(TORCH_PEERS)),.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH) &&) \
 	    .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(BENCH_ENVS) $(BENCH_$*); \
 	then touch .venv-bench-$*/.installed; else echo "$* cannot be installed here and is left out" >&2; fi
+	@touch $@
+
+.venv-mlagents/.installed: pyproject.toml
+	@test -n "$(MLAGENTS_PYTHON)" || { echo "make test-mlagents needs Python 3.11: pyenv install 3.11" >&2; exit 1; }
+	$(MLAGENTS_PYTHON) -m venv .venv-mlagents
+	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) $(TORCH)
+	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --editable . $(MLAGENTS_NEEDS) $(MLAGENTS_TESTS)
+	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python $(MLAGENTS)
 	@touch $@
 
 # A pyenv shim exists for interpreters that it then refuses to start, so each candidate is tried.

@@ -330,6 +330,7 @@ ADAPTERS = {
     "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorEnvironment",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
+    "mlagents_envs.base_env.BaseEnv": "envmanager.interop.mlagents_environment:MlagentsEnvironment",
 }
 """The base class of a foreign environment, by name, and what wraps it."""
 

@@ -161,8 +161,9 @@ class DQN(Trainer):
     def add(self, info: StepInfo) -> int:
         n = self.replay.add(info, self.behavior)
         self._n_steps += n
-        self._n_since_update += n
         options = self.options
+        if self._n_steps >= options.learning_starts:  # what was only collected is not caught up with
+            self._n_since_update += n
         done = min(1.0, self._n_steps / max(1, options.exploration_steps))
         self.policy.epsilon = options.epsilon + done * (options.final_epsilon - options.epsilon)
         return n

@@ -36,7 +36,7 @@ def test_updates_keep_up_with_steps_and_do_not_run_ahead(manager: Any) -> None:
         controller = TrainerController(manager, {"default": trainer})
         controller.train(1000)
         _, facts = trainer.state()  # everything that was sent before is dealt with
-        most = 1 + (1000 - 50) // 10 + 50 // 10
+        most = 1 + (1000 - 50) // 10
         assert most - 5 <= facts["version"] <= most
         assert facts["n_steps"] == 1000
         assert trainer.version >= (1000 - 40 - 50) // 10 - 1

@@ -17,7 +17,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
-from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.training import checkpoints
 from envmanager.training.run import TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
@@ -279,8 +278,3 @@ def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path) -> None:
     done = subprocess.run(command(str(path), "--plain"), capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2
     assert "no such trainer" in done.stderr
-
-
-@pytest.mark.parametrize("path", sorted(Path("docs/examples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_examples_are_configs_that_can_be_parsed(path: Path, tmp_path: Path) -> None:
-    TrainingPlan.parse(load_config(path, TRAINING_TABLES), tmp_path)

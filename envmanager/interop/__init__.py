@@ -1,0 +1,60 @@
+"""A manager seen through the interfaces of other libraries: a Gymnasium ``VectorEnv``, a Stable-Baselines3 ``VecEnv``.
+
+::
+
+    envs = as_vector_env(manager)          # obs, infos = envs.reset(seed=1);  envs.step(actions)
+    vec_env = as_sb3_vec_env(manager)      # PPO("MlpPolicy", vec_env).learn(100_000)
+
+The rule: these libraries know no partial steps, so every step waits for all environments. Each bridge is one module,
+imported with its library only when it is asked for. Closing a bridge closes its manager.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
+
+    from envmanager.interop.sb3 import ManagerVecEnv
+    from envmanager.interop.vector_env import ManagerVectorEnv
+
+__all__ = ["as_sb3_vec_env", "as_vector_env"]
+
+
+def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
+    """The manager as a ``gymnasium.vector.VectorEnv`` with the results, seeds and infos of Gymnasium's own.
+
+    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"`` or ``"SameStep"``. Infos are empty unless the
+    manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors and for another mode,
+    MissingExtra without Gymnasium.
+    """
+    if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
+        raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")
+    bridge = importlib.import_module("envmanager.interop.vector_env")
+    return bridge.ManagerVectorEnv(manager, autoreset_mode)  # type: ignore[no-any-return]
+
+
+def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
+    """The manager as a Stable-Baselines3 ``VecEnv`` with the results, seeds and infos of its ``DummyVecEnv``.
+
+    What environments put into their infos is there when the manager has ``infos=True``; what Stable-Baselines3 adds
+    (``terminal_observation``, ``TimeLimit.truncated``) always is. Raises UsageError for environments of several agents
+    or behaviors, MissingExtra without Stable-Baselines3.
+    """
+    _library("as_sb3_vec_env", "stable_baselines3", extra=None)
+    bridge = importlib.import_module("envmanager.interop.sb3")
+    return bridge.ManagerVecEnv(manager)  # type: ignore[no-any-return]
+
+
+def _library(what: str, name: str, *, extra: str | None) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise  # the library is there, but something that it needs is not
+        raise MissingExtra(what, library=name, extra=extra) from None

@@ -1,0 +1,143 @@
+"""All environments of a manager in step, which is the only way of stepping that other vectorised interfaces know.
+
+::
+
+    VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
+                      ◀── receive() ──────          ◀── recv(Wait.all()) ──
+
+The rule: an answer holds every environment that acted, whatever happened to its worker, in arrays that the manager does
+not write into again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.adapters.spaces import row_reader
+from envmanager.env_manager import EnvManager
+from envmanager.errors import BadAction, EnvRaised, UsageError
+from envmanager.interop.spaces import batch_maker, spaces_of
+from envmanager.options import Wait
+from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
+from envmanager.steps import Batch
+from envmanager.trees import Tree, map_tree
+
+LOST = "lost"
+"""The info key that says that a worker was replaced, so that the episode was cut and the step was not taken."""
+
+Info = dict[str, Any]
+
+
+class Lockstep:
+    """A manager of single-agent environments whose every step is a step of all of them, or of those named."""
+
+    def __init__(self, manager: EnvManager) -> None:
+        self.manager = manager
+        self.n_envs = manager.n_envs
+        self._spec = _only_spec(manager)
+        self.observation_space, self.action_space = spaces_of(manager, self._spec)
+        self.batch_obs = batch_maker(self.observation_space)
+        self._read_obs = row_reader(self.observation_space)
+        self._acting: np.ndarray | None = None
+        """The environments of a step that was sent and whose answer was not received."""
+
+    def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
+        """The first observations of all environments, in order."""
+        self._acting = None
+        self.manager.reset({"seed": seeds, "options": options})
+        return self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
+
+    def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
+        """Act in all environments, or in ``env_ids`` only; ``actions`` has a row for each of all environments."""
+        if self._acting is not None:
+            raise UsageError("a step is under way: take its result; if that has failed, call reset().")
+        if env_ids is None:
+            self.manager.send(actions, np.arange(self.n_envs))
+        else:
+            self.manager.send(self._actions_of(actions, env_ids), env_ids)
+        self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
+
+    def receive(self) -> Batch:
+        """What became of the environments that acted. A worker that was replaced answers for all its environments."""
+        if self._acting is None:
+            raise UsageError("no step is under way: send actions first.")
+        batch = self._complete(self.manager.recv(Wait.all()), self._acting)
+        self._acting = None
+        return batch
+
+    def final_obs(self, batch: Batch) -> dict[int, Any]:
+        """What the episodes that ended last saw, as elements of the observation space, by env_id."""
+        ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
+        return {env_id: self._read_obs(batch.final_obs, row) for row, env_id in enumerate(ended)}
+
+    def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
+        """As the manager's; AttributeError, which other libraries catch, when an environment has no such attribute."""
+        try:
+            return self.manager.get_attr(name, env_ids)
+        except EnvRaised as error:
+            if error.type_name != "AttributeError":
+                raise
+            raise AttributeError(str(error)) from error
+
+    def first_attr(self, name: str, default: Any) -> Any:
+        """The attribute of environment 0, or ``default``."""
+        try:
+            return self.get_attr(name, [0])[0]
+        except AttributeError:
+            return default
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env_ids: Any = None) -> list[Any]:
+        """As the manager's, which passes arguments by position only."""
+        if kwargs:
+            raise UsageError(f"{name}(…, {', '.join(kwargs)}=…): a manager passes arguments by position only.")
+        return self.manager.call(name, *args, env_ids=env_ids)
+
+    def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
+        is_there = np.zeros(self.n_envs, np.bool_)
+        is_there[batch.env_ids] = True
+        if not is_there[env_ids].all():
+            raise UsageError(
+                f"the environments {env_ids[~is_there[env_ids]].tolist()} were dropped with their worker, but a vector "
+                'environment keeps all of its environments: use RestartPolicy(then="raise").'
+            )
+        return batch.copy() if batch.is_view else batch
+
+    def _actions_of(self, actions: Tree, env_ids: np.ndarray) -> Tree:
+        try:
+            check_structure(self._spec.action, actions, "action")
+            return map_tree(lambda leaf, column: self._rows(leaf, column, env_ids), self._spec.action, actions)
+        except (SpecMismatch, ValueError) as error:
+            raise BadAction(f"step: {error}. Nothing was sent.") from error
+
+    def _rows(self, spec: ArraySpec, column: Any, env_ids: np.ndarray) -> Any:
+        if not hasattr(column, "__len__") or len(column) != self.n_envs:
+            raise SpecMismatch("action", f"{self.n_envs} rows of {spec}", describe_value(column))
+        return [column[env_id] for env_id in env_ids] if spec.is_object else as_array(column)[env_ids]
+
+
+def step_infos(batch: Batch) -> dict[int, Info]:
+    """The info of each environment's step, by env_id, as a dict of its own; empty ones where nothing is known."""
+    infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
+    for row in np.flatnonzero(batch.lost):
+        infos[row][LOST] = True
+    return dict(zip(batch.env_ids.tolist(), infos, strict=True))
+
+
+def reset_infos(batch: Batch) -> dict[int, Info]:
+    """The info of each episode that began, by env_id."""
+    ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
+    infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
+    return dict(zip(ended, infos, strict=True))
+
+
+def _only_spec(manager: EnvManager) -> BehaviorSpec:
+    specs = list(manager.behavior_specs.values())
+    if len(specs) != 1:
+        raise UsageError(
+            f"other libraries' vector environments hold environments of one agent each; these have the behaviors "
+            f"{sorted(manager.behavior_specs)}. Use step() of the manager."
+        )
+    return specs[0]

@@ -1,0 +1,169 @@
+"""A manager for ML-Agents' own trainers: what its ``TrainerController`` asks of an env manager.
+
+::
+
+    TrainerController ── get_steps ──▶ MlagentsEnvManager ── step ──▶ any EnvManager ──▶ BaseEnv  BaseEnv  …
+                      ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
+                                                                └────── policy queues, emptied before each step
+
+Everything between steps and trainers is ML-Agents' own code, inherited; the steps themselves are a manager's, with one
+policy call for all workers that are ready.
+
+The rule: what ML-Agents' agent managers are fed is what they would have been fed by ML-Agents' own manager. When a
+worker is replaced, only its own unfinished trajectories are dropped; nobody else is reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import EnvRaised, MissingExtra, UsageError
+from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
+
+try:
+    from mlagents.trainers.env_manager import EnvironmentStep
+    from mlagents.trainers.env_manager import EnvManager as MlagentsManager
+    from mlagents.trainers.policy import Policy
+    from mlagents_envs.base_env import BehaviorSpec
+    from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
+
+    from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
+    from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
+except ModuleNotFoundError as error:
+    raise MissingExtra("MlagentsEnvManager", library=error.name or "mlagents", extra=None) from error
+
+__all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory"]
+
+
+class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
+    """``manager`` as an env manager of ML-Agents, to be given to ``TrainerController.start_learning``.
+
+    Its environments must be MlagentsEnvironments, as MlagentsFactory makes them (UsageError). Statistics that an
+    environment sends reach the trainers when the manager has ``infos=True``. Closing this closes the manager. Errors
+    are the manager's: a WorkerError goes up through ``start_learning``, which saves the models first.
+    """
+
+    def __init__(self, manager: EnvManager) -> None:
+        super().__init__()
+        self._manager = manager
+        self._translator = StepTranslator()
+        self._env_ids = {worker.worker_id: worker.env_ids for worker in manager.stats().workers}
+        self._parameters_since_reset: Parameters = {}
+        self._made_anew: set[int] = set()
+        self._behaviors: dict[str, BehaviorSpec] = {}
+        self._seen: set[str] = set()
+        self._learn_behaviors()
+
+    @property
+    def training_behaviors(self) -> dict[str, BehaviorSpec]:
+        """ML-Agents' specs of all behaviors that any environment has shown so far."""
+        if self._seen - self._behaviors.keys():
+            self._learn_behaviors()
+        return dict(self._behaviors)
+
+    def set_policy(self, brain_name: str, policy: Policy) -> None:
+        """Let ``policy`` decide for the agents of a behavior, which need not have appeared yet."""
+        super().set_policy(brain_name, policy)
+        self._manager.set_policy(brain_name, _DecidingPolicy(policy, self._translator, self._env_ids))
+
+    def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
+        """Send environment parameters (numbers, or samplers of ML-Agents' settings) to all environments.
+
+        Waits for steps in flight. Environments that take the place of lost ones get them too; those of a worker that is
+        recycled (``RestartPolicy.recycle_after_steps``) have the parameters of the last reset.
+        """
+        parameters = _parameters_of(config)
+        if parameters:
+            self._parameters_since_reset = {**self._parameters_since_reset, **parameters}
+            self._manager.call("set_environment_parameters", parameters)
+
+    def close(self) -> None:
+        """Close the manager."""
+        self._manager.close()
+
+    def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
+        self._translator.forget_envs(range(self._manager.n_envs))
+        self._parameters_since_reset = {}
+        self._made_anew = set()
+        return [self._translated(info) for info in self._manager.reset({"options": _parameters_of(config)})]
+
+    def _step(self) -> list[EnvironmentStep]:
+        if self._made_anew:
+            # They know the parameters of the last reset, but not those that were sent after it.
+            env_ids = sorted(self._made_anew)
+            self._manager.call("set_environment_parameters", self._parameters_since_reset, env_ids=env_ids)
+            self._made_anew = set()
+        return [self._translated(info) for info in self._manager.step()]
+
+    def _translated(self, info: StepInfo) -> EnvironmentStep:
+        is_lost = info.lost is not None
+        if is_lost:
+            self._translator.forget_envs(self._env_ids[info.worker_id])
+            if self._parameters_since_reset:
+                self._made_anew.update(self._env_ids[info.worker_id])
+        self._seen |= info.current.keys()
+        steps = {name: self._translator.translate(own, is_lost=is_lost) for name, own in info.current.items()}
+        actions = {} if info.actions is None else {name: share_of(own) for name, own in info.actions.items()}
+        return EnvironmentStep(steps, info.worker_id, actions, _stats_of(info))
+
+    def _learn_behaviors(self) -> None:
+        try:
+            specs_of_envs = self._manager.get_attr("mlagents_specs")
+        except EnvRaised as error:
+            raise UsageError(
+                "MlagentsEnvManager needs a manager of ML-Agents environments: give it MlagentsFactory(make) as its "
+                f"env_factory. ({error.type_name}: {error.cause})"
+            ) from error
+        for specs in specs_of_envs:
+            self._behaviors.update(specs)
+
+
+class _DecidingPolicy:
+    """A policy of ML-Agents as one of a manager."""
+
+    def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
+        self._policy = policy
+        self._translator = translator
+        self._worker_of = {env_id: worker_id for worker_id, own in env_ids.items() for env_id in own}
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        if not self._policy.use_recurrent:
+            return self._call(steps, 0)
+        # A recurrent policy keeps memories by worker and agent, and the agent managers ask for them so: a call each.
+        workers = np.array([self._worker_of[env_id] for env_id in steps.env_id.tolist()])
+        bounds = np.flatnonzero(np.diff(workers)) + 1
+        parts = [
+            self._call(steps.take(rows), int(workers[rows[0]])) for rows in np.split(np.arange(len(steps)), bounds)
+        ]
+        outputs = {name: np.concatenate([part.outputs[name] for part in parts]) for name in parts[0].outputs}
+        return ActionInfo(concat_rows([part.action for part in parts]), outputs)
+
+    def _call(self, steps: AgentSteps, worker_id: int) -> ActionInfo:
+        return to_actions(self._policy.get_action(self._translator.decision_steps(steps), worker_id), len(steps))
+
+
+def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
+    """A config as plain data: a worker need not import ML-Agents' trainers, and so PyTorch, to understand it."""
+    return {name: _parameter(name, value) for name, value in (config or {}).items()}
+
+
+def _parameter(name: str, value: Any) -> float | bytes:
+    if isinstance(value, int | float):
+        return float(value)
+    channel = EnvironmentParametersChannel()
+    value.apply(name, channel)
+    return bytes(channel.message_queue[0])
+
+
+def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
+    """What the environments of a worker sent, together."""
+    together: dict[str, list[Any]] = {}
+    for steps in info.current.values():
+        for own in steps.info or ():
+            for name, values in own.get(STATS, {}).items():
+                together.setdefault(name, []).extend(values)
+    return together

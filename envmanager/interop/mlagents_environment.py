@@ -1,0 +1,253 @@
+"""An ML-Agents BaseEnv as one environment whose agents come and go.
+
+::
+
+    get_steps(behavior)    DecisionSteps ──▶ rows that act, first and in this order    one AgentSteps
+                           TerminalSteps ──▶ rows that ended
+                           neither       ──▶ no row: such an agent has not asked for a decision
+
+An observation is a dict: ``observations``, a tuple of float32 arrays; ``group_id`` int32; ``group_reward`` float32; and
+for discrete actions ``action_mask``, a tuple with an array per branch in which true means *not* available, as in
+ML-Agents. An action is a dict of ``continuous``, float32, and ``discrete``, int32, or of one of them.
+
+The rule: what a step says of an agent is in that agent's row, under the number that ML-Agents itself gave it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from mlagents_envs.base_env import ActionTuple, BaseEnv
+from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig, EngineConfigurationChannel
+from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
+from mlagents_envs.side_channel.side_channel import SideChannel
+from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
+
+from envmanager.environment import EnvContext, Environment
+from envmanager.errors import UsageError
+from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
+from envmanager.steps import AgentSteps, Steps, concat_rows, take_rows
+from envmanager.trees import Tree, leaves
+
+STATS = "environment_stats"
+"""The key in the first agent's info under which a step's statistics travel: ``{name: [(value, aggregation), …]}``."""
+
+Parameters = Mapping[str, float | bytes]
+"""Environment parameters by name: a number, or the message of the side channel that sets a sampler."""
+
+
+class MlagentsEnvironment(Environment):
+    """An ML-Agents BaseEnv; its behaviors keep their names, its agents their ids.
+
+    The environment is reset once here: only then does a Unity build tell its behaviors, and how many agents there are
+    (room is made for twice as many, because in ML-Agents an agent whose episode ended plays on under another id).
+    ``parameters`` and ``stats`` are the side channels that ``env`` was made with, if any. The reset options are
+    environment parameters. BaseEnv knows no seeds: give one to the environment in its factory.
+    """
+
+    partial_actions = True
+
+    def __init__(
+        self,
+        env: BaseEnv,
+        *,
+        parameters: EnvironmentParametersChannel | None = None,
+        stats: StatsSideChannel | None = None,
+    ) -> None:
+        self.env = env
+        self._parameters = parameters
+        self._stats = stats
+        self._specs: dict[str, BehaviorSpec] = {}
+        env.reset()
+        self._max_agents = {name: 2 * max(1, len(steps)) for name, steps in self._first_steps().items()}
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return dict(self._specs)
+
+    @property
+    def mlagents_specs(self) -> dict[str, Any]:
+        """ML-Agents' own BehaviorSpecs, which also say what an observation means and how to encode it."""
+        return dict(self.env.behavior_specs)
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        return dict(self._max_agents)
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        if seeds[0] is not None:
+            warnings.warn(
+                f"{type(self.env).__qualname__} is an ML-Agents BaseEnv, which cannot be seeded by a reset: let its "
+                "factory give it a seed.",
+                stacklevel=2,
+            )
+        self.set_environment_parameters(options or {})
+        self.env.reset()
+        return self._first_steps()
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        for behavior, action in actions.items():
+            if len(leaves(action)[0]):
+                self.env.set_actions(behavior, to_action_tuple(action))
+        self.env.step()
+        self._learn_specs()
+        steps = {name: agent_steps(spec, *self.env.get_steps(name)) for name, spec in self._specs.items()}
+        self._add_stats(steps)
+        return steps
+
+    def close(self) -> None:
+        self.env.close()
+
+    def set_environment_parameters(self, parameters: Parameters) -> None:
+        """Set environment parameters, from the next step of the simulation on; UsageError without a side channel."""
+        for name, value in parameters.items():
+            if self._parameters is None:
+                raise UsageError(
+                    f"the environment parameter {name!r} cannot be sent: the environment was made without their side "
+                    "channel. Make it with MlagentsFactory."
+                )
+            if isinstance(value, bytes):
+                self._parameters.message_queue.append(bytearray(value))
+            else:
+                self._parameters.set_float_parameter(name, float(value))
+
+    def _first_steps(self) -> dict[str, AgentSteps]:
+        """What there is to act on after a reset. Agents that ended with it belong to no episode any more."""
+        self._learn_specs()
+        steps = {}
+        for behavior, spec in self._specs.items():
+            decisions, _ = self.env.get_steps(behavior)
+            steps[behavior] = only_decisions(spec, decisions)
+            steps[behavior].reward = np.zeros(len(decisions), np.float32)
+        return steps
+
+    def _learn_specs(self) -> None:
+        """Look up the specs of behaviors that have appeared since."""
+        for behavior, spec in self.env.behavior_specs.items():
+            if behavior not in self._specs:
+                self._specs[behavior] = to_spec(spec)
+
+    def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
+        """Put the statistics into the first agent's info; without an agent they wait for a step that has one."""
+        infos = [own.info for own in steps.values() if own.info]
+        if self._stats is not None and self._stats.stats and infos:
+            infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())
+
+
+@attrs.frozen
+class MlagentsFactory:
+    """An ``env_factory`` from one of ML-Agents' kind: ``make(worker_id, side_channels) -> BaseEnv``.
+
+    ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` itself fit. ``worker_id``, from which a Unity
+    build's port follows, is the context's ``slot``: an environment that is made anew gets a port of its own. The
+    environment is made with side channels for parameters and statistics, and for ``engine``, if one is given: time
+    scale, screen size and so on.
+    """
+
+    make: Callable[[int, list[SideChannel]], BaseEnv]
+    engine: EngineConfig | None = None
+
+    def __call__(self, context: EnvContext) -> MlagentsEnvironment:
+        """The environment, reset once. When that fails it is closed."""
+        parameters, stats = EnvironmentParametersChannel(), StatsSideChannel()
+        channels = [parameters, stats]
+        if self.engine is not None:
+            channels.append(EngineConfigurationChannel())
+            channels[-1].set_configuration(self.engine)
+        env = self.make(context.slot, channels)
+        try:
+            return MlagentsEnvironment(env, parameters=parameters, stats=stats)
+        except BaseException:
+            env.close()
+            raise
+
+
+def to_spec(spec: Any) -> BehaviorSpec:
+    """A BehaviorSpec of ML-Agents as one of this library. What an observation means is lost: see ``mlagents_specs``."""
+    actions, branches = spec.action_spec, spec.action_spec.discrete_branches
+    observation: dict[str, Tree] = {
+        "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
+        "group_id": ArraySpec((), np.int32),
+        "group_reward": ArraySpec((), np.float32),
+    }
+    action: dict[str, Tree] = {}
+    if actions.continuous_size or not branches:
+        action["continuous"] = ArraySpec((actions.continuous_size,), np.float32)
+    if branches:
+        observation["action_mask"] = tuple(ArraySpec((size,), np.bool_) for size in branches)
+        action["discrete"] = ArraySpec((len(branches),), np.int32, 0, np.array(branches, np.int32) - 1)
+    return BehaviorSpec(observation, action)
+
+
+def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
+    """A batch of actions as ML-Agents wants it."""
+    return ActionTuple(continuous=action.get("continuous"), discrete=action.get("discrete"))
+
+
+def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
+    """A pair of DecisionSteps and TerminalSteps as one AgentSteps.
+
+    An agent in both of them, under one id, is one row: its reward is that of the episode that ended.
+    """
+    steps = only_decisions(spec, decisions)
+    if not len(terminals):
+        return steps
+    row_of = {agent_id: row for row, agent_id in enumerate(steps.agent_id.tolist())}
+    rows = np.array([row_of.get(int(agent_id), -1) for agent_id in terminals.agent_id])
+    leaving = np.flatnonzero(rows < 0)
+    rows[leaving] = len(steps) + np.arange(len(leaving))
+    n = len(steps) + len(leaving)
+    final_obs = _observation(spec, terminals, None)
+    reward = np.concatenate([steps.reward, np.zeros(len(leaving), np.float32)])
+    reward[rows] = terminals.reward
+    interrupted = np.asarray(terminals.interrupted, np.bool_)
+    return AgentSteps(
+        np.concatenate([steps.agent_id, np.asarray(terminals.agent_id, np.int64)[leaving]]),
+        concat_rows([steps.obs, take_rows(final_obs, leaving)]) if len(leaving) else steps.obs,
+        reward,
+        _flags(n, rows, ~interrupted),
+        _flags(n, rows, interrupted),
+        take_rows(final_obs, np.argsort(rows)),
+        np.arange(n) < len(steps) if len(leaving) else None,
+        [{} for _ in range(n)],
+        [{} for _ in range(len(terminals))],
+    )
+
+
+def only_decisions(spec: BehaviorSpec, decisions: Any) -> AgentSteps:
+    """DecisionSteps as AgentSteps in which every agent acts."""
+    n = len(decisions)
+    return AgentSteps(
+        np.asarray(decisions.agent_id, np.int64),
+        _observation(spec, decisions, decisions.action_mask),
+        np.array(decisions.reward, np.float32),
+        np.zeros(n, np.bool_),
+        np.zeros(n, np.bool_),
+        info=[{} for _ in range(n)],
+    )
+
+
+def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
+    obs: dict[str, Tree] = {
+        "observations": tuple(steps.obs),
+        "group_id": np.asarray(steps.group_id, np.int32),
+        "group_reward": np.asarray(steps.group_reward, np.float32),
+    }
+    branches = spec.observation.get("action_mask")
+    if branches is not None:
+        obs["action_mask"] = (
+            zeros(branches, len(steps))
+            if masks is None
+            else tuple(np.array(masks_of_branch, np.bool_) for masks_of_branch in masks)
+        )
+    return obs
+
+
+def _flags(n: int, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    flags = np.zeros(n, np.bool_)
+    flags[rows] = values
+    return flags

@@ -1,0 +1,148 @@
+"""Steps and actions in ML-Agents' classes, with the numbers by which its trainers know agents.
+
+::
+
+    AgentSteps ──▶ DecisionSteps, TerminalSteps        policy's ActionInfo ──▶ actions for a manager
+                                                       a worker's share    ◀── what came back with its step
+
+The rule: an agent has a new number for every episode, as in Unity, and a number is never used again. So whatever is
+left of an episode that was lost with its worker can be paired with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from mlagents.trainers.action_info import ActionInfo as MlagentsActionInfo
+from mlagents_envs.base_env import DecisionSteps, TerminalSteps
+
+from envmanager.specs import object_array
+from envmanager.steps import AGENT_BITS, ActionInfo, AgentSteps, take_rows
+from envmanager.trees import Tree
+
+_CALL, _ROW = "call", "row"
+"""Outputs of an ActionInfo: the ML-Agents ActionInfo of a whole policy call, and which row of it this row is."""
+
+
+class Numbers:
+    """One number for each agent and its episode, or for each group of agents, from 1 up over all environments."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._last = 0
+
+    def of(self, ids: Iterable[int]) -> np.ndarray:
+        """int64[n]: the numbers of these ids, new ones for those that have none."""
+        numbers = []
+        for own in ids:
+            number = self._numbers.get(own)
+            if number is None:
+                number = self._last = self._numbers[own] = self._last + 1
+            numbers.append(number)
+        return np.array(numbers, np.int64)
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Give these ids new numbers when they are met again."""
+        for own in ids:
+            self._numbers.pop(own, None)
+
+    def forget_envs(self, env_ids: Iterable[int]) -> None:
+        """Forget all ids of these environments."""
+        gone = set(env_ids)
+        self.forget([own for own in self._numbers if own >> AGENT_BITS in gone])
+
+
+class StepTranslator:
+    """AgentSteps of a manager, in which ids are unique, as steps of ML-Agents, in which numbers are."""
+
+    def __init__(self) -> None:
+        self._agents = Numbers()
+        self._groups = Numbers()
+
+    def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
+        """Who asks for a decision and whose episode ended, in arrays of their own.
+
+        When the worker was lost nobody knows how the episodes went on, so they do not end, but are never heard of
+        again.
+        """
+        ended = np.flatnonzero(steps.ended)
+        terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)
+        self._agents.forget(steps.agent_id[ended].tolist())
+        return self.decision_steps(steps), terminals
+
+    def decision_steps(self, steps: AgentSteps) -> DecisionSteps:
+        """Who asks for a decision."""
+        rows = steps.acting_rows
+        obs = take_rows(steps.obs, rows)
+        masks = obs.get("action_mask")
+        return DecisionSteps(
+            list(obs["observations"]),
+            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # a reward is the old episode's
+            self._agents.of(steps.agent_id[rows].tolist()),
+            list(masks) if masks is not None and any(mask.any() for mask in masks) else None,
+            self._group_numbers(steps.agent_id[rows], obs),
+            obs["group_reward"],
+        )
+
+    def _terminal_steps(self, steps: AgentSteps, rows: np.ndarray) -> TerminalSteps:
+        obs = take_rows(steps.obs, rows) if not len(rows) else steps.final_obs
+        return TerminalSteps(
+            list(obs["observations"]),
+            steps.reward[rows],
+            steps.truncated[rows],
+            self._agents.of(steps.agent_id[rows].tolist()),
+            self._group_numbers(steps.agent_id[rows], obs),
+            obs["group_reward"],
+        )
+
+    def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
+        """0 stays 0: an agent without a group. The groups of each environment are its own."""
+        group_id = obs["group_id"].astype(np.int64)
+        grouped = np.flatnonzero(group_id)
+        keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]
+        numbers = np.zeros(len(group_id), np.int64)
+        numbers[grouped] = self._groups.of(keys.tolist())
+        return numbers
+
+    def forget_envs(self, env_ids: Iterable[int]) -> None:
+        """Begin all episodes and groups of these environments anew."""
+        self._agents.forget_envs(env_ids)
+        self._groups.forget_envs(env_ids)
+
+
+def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
+    """What an ML-Agents policy decided for ``n`` agents, as a manager takes it; ``share_of`` finds it again."""
+    actions = taken.env_action
+    tree = {}
+    if actions.continuous.shape[1] or not actions.discrete.shape[1]:
+        tree["continuous"] = actions.continuous
+    if actions.discrete.shape[1]:
+        tree["discrete"] = actions.discrete
+    return ActionInfo(tree, {_CALL: object_array([taken] * n), _ROW: np.arange(n)})
+
+
+def share_of(actions: ActionInfo) -> MlagentsActionInfo:
+    """One worker's rows of what the policy decided for agents of many."""
+    if not len(actions.outputs.get(_ROW, ())):
+        return MlagentsActionInfo.empty()
+    call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
+    n, rows = len(call.agent_ids), slice(first, first + len(actions.outputs[_ROW]))
+    return MlagentsActionInfo(
+        _rows(call.action, rows, n),
+        _rows(call.env_action, rows, n),
+        {name: _rows(value, rows, n) for name, value in call.outputs.items()},
+        call.agent_ids[rows],
+    )
+
+
+def _rows(value: Any, rows: slice, n: int) -> Any:
+    """Some rows of whatever has ``n`` rows; what has none is the same for all agents."""
+    if hasattr(value, "to_log_probs_tuple"):
+        value = value.to_log_probs_tuple()
+    if hasattr(value, "continuous") and hasattr(value, "discrete"):
+        parts = {"continuous": value.continuous, "discrete": value.discrete}
+        return type(value)(**{name: part[rows] for name, part in parts.items() if part is not None})
+    has_rows = hasattr(value, "shape") and len(value.shape) > 0 and len(value) == n
+    return value[rows] if has_rows else value

@@ -1,0 +1,128 @@
+"""A manager as a Stable-Baselines3 ``VecEnv``.
+
+The rule: results are those of its ``DummyVecEnv``, except where a worker was replaced. Like that, episodes restart in
+the step in which they end; what they last saw is in ``info["terminal_observation"]``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from stable_baselines3.common.vec_env import VecEnv
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import EnvRaised, UsageError
+from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+
+Indices = int | Iterable[int] | None
+
+
+class ManagerVecEnv(VecEnv):  # type: ignore[misc]
+    """What ``as_sb3_vec_env`` returns. ``manager`` is the manager, for what Stable-Baselines3 has no word for.
+
+    When a worker was replaced, the episodes of its environments end with reward 0, the last observation that was
+    handed out as ``terminal_observation``, ``TimeLimit.truncated`` true, and ``"lost": True`` in the info.
+    """
+
+    metadata: dict[str, Any]
+
+    def __init__(self, manager: EnvManager) -> None:
+        self.manager = manager
+        self._lockstep = Lockstep(manager)
+        super().__init__(self._lockstep.n_envs, self._lockstep.observation_space, self._lockstep.action_space)
+        self.metadata = self._lockstep.first_attr("metadata", self.metadata)
+
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
+        """The options of the next ``reset``, and of the resets at the ends of episodes until the one after it.
+
+        A list must have the same options for all environments, since a manager has one for all (UsageError).
+        """
+        if isinstance(options, list) and any(each != options[0] for each in options):
+            raise UsageError("set_options: a manager gives the same options to all environments.")
+        super().set_options(options)
+
+    def reset(self) -> Any:
+        """Begin a new episode in all environments, discarding a step under way: their first observations."""
+        seeds = None if all(seed is None for seed in self._seeds) else self._seeds
+        batch = self._lockstep.reset(seeds, self._options[0] or None)
+        self.reset_infos = list(step_infos(batch).values())
+        self._reset_seeds()
+        self._reset_options()
+        return self._lockstep.batch_obs(batch.obs)
+
+    def step_async(self, actions: Any) -> None:
+        """Act in all environments; the results come with ``step_wait``. Raises BadAction."""
+        if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
+            actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
+        self._lockstep.send(actions)
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
+        """``(obs, rewards, dones, infos)`` of the step under way.
+
+        Raises the WorkerError of a worker that has failed; after that, ``reset()``.
+        """
+        batch = self._lockstep.receive()
+        infos = list(step_infos(batch).values())
+        for info, is_truncated in zip(infos, (batch.truncated & ~batch.terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = is_truncated
+        for env_id, obs in self._lockstep.final_obs(batch).items():
+            infos[env_id]["terminal_observation"] = obs
+        for env_id, info in reset_infos(batch).items():
+            self.reset_infos[env_id] = info
+        return self._lockstep.batch_obs(batch.obs), batch.reward, batch.terminated | batch.truncated, infos
+
+    def close(self) -> None:
+        """Close the manager."""
+        self.manager.close()
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether all environments have the attribute, which need not be fit to travel."""
+        try:
+            return all(self.manager.call("has_wrapper_attr", attr_name))
+        except EnvRaised:  # it is no Gymnasium environment
+            return bool(super().has_attr(attr_name))
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """``env.attr_name`` of some environments. Raises AttributeError."""
+        return self._lockstep.get_attr(attr_name, self._env_ids(indices))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """``env.attr_name = value`` for some environments: where the attribute is, else on the outermost wrapper."""
+        env_ids = self._env_ids(indices)
+        self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
+        """``env.method_name(*method_args)`` of some environments, as a list. UsageError for keyword arguments."""
+        return self._lockstep.call(method_name, method_args, method_kwargs, self._env_ids(indices))
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
+        """Whether a wrapper of this class, or of a subclass that this process knows, is around each environment.
+
+        Told by the names of classes in ``str(env)``, since environments do not travel.
+        """
+        names = _names_with_subclasses(wrapper_class)
+        texts = self.manager.call("__str__", env_ids=self._env_ids(indices))
+        return [not names.isdisjoint(text.split("<")[1:]) for text in texts]
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """``env.render()`` of each environment, if they render images."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return self.manager.render()
+
+    def _env_ids(self, indices: Indices) -> list[int]:
+        all_env_ids = range(self.num_envs)
+        return [all_env_ids[index] for index in self._get_indices(indices)]
+
+
+def _names_with_subclasses(cls: type[Any]) -> set[str]:
+    return {cls.__name__}.union(*(_names_with_subclasses(each) for each in cls.__subclasses__()))

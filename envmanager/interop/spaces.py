@@ -1,0 +1,93 @@
+"""Gymnasium's spaces of a manager's environments, and the manager's arrays as elements of the batched spaces.
+
+The rule: an environment's own spaces are taken where it has some, since its specs say less (they do not tell a Discrete
+from a Box of one whole number, and call all texts and graphs objects); else spaces are made from the specs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from envmanager.adapters.spaces import behavior_spec
+from envmanager.env_manager import EnvManager
+from envmanager.errors import EnvRaised, UsageError
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.trees import Tree
+
+BatchMaker = Callable[[Tree], Any]
+"""A tree of ``[n, …]`` as an element of the batched space."""
+
+
+def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
+    """The observation and the action space of one environment: its own, or made from ``spec``."""
+    try:
+        own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
+    except EnvRaised:  # it is no Gymnasium environment
+        own = []
+    if own and all(isinstance(space, Space) for space in own) and behavior_spec(*own) == spec:
+        return own[0], own[1]
+    return to_space(spec.observation), to_space(spec.action)
+
+
+def to_space(spec: Tree) -> Any:
+    """The space of a tree of ArraySpec. A whole number with both bounds is a Discrete; UsageError for objects."""
+    if isinstance(spec, dict):
+        return spaces.Dict({key: to_space(child) for key, child in spec.items()})
+    if isinstance(spec, tuple):
+        return spaces.Tuple([to_space(child) for child in spec])
+    if spec.is_object:
+        raise UsageError(
+            "a spec of objects does not say which Gymnasium space they are of: give the environment the attributes "
+            "observation_space and action_space."
+        )
+    if spec.shape == () and spec.dtype == np.int64 and spec.whole_bounds is not None:
+        low, high = spec.whole_bounds
+        return spaces.Discrete(high - low + 1, start=low)
+    return spaces.Box(*_bounds(spec), shape=spec.shape, dtype=spec.dtype.type)
+
+
+def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
+    kind = spec.dtype.kind
+    widest = (False, True) if kind == "b" else (-np.inf, np.inf)
+    if kind in "iu":
+        limits = np.iinfo(spec.dtype)
+        widest = (limits.min, limits.max)
+    given = zip((spec.minimum, spec.maximum), widest, strict=True)
+    low, high = (np.full(spec.shape, default if bound is None else bound, spec.dtype) for bound, default in given)
+    return low, high
+
+
+@functools.singledispatch
+def batch_maker(_space: Any) -> BatchMaker:
+    """What makes a batch of a space. Of a space without arrays (Text, Graph, …) it is a tuple of its elements."""
+    return tuple
+
+
+@batch_maker.register(spaces.Box)
+@batch_maker.register(spaces.MultiDiscrete)
+@batch_maker.register(spaces.MultiBinary)
+def _(_: Any) -> BatchMaker:
+    return lambda column: column
+
+
+@batch_maker.register(spaces.Discrete)
+def _(space: Any) -> BatchMaker:
+    dtype = np.dtype(space.dtype)  # the specs know int64 only
+    return lambda column: column.astype(dtype, copy=False)
+
+
+@batch_maker.register(spaces.Dict)
+def _(space: Any) -> BatchMaker:
+    makers = {key: batch_maker(child) for key, child in space.spaces.items()}
+    return lambda tree: {key: make(tree[key]) for key, make in makers.items()}
+
+
+@batch_maker.register(spaces.Tuple)
+def _(space: Any) -> BatchMaker:
+    makers = [batch_maker(child) for child in space.spaces]
+    return lambda tree: tuple(make(part) for make, part in zip(makers, tree, strict=True))

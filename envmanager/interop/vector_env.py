@@ -1,0 +1,195 @@
+"""A manager as a Gymnasium ``VectorEnv``.
+
+::
+
+    step    manager                                  SAME_STEP            NEXT_STEP
+    t       obs = first, final_obs = last, ended     the same             obs = last, ended
+    t + 1   a step of the new episode                the same             action ignored, obs = first, reward 0
+
+The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP keeps the
+first observation of an episode back for one step, in which its environment is not stepped.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from envmanager.env_manager import EnvManager
+from envmanager.errors import EnvRaised, UsageError
+from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.steps import Batch, take_rows, with_rows
+from envmanager.trees import Tree
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
+
+
+class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
+    """What ``as_vector_env`` returns. ``manager`` is the manager, for what Gymnasium has no word for.
+
+    Rewards are float64 arrays of the manager's float32 values. When a worker was replaced, the episodes of its
+    environments end truncated, with reward 0 and the last observation that was handed out, and the info of that step
+    has ``"lost": True``.
+    """
+
+    def __init__(self, manager: EnvManager, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP) -> None:
+        self.manager = manager
+        self.autoreset_mode = _mode(autoreset_mode)
+        self._lockstep = lockstep = Lockstep(manager)
+        self.num_envs = lockstep.n_envs
+        self.single_observation_space = lockstep.observation_space
+        self.single_action_space = lockstep.action_space
+        self.observation_space = batch_space(lockstep.observation_space, self.num_envs)
+        self.action_space = batch_space(lockstep.action_space, self.num_envs)
+        self.metadata = {**lockstep.first_attr("metadata", {}), "autoreset_mode": self.autoreset_mode}
+        self.render_mode = lockstep.first_attr("render_mode", None)
+        self._restarting = np.zeros(self.num_envs, np.bool_)
+        self._obs: Tree = None  # what to act on next; with NEXT_STEP that of some has not been handed out yet
+        self._first_infos: dict[int, Info] = {}
+
+    def __del__(self) -> None:
+        """The manager may be in use elsewhere: unlike the base class of some versions, close nothing."""
+
+    @property
+    def np_random(self) -> tuple[Any, ...]:
+        """The environments' random number generators; copies, when these are in other processes."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:
+        """The environments' seeds."""
+        return self.get_attr("np_random_seed")
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Info]:
+        """Begin a new episode in all environments. ``seed``: one number for seed, seed + 1, …, or one per environment.
+
+        ``options`` also go to the resets at the ends of later episodes, until the next ``reset``. A ``reset_mask``
+        among them must be all true (UsageError).
+        """
+        batch = self._lockstep.reset(self._seeds(seed), self._without_mask(options))
+        self._restarting = np.zeros(self.num_envs, np.bool_)
+        self._obs = batch.obs
+        return self._lockstep.batch_obs(batch.obs), self._join(step_infos(batch)) if batch.info else {}
+
+    def step(self, actions: Any) -> StepResult:
+        """Act in all environments: ``(obs, rewards, terminations, truncations, infos)``.
+
+        Raises BadAction when the actions do not fit the action space, and the WorkerError of a worker that has failed;
+        after that, ``reset()``.
+        """
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._lockstep.send(actions)
+            return self._same_step(self._lockstep.receive())
+        acting = np.flatnonzero(~self._restarting)
+        if not len(acting):
+            return self._nobody_acted()
+        self._lockstep.send(actions, acting if len(acting) < self.num_envs else None)
+        return self._next_step(self._lockstep.receive())
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """``env.name(*args)`` of each environment, or ``env.name`` where that is no function."""
+        try:
+            return tuple(self._lockstep.call(name, args, kwargs))
+        except EnvRaised as error:
+            if args or error.type_name != "TypeError" or "is not callable" not in error.cause:
+                raise
+            values = self.get_attr(name)
+            if any(callable(value) for value in values):
+                raise  # it is a function, and the error came out of it
+            return values
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """``env.name`` of each environment. Raises AttributeError."""
+        return tuple(self._lockstep.get_attr(name))
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """``env.name = value`` for each environment: a list or tuple has one value for each, else it is for all."""
+        self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
+
+    def render(self) -> tuple[Any, ...]:
+        """``env.render()`` of each environment."""
+        return tuple(self.manager.render())
+
+    def close_extras(self) -> None:
+        """Close the manager."""
+        self.manager.close()
+
+    def _seeds(self, seed: Any) -> Sequence[int | None] | None:
+        if seed is None or hasattr(seed, "__len__"):
+            return seed  # type: ignore[no-any-return]
+        return [operator.index(seed) + env_id for env_id in range(self.num_envs)]
+
+    def _without_mask(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        if not isinstance(options, Mapping) or "reset_mask" not in options:
+            return options
+        mask = np.asarray(options["reset_mask"])
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.all():
+            raise UsageError(
+                f"reset_mask must be {self.num_envs} times True: a manager resets all its environments together, and "
+                "those whose episodes end by itself."
+            )
+        return {key: value for key, value in options.items() if key != "reset_mask"}
+
+    def _same_step(self, batch: Batch) -> StepResult:
+        infos: Info = {}
+        if batch.info is not None or batch.final_obs is not None:
+            of_steps, of_resets, final_obs = step_infos(batch), reset_infos(batch), self._lockstep.final_obs(batch)
+            for env_id, info in of_steps.items():
+                if env_id in final_obs:
+                    infos = self._add_info(infos, {"final_obs": final_obs[env_id], "final_info": info}, env_id)
+                infos = self._add_info(infos, of_resets.get(env_id, info), env_id)
+        obs = self._lockstep.batch_obs(batch.obs)
+        return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
+
+    def _next_step(self, batch: Batch) -> StepResult:
+        """The results of a step in which all environments have acted that were not restarting."""
+        env_ids, restarted = batch.env_ids, self._restarting
+        of_steps, of_resets = step_infos(batch), reset_infos(batch)
+        reward = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
+        for env_id in np.flatnonzero(restarted).tolist():
+            # It has not acted. If it is in the batch after all, its worker was replaced, and it begins anew once more.
+            reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
+            of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
+        self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
+        self._restarting, self._first_infos = terminated | truncated, of_resets
+        obs = self._obs
+        if self._restarting.any():
+            ended = env_ids[batch.terminated | batch.truncated]
+            chosen = self._restarting[ended]
+            obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
+        return self._lockstep.batch_obs(obs), reward, terminated, truncated, self._join(of_steps)
+
+    def _nobody_acted(self) -> StepResult:
+        """The results when all episodes ended in the last step."""
+        infos = self._join(self._first_infos)
+        self._restarting = np.zeros(self.num_envs, np.bool_)
+        nobody = np.zeros((2, self.num_envs), np.bool_)
+        return self._lockstep.batch_obs(self._obs), np.zeros(self.num_envs, np.float64), nobody[0], nobody[1], infos
+
+    def _join(self, infos: Mapping[int, Info]) -> Info:
+        """Gymnasium's dict of arrays and masks."""
+        joined: Info = {}
+        for env_id in sorted(infos):
+            joined = self._add_info(joined, infos[env_id], env_id)
+        return joined
+
+
+def _mode(value: AutoresetMode | str) -> AutoresetMode:
+    try:
+        mode = AutoresetMode(value)
+    except ValueError:
+        mode = None
+    if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        raise UsageError(
+            f'autoreset_mode must be "NextStep" or "SameStep", not {value!r}: a manager always restarts episodes.'
+        )
+    return mode

@@ -1,0 +1,62 @@
+"""Every example of docs/examples runs, shortened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envmanager.cli.config_files import TRAINING_TABLES, load_config
+from envmanager.training.run import TrainingPlan, TrainingRun
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "dqn_speedups": "ale_py"}
+STEPS = {"dqn_pong": 120, "dqn_cartpole": 300}
+"""How many steps to take; others take as many as a rollout has."""
+SHORTER: dict[str, dict[str, Any]] = {"dqn_pong": {"learning_starts": 100}, "dqn_cartpole": {"learning_starts": 100}}
+
+
+class Silent:
+    def started(self, run: Any) -> None: ...
+
+    def updated(self, run: Any, update: Any) -> None: ...
+
+    def saved(self, path: Path) -> None: ...
+
+    def evaluating(self, n_episodes: int) -> None: ...
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_config_trains(path: Path, tmp_path: Path) -> None:
+    if path.stem in NEEDS:
+        pytest.importorskip(NEEDS[path.stem])
+    tables = load_config(path, TRAINING_TABLES)
+    for trainer in tables["trainers"].values():
+        trainer.update(SHORTER.get(path.stem, {}))
+        tables["training"]["steps"] = STEPS.get(path.stem, trainer.get("rollout", 0))
+    tables["training"]["evaluation_episodes"] = 0
+    run = TrainingRun(TrainingPlan.parse(tables, tmp_path), Silent())
+    result = run.go()
+    assert result.ended == "done"
+    assert all(trainer.version > 0 for trainer in run.trainers.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("async_stragglers", "--seeds 1 --n-envs 3 --goal 10 --most-steps 150", "waiting for any is"),
+        ("dqn_speedups", "--steps 40 --rounds 1", "(d) fast preprocessing"),
+    ],
+)
+def test_a_script_runs(name: str, arguments: str, told: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert told in done.stdout
