@@ -18,7 +18,7 @@ import enum
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -300,9 +300,10 @@ class EnvManager(ABC):
         batch, self._undelivered = self._undelivered, None
         return batch  # type: ignore[no-any-return]
 
-    def call(self, name: str, *args: Any, env_ids: Any = None) -> list[Any]:
+    def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
         """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
 
+        ``name`` may be a function: then ``name(env, *args)``, where the environment is. It travels by cloudpickle.
         Waits behind a step in flight, at most ``Timeouts.call_s``. Raises EnvRaised when a call raises; the worker
         stays usable.
         """

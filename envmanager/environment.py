@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -118,8 +118,10 @@ class EnvGroup(Environment):
             yield self.subjects[row]
         self.current_env_id = None
 
-    def call(self, name: str, args: Sequence[Any], rows: Sequence[int]) -> list[Any]:
-        """``getattr(env, name)(*args)`` of some environments."""
+    def call(self, name: str | Callable[..., Any], args: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+        """``getattr(env, name)(*args)`` of some environments; ``name(env, *args)`` where it is a function."""
+        if callable(name):
+            return [name(subject, *args) for subject in self._at(rows)]
         return [_attribute(subject, name)(*args) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A manager seen through the interfaces of other libraries: a Gymnasium ``VectorEnv``, a Stable-Baselines3 ``VecEnv``.
+"""A manager seen through the interfaces of other libraries: Gymnasium, Stable-Baselines3, ML-Agents.
 
 ::
 
@@ -20,10 +20,11 @@ from envmanager.errors import MissingExtra, UsageError
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
+    from envmanager.interop.mlagents import MlagentsEnvManager
     from envmanager.interop.sb3 import ManagerVecEnv
     from envmanager.interop.vector_env import ManagerVectorEnv
 
-__all__ = ["as_sb3_vec_env", "as_vector_env"]
+__all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 
 
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
@@ -37,6 +38,12 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")
     bridge = importlib.import_module("envmanager.interop.vector_env")
     return bridge.ManagerVectorEnv(manager, autoreset_mode)  # type: ignore[no-any-return]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MlagentsEnvManager":  # it inherits from a class of ML-Agents
+        return importlib.import_module("envmanager.interop.mlagents").MlagentsEnvManager
+    raise AttributeError(f"module 'envmanager.interop' has no attribute {name!r}")
 
 
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:

@@ -89,12 +89,6 @@ class Lockstep:
         except AttributeError:
             return default
 
-    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env_ids: Any = None) -> list[Any]:
-        """As the manager's, which passes arguments by position only."""
-        if kwargs:
-            raise UsageError(f"{name}(…, {', '.join(kwargs)}=…): a manager passes arguments by position only.")
-        return self.manager.call(name, *args, env_ids=env_ids)
-
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
         is_there = np.zeros(self.n_envs, np.bool_)
         is_there[batch.env_ids] = True

@@ -16,8 +16,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv
 
 from envmanager.env_manager import EnvManager
-from envmanager.errors import EnvRaised, UsageError
+from envmanager.errors import UsageError
 from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
 
 Indices = int | Iterable[int] | None
 
@@ -82,10 +83,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all environments have the attribute, which need not be fit to travel."""
-        try:
-            return all(self.manager.call("has_wrapper_attr", attr_name))
-        except EnvRaised:  # it is no Gymnasium environment
-            return bool(super().has_attr(attr_name))
+        return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """``env.attr_name`` of some environments. Raises AttributeError."""
@@ -97,17 +95,17 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
-        """``env.method_name(*method_args)`` of some environments, as a list. UsageError for keyword arguments."""
-        return self._lockstep.call(method_name, method_args, method_kwargs, self._env_ids(indices))
+        """``env.method_name(*method_args, **method_kwargs)`` of some environments, as a list."""
+        env_ids = self._env_ids(indices)
+        return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Whether a wrapper of this class, or of a subclass that this process knows, is around each environment.
+        """Whether a wrapper of this class, or of a subclass, is around each environment.
 
-        Told by the names of classes in ``str(env)``, since environments do not travel.
+        Told by the names of classes, so that a worker need not import what its environment does not use.
         """
-        names = _names_with_subclasses(wrapper_class)
-        texts = self.manager.call("__str__", env_ids=self._env_ids(indices))
-        return [not names.isdisjoint(text.split("<")[1:]) for text in texts]
+        names = self.manager.call(names_of_wrappers, env_ids=self._env_ids(indices))
+        return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """``env.render()`` of each environment, if they render images."""
@@ -122,7 +120,3 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def _env_ids(self, indices: Indices) -> list[int]:
         all_env_ids = range(self.num_envs)
         return [all_env_ids[index] for index in self._get_indices(indices)]
-
-
-def _names_with_subclasses(cls: type[Any]) -> set[str]:
-    return {cls.__name__}.union(*(_names_with_subclasses(each) for each in cls.__subclasses__()))

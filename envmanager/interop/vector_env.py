@@ -21,8 +21,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envmanager.env_manager import EnvManager
-from envmanager.errors import EnvRaised, UsageError
+from envmanager.errors import UsageError
 from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.remote import call_or_get
 from envmanager.steps import Batch, take_rows, with_rows
 from envmanager.trees import Tree
 
@@ -94,16 +95,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._next_step(self._lockstep.receive())
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """``env.name(*args)`` of each environment, or ``env.name`` where that is no function."""
-        try:
-            return tuple(self._lockstep.call(name, args, kwargs))
-        except EnvRaised as error:
-            if args or error.type_name != "TypeError" or "is not callable" not in error.cause:
-                raise
-            values = self.get_attr(name)
-            if any(callable(value) for value in values):
-                raise  # it is a function, and the error came out of it
-            return values
+        """``env.name(*args, **kwargs)`` of each environment, or ``env.name`` where that is no function."""
+        return tuple(self.manager.call(call_or_get, name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """``env.name`` of each environment. Raises AttributeError."""

@@ -354,6 +354,14 @@ class ManagerContract:
             assert manager.render(env_ids=[1]) == ["picture of env 1"]
             assert manager.step(Wait.all())
 
+    def test_a_function_is_called_with_each_environment_where_that_is(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset()
+            assert manager.call(lambda env, word: f"{word}, {env.label}", "hello", env_ids=[2, 0]) == [
+                "hello, env 2",
+                "hello, env 0",
+            ]
+
     def test_a_call_between_send_and_recv_loses_nothing(self) -> None:
         with self.make_manager(EchoEnvironment, 3) as manager:
             manager.reset()

@@ -111,7 +111,7 @@ def test_environments_are_called_and_asked_through_it(make_manager):
     vec_env = as_sb3_vec_env(make_manager(Obedient))
 
     assert vec_env.env_method("add", 10, indices=[0, -1]) == [10, 12]
-    assert vec_env.env_method("add", 10, 2, indices=1) == [21]
+    assert vec_env.env_method("add", 10, times=2, indices=1) == [21]
     assert vec_env.get_attr("env_id", indices=range(2)) == [0, 1]
     vec_env.set_attr("level", 3, indices=1)
     vec_env.set_attr("count", 4)
@@ -121,8 +121,6 @@ def test_environments_are_called_and_asked_through_it(make_manager):
     assert not vec_env.has_attr("level")  # not all have it
     with pytest.raises(AttributeError, match="level"):
         vec_env.get_attr("level")
-    with pytest.raises(UsageError, match="by position only"):
-        vec_env.env_method("add", number=1)
 
 
 def test_images_are_rendered_and_tiled(make_manager):
