@@ -58,6 +58,7 @@ class Apart(Trainer):
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
         self._model.share_memory()
         self._max_ahead = max_ahead
+        self._is_closed = False
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
@@ -82,13 +83,16 @@ class Apart(Trainer):
 
     def close(self) -> None:
         """End the learner. Any number of times."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._connection.send(("close", None))
+        self._process.join(_CLOSE_S)
         if self._process.is_alive():
-            with contextlib.suppress(OSError):
-                self._connection.send(("close", None))
-            self._process.join(_CLOSE_S)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
+            self._process.kill()
+            self._process.join()
+        self._process.close()
         self._connection.close()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             if tensor.is_shared():

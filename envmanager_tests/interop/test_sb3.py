@@ -235,6 +235,7 @@ def test_past_the_budget_of_restarts_the_step_raises():
     vec_env.close()
 
 
+@pytest.mark.load
 def test_ppo_learns_the_same_through_it_as_through_dummy_vec_env():
     def weights(vec_env):
         model = PPO("MlpPolicy", vec_env, n_steps=32, batch_size=32, n_epochs=2, seed=1, device="cpu")
@@ -254,6 +255,7 @@ def test_evaluate_policy_sees_the_monitor():
     assert returns == lengths
 
 
+@pytest.mark.load
 def test_the_script_of_the_page_runs(tmp_path):
     text = PAGE.read_text(encoding="utf-8")
     script = text.partition('```python title="train_with_sb3.py"\n')[2].partition("```")[0]

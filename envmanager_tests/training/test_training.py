@@ -82,8 +82,11 @@ class Corridor(gymnasium.Env):  # type: ignore[misc]
          "hidden": [32]},
         {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
          "hidden": [32], "prioritized": True, "n_step": 3, "double": False, "duelling": False},
-        {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50, "exploration_steps": 1000,
-         "hidden": [32], "apart": 100},
+        pytest.param(
+            {"kind": "dqn", "learning_starts": 100, "learning_rate": 3e-3, "target_every": 50,
+             "exploration_steps": 1000, "hidden": [32], "apart": 100},
+            marks=pytest.mark.load,
+        ),
     ],
     ids=["ppo", "dqn", "dqn with every switch turned", "dqn apart"],
 )  # fmt: skip
