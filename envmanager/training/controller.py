@@ -130,9 +130,9 @@ class TrainerController:
         most = trainer.max_policy_lag if self._max_policy_lag is None else self._max_policy_lag
         while trainer.version + 1 - self._in_flight.oldest(trainer.behavior) > most:
             self._step(Wait.all())
-        began = time.perf_counter()
+        began = time.monotonic()
         figures = trainer.update(min(1.0, self.n_steps / self._goal) if self._goal else 0.0)
-        seconds = time.perf_counter() - began
+        seconds = time.monotonic() - began
         update = Update(trainer.behavior, trainer.version, self.n_steps, figures, seconds)
         if self._on_update is not None:
             self._on_update(update)

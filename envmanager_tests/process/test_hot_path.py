@@ -61,8 +61,11 @@ def stepping(manager: EnvManager) -> Callable[[], Any]:
     return lambda: manager.step(ALL)
 
 
-def n_calls(function: Callable[[], Any], n_times: int = 20) -> float:
-    """How many calls, of Python's and of C's functions, one call of ``function`` makes on average."""
+def n_calls(function: Callable[[], Any], n_times: int = 40) -> int:
+    """How many calls, of Python's and of C's functions, one call of ``function`` makes.
+
+    The least of so many times: how often a wait looks again depends on how busy the machine is.
+    """
     count = 0
 
     def note(_: Any, event: str, __: Any) -> None:
@@ -71,22 +74,25 @@ def n_calls(function: Callable[[], Any], n_times: int = 20) -> float:
 
     for _ in range(3):
         function()
+    counts = []
     sys.setprofile(note)
     try:
         for _ in range(n_times):
+            before = count
             function()
+            counts.append(count - before)
     finally:
         sys.setprofile(None)
-    return count / n_times
+    return min(counts)
 
 
-@pytest.mark.parametrize(("begin", "limit"), [(sending, 215), (stepping, 270)], ids=["send-recv", "step"])
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 200), (stepping, 245)], ids=["send-recv", "step"])
 def test_a_batch_in_this_process_takes_so_many_calls(begin: Any, limit: int) -> None:
     with SimpleEnvManager(Noop, N_ENVS) as manager:
         assert n_calls(begin(manager)) <= limit
 
 
-@pytest.mark.parametrize(("begin", "limit"), [(sending, 100), (stepping, 130)], ids=["send-recv", "step"])
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 90), (stepping, 125)], ids=["send-recv", "step"])
 def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int) -> None:
     with SubprocessEnvManager(Noop, N_ENVS) as manager:
         assert n_calls(begin(manager)) / N_ENVS <= limit
