@@ -52,6 +52,7 @@ def test_the_policy_here_has_the_weights_that_were_learned_there(manager: Any) -
         assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer._model.state_dict().items())
 
 
+@pytest.mark.load
 def test_it_is_restored_on_both_sides(manager: Any) -> None:
     with Apart(make(manager.behavior_specs["default"])) as trainer:
         TrainerController(manager, {"default": trainer}).train(300)
@@ -78,6 +79,7 @@ def test_what_the_learner_raises_is_raised_here_with_its_traceback(manager: Any)
             controller.train(100_000)
 
 
+@pytest.mark.load
 def test_a_learner_that_was_killed_is_told_and_nothing_hangs(manager: Any) -> None:
     with Apart(make(manager.behavior_specs["default"]), max_ahead=20) as trainer:
         controller = TrainerController(manager, {"default": trainer})
@@ -88,6 +90,7 @@ def test_a_learner_that_was_killed_is_told_and_nothing_hangs(manager: Any) -> No
             controller.train(100_000)
 
 
+@pytest.mark.load
 def test_closed_twice_it_leaves_no_process(manager: Any) -> None:
     trainer = Apart(make(manager.behavior_specs["default"]))
     pid = trainer._process.pid or 0

@@ -246,7 +246,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["simple", "subprocess", "auto"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("simple", marks=pytest.mark.load), "subprocess", pytest.param("auto", marks=pytest.mark.load)]
+)
 def test_the_command_trains_with_any_manager_and_writes_how_it_went(tmp_path: Path, config: Path, kind: str) -> None:
     out = tmp_path / "out.json"
     arguments = [str(config), "--manager", kind, "--out", str(out), "--dir", str(tmp_path / "run"), "--plain"]
@@ -258,7 +260,7 @@ def test_the_command_trains_with_any_manager_and_writes_how_it_went(tmp_path: Pa
     assert summary["evaluation"]["episodes"] == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.load)])
 def test_a_signal_ends_the_step_saves_and_can_be_resumed(tmp_path: Path, config: Path, number: signal.Signals) -> None:
     arguments = [str(config), "--steps", "100000000", "--dir", str(tmp_path / "run"), "--plain"]
     with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
