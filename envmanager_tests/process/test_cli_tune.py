@@ -73,6 +73,7 @@ def test_the_best_is_written_as_a_config_that_runs(folder):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.load
 def test_environments_that_sleep_are_given_a_worker_each(folder):
     done = tune(folder, "--env", "some_envs:Sleeping", "--n-envs", 4, "--seconds", 8, "--out", "best.toml", "--plain")
 

@@ -90,7 +90,7 @@ class Corridor(gymnasium.Env):  # type: ignore[misc]
     ],
     ids=["ppo", "dqn", "dqn with every switch turned", "dqn apart"],
 )  # fmt: skip
-@pytest.mark.parametrize("wait", ["all", "any"])
+@pytest.mark.parametrize("wait", [pytest.param("all", marks=pytest.mark.load), "any"])
 def test_a_trainer_learns_to_walk_to_the_end(tmp_path: Path, trainer: dict[str, Any], wait: str) -> None:
     tables = {
         "manager": {"kind": "simple", "env": Corridor, "n_envs": 4, "wait": wait},
