@@ -40,3 +40,18 @@ class EchoGym(gymnasium.Env):  # type: ignore[misc]
         self._obs[:] = self._env_id, 0, self._n_steps, action, self._episode
         ended = self._in_episode == 7 + self._env_id
         return self._obs, float(action % 1000), ended, False, {"env_id": self._env_id, "action": int(action)}
+
+
+class CountsSteps(gymnasium.Env):  # type: ignore[misc]
+    """Observes how many steps it has taken; the reward is the action."""
+
+    observation_space = gymnasium.spaces.Box(0, 1000, (2,), np.int64)
+    action_space = gymnasium.spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._n_steps = 0
+        return np.zeros(2, np.int64), {}
+
+    def step(self, action: Any) -> Any:
+        self._n_steps += 1
+        return np.full(2, self._n_steps), float(action), False, False, {}

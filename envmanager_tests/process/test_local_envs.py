@@ -7,7 +7,6 @@ import queue
 import signal
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from envmanager.local_worker import LocalStepQueue
 from envmanager.steps import CommandName, EnvironmentResponse
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
+from envmanager_tests.envs import CountsSteps
 
 WAITS = [Wait.any(), Wait.all(), Wait(min_ready=2), Wait(max_ready=1), Wait(max_lead=2)]
 
@@ -59,7 +59,7 @@ def test_every_step_is_paired_whatever_is_waited_for(wait: Wait, zero_copy: bool
 
 @pytest.mark.parametrize("wait", [Wait.any(), Wait.all()], ids=str)
 def test_send_and_recv_reach_every_environment(wait: Wait) -> None:
-    with SubprocessEnvManager(Counts, 5, n_workers=2, local_envs=2, wait=wait) as manager:
+    with SubprocessEnvManager(CountsSteps, 5, n_workers=2, local_envs=2, wait=wait) as manager:
         manager.reset()
         batch = manager.recv(Wait.all())
         n_steps = np.zeros(5, np.int64)
@@ -69,21 +69,6 @@ def test_send_and_recv_reach_every_environment(wait: Wait) -> None:
             n_steps[batch.env_ids] += 1
             assert (batch.obs[:, 0] == n_steps[batch.env_ids]).all()
             assert (batch.reward == batch.env_ids).all()
-
-
-class Counts(gymnasium.Env):  # type: ignore[misc]
-    """Observes how many steps it has taken; the reward is the action."""
-
-    observation_space = gymnasium.spaces.Box(0, 1000, (1,), np.int64)
-    action_space = gymnasium.spaces.Discrete(5)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._n_steps = 0
-        return np.zeros(1, np.int64), {}
-
-    def step(self, action: Any) -> Any:
-        self._n_steps += 1
-        return np.full(1, self._n_steps), float(action), False, False, {}
 
 
 def test_an_exception_in_this_process_replaces_its_environments_alone() -> None:

@@ -20,6 +20,7 @@ from envmanager import (
     Wait,
 )
 from envmanager.trees import leaves
+from envmanager_tests.envs import CountsSteps
 
 N_ENVS = 4
 
@@ -291,16 +292,3 @@ def test_with_zero_copy_what_one_worker_answers_is_a_view_that_holds_until_the_n
             assert batch.is_view
             assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
             assert (batch.obs[:, 0] == n_steps[batch.env_ids]).all()
-
-
-class CountsSteps(gymnasium.Env):  # type: ignore[misc]
-    observation_space = gymnasium.spaces.Box(0, 1000, (2,), np.int64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._n_steps = 0
-        return np.zeros(2, np.int64), {}
-
-    def step(self, action: Any) -> Any:
-        self._n_steps += 1
-        return np.full(2, self._n_steps), 0.0, False, False, {}
