@@ -57,9 +57,9 @@ help: ## list the targets
 run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
 
-# Three at once on two cores: a good part of the tests waits for something.
+# Four at once on two cores: a good part of the tests waits for something.
 test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -n 3 --dist worksteal -m "not load and not start_methods"
+	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods"
 
 faults: $(DEV_STAMP) ## run everything about faults, under every start method
 	$(PYTEST) -n 3 --dist worksteal -m "not load" envmanager_tests/faults envmanager_tests/process/test_chaos.py
