@@ -109,7 +109,11 @@ class TrainerController:
     def step(self, wait: Wait | None = None) -> list[Update]:
         """One step of the manager, and the updates for which that was enough. ``wait``: other than usual."""
         self._step(self._wait if wait is None else wait)
-        return [self._update(trainer) for trainer in self.trainers.values() if trainer.is_ready()]
+        updates = []
+        for trainer in self.trainers.values():
+            while trainer.is_ready():  # many environments may bring enough for several at once
+                updates.append(self._update(trainer))
+        return updates
 
     def _step(self, wait: Wait | None) -> None:
         versions = {behavior: trainer.version for behavior, trainer in self.trainers.items()}

@@ -35,7 +35,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether there is enough for an update."""
+        """Whether there is enough for an update; asked again after each, until there is not."""
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:

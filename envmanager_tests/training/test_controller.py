@@ -135,6 +135,20 @@ def test_no_step_is_learned_from_that_is_staler_than_allowed(manager: Any, lag: 
     assert sum(map(len, trainer.versions)) + len(trainer.batch) == controller.n_steps, "nothing is thrown away"
 
 
+def test_a_step_that_brings_enough_for_several_updates_is_followed_by_as_many(manager: Any) -> None:
+    class OnePerStep(Counts):
+        def update(self, progress: float) -> dict[str, float]:
+            rest = self.batch[1:]
+            figures = super().update(progress)
+            self.batch = rest
+            return figures
+
+    trainer = OnePerStep(every=1)
+    controller = TrainerController(manager, {"default": trainer}, wait=Wait.all())
+    controller.reset()
+    assert [update.version for update in controller.step()] == [1, 2, 3]
+
+
 def test_a_lost_step_is_not_learned_from(manager: Any) -> None:
     trainer = Counts(every=100)
     controller = TrainerController(manager, {"default": trainer}, wait=Wait.all())
