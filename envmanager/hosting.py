@@ -14,7 +14,7 @@ import attrs
 from envmanager.environment import EnvContext, EnvGroup, build_group
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.factories import call_factory
-from envmanager.options import ResetConfig
+from envmanager.options import ManagerOptions, ResetConfig
 from envmanager.seeding import derive_seeds
 from envmanager.specs import BehaviorSpecs, SpecMismatch
 from envmanager.steps import CommandName
@@ -48,6 +48,29 @@ class GroupFactory:
     contexts: Sequence[EnvContext]
     infos: bool
     check_values: bool
+
+    @classmethod
+    def of(
+        cls,
+        factories: Sequence[Any],
+        env_ids: Sequence[int],
+        options: ManagerOptions,
+        *,
+        worker_id: int,
+        generation: int,
+        first_slot: int,
+    ) -> GroupFactory:
+        """For the worker that hosts ``env_ids``; ``factories`` are those of all environments."""
+        contexts = make_contexts(
+            env_ids,
+            worker_id=worker_id,
+            generation=generation,
+            first_slot=first_slot,
+            seed=options.seed,
+            log_dir=options.log_dir,
+        )
+        own = [factories[env_id] for env_id in env_ids]
+        return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
         """The environments, side by side. When one cannot be made, those before it are closed."""

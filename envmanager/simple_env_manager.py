@@ -13,7 +13,7 @@ import attrs
 
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import GroupFactory, make_contexts
+from envmanager.hosting import GroupFactory
 from envmanager.local_worker import LocalStepQueue, LocalWorker
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.stats import ManagerStats
@@ -89,15 +89,14 @@ class SimpleEnvManager(EnvManager):
 
     def _new_worker(self) -> LocalWorker:
         options, generation = self._options, self._recovery.generations[0]
-        contexts = make_contexts(
+        factory = GroupFactory.of(
+            self._factories,
             range(options.n_envs),
+            options,
             worker_id=0,
             generation=generation,
             first_slot=generation * options.n_envs,
-            seed=options.seed,
-            log_dir=options.log_dir,
         )
-        factory = GroupFactory(self._factories, contexts, options.infos, options.check_values)
         return LocalWorker(
             0,
             factory,

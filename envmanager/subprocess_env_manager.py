@@ -38,7 +38,7 @@ from envmanager.env_rows import deal
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import GroupFactory, StartReport, make_contexts
+from envmanager.hosting import GroupFactory, StartReport
 from envmanager.interrupts import held
 from envmanager.local_worker import LocalStepQueue, LocalWorker
 from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
@@ -188,17 +188,17 @@ class SubprocessEnvManager(EnvManager):
 
     def _group_factory(self, worker_id: int) -> GroupFactory:
         """What makes the environments of a worker, or of the one that takes its place."""
-        contexts = make_contexts(
-            self._env_rows.blocks[worker_id],
+        env_ids = self._env_rows.blocks[worker_id]
+        factory = GroupFactory.of(
+            self._factories,
+            env_ids,
+            self._options,
             worker_id=worker_id,
             generation=self._recovery.generations[worker_id],
             first_slot=self._slots,
-            seed=self._options.seed,
-            log_dir=self._options.log_dir,
         )
-        self._slots += len(contexts)
-        own = [self._factories[context.env_id] for context in contexts]
-        return GroupFactory(own, contexts, self._options.infos, self._options.check_values)
+        self._slots += len(env_ids)
+        return factory
 
     def _launch(self, worker_id: int, factory: GroupFactory) -> WorkerHandle:
         self._require_open("the start of a worker")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,7 @@ from envmanager.bench.roster import CannotTakePart
 from envmanager.cores import count_cores
 from envmanager.env_manager import EnvManager
 from envmanager.options import Wait
-from envmanager.registry import known_kinds, make_manager
+from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.steps import ActionInfo, AgentSteps
 from envmanager.subprocess_env_manager import SubprocessEnvManager
@@ -79,8 +78,6 @@ class Share(Workers):
     """As Workers, but one process fewer: the trainer steps its share of the environments itself."""
 
     def __init__(self, env: str, n_envs: int) -> None:
-        if "local_envs" not in inspect.signature(SubprocessEnvManager).parameters:
-            raise CannotTakePart("this version of envmanager has no local_envs")
         if count_cores() < 2 or n_envs < 2:
             raise CannotTakePart("there is nothing to share with one core or one environment")
         Processes.__init__(self, env, n_envs, n_workers=count_cores() - 1, local_envs=n_envs // count_cores())
@@ -90,8 +87,6 @@ class Auto(Managed):
     """Where and how the manager itself finds best."""
 
     def __init__(self, env: str, n_envs: int) -> None:
-        if "auto" not in known_kinds():
-            raise CannotTakePart("this version of envmanager has no manager kind 'auto'")
         super().__init__(make_manager({"kind": "auto", "n_envs": n_envs}, env_fns(env, n_envs)), env, n_envs)
 
 

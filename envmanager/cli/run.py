@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,8 @@ from envmanager.specs import BehaviorSpec
 from envmanager.stats import ManagerStats
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from envmanager.env_manager import EnvManager
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -148,7 +151,24 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
 
-class StopSignals:
+class Signals(ABC):
+    """Within this context SIGINT and SIGTERM are handled by ``_stop``."""
+
+    @abstractmethod
+    def _stop(self, signum: int, frame: FrameType | None) -> None: ...
+
+    def __enter__(self) -> Self:
+        self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+
+class StopSignals(Signals):
     """Within this context, the first SIGINT or SIGTERM raises Stopped, and the later ones are dropped.
 
     After ``hold()`` they are all dropped: closing takes at most ``Timeouts.close_s`` and must not be cut short.
@@ -161,17 +181,7 @@ class StopSignals:
         """Drop signals from now on."""
         self._holding = True
 
-    def _stop(self, signum: int, _: FrameType | None) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         if not self._holding:
             self._holding = True
             raise Stopped(signum)
-
-    def __enter__(self) -> StopSignals:
-        self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)

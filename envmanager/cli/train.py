@@ -22,7 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.run import EXIT_DONE, Notices, exit_code_of
+from envmanager.cli.display import describe_notice
+from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
 from envmanager.cli.summary import write_json
 from envmanager.errors import EnvManagerError, MissingExtra
 
@@ -58,28 +59,18 @@ def train(plan: TrainingPlan, *, out: Path | None, board: str | None, plain: boo
     return EXIT_DONE if signals.number is None else 128 + signals.number
 
 
-class Stopping:
+class Stopping(Signals):
     """Within this context the first SIGINT or SIGTERM stops ``run`` in order, and a second one at once."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self.number: int | None = None
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self.number is not None:
             raise KeyboardInterrupt
-        self.number = number
+        self.number = signum
         self._run.stop()
-
-    def __enter__(self) -> Stopping:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 class Reports:
@@ -143,7 +134,7 @@ class Display(ABC):
 
     def show_notice(self, level: str, text: str) -> None:
         """What happened to a worker."""
-        self.show_line(f"{level.capitalize()}: {text}".rstrip())
+        self.show_line(describe_notice(level, text))
 
 
 class Lines(Display):

@@ -78,11 +78,6 @@ def load_latest(directory: Path) -> Checkpoint:
     return Checkpoint(facts, arrays)
 
 
-def has_one(directory: Path) -> bool:
-    """Whether there is a checkpoint."""
-    return (directory / _LATEST).exists()
-
-
 def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())

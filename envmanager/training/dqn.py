@@ -27,7 +27,15 @@ from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.networks import Encoder, mlp, pick_device, to_tensor
 from envmanager.training.replay import Replay
-from envmanager.training.states import arrays_of_module, load_module, load_optimizer, optimizer_state
+from envmanager.training.states import (
+    arrays_of_module,
+    load_module,
+    load_optimizer,
+    means,
+    named,
+    of_part,
+    optimizer_state,
+)
 from envmanager.training.trainer import Arrays, Trainer
 
 
@@ -169,7 +177,7 @@ class DQN(Trainer):
         return n
 
     def is_ready(self) -> bool:
-        return self._n_steps >= self.options.learning_starts and self._n_since_update >= self.options.train_every
+        return self._n_since_update >= self.options.train_every
 
     def greedy_policy(self) -> Policy:
         return self._policy(0, 0.0)
@@ -179,13 +187,9 @@ class DQN(Trainer):
 
     def update(self, progress: float) -> dict[str, float]:
         self._n_since_update = max(0, self._n_since_update - self.options.train_every)
-        sums: dict[str, float] = {}
-        for _ in range(self.options.updates):
-            for name, figure in self._learn(progress).items():
-                sums[name] = sums.get(name, 0.0) + figure
+        figures = means([self._learn(progress) for _ in range(self.options.updates)])
         self.version += 1
         self.policy.version = self.version
-        figures = {name: total / self.options.updates for name, total in sums.items()}
         return {**figures, "epsilon": self.policy.epsilon}
 
     def _learn(self, progress: float) -> dict[str, float]:
@@ -215,12 +219,14 @@ class DQN(Trainer):
         return {"loss": float(loss.detach()), "value": float(value.detach().mean())}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays = {f"model.{name}": array for name, array in arrays_of_module(self.model).items()}
-        arrays |= {f"target.{name}": array for name, array in arrays_of_module(self.target).items()}
         tensors, facts = optimizer_state(self._optimizer)
-        arrays |= {f"optimizer.{name}": array for name, array in tensors.items()}
         replay_arrays, replay_facts = self.replay.state()
-        arrays |= {f"replay.{name}": array for name, array in replay_arrays.items()}
+        arrays = {
+            **named("model", arrays_of_module(self.model)),
+            **named("target", arrays_of_module(self.target)),
+            **named("optimizer", tensors),
+            **named("replay", replay_arrays),
+        }
         return arrays, {
             "optimizer": facts,
             "version": self.version,
@@ -232,11 +238,10 @@ class DQN(Trainer):
         }
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        load_module(self.model, arrays, "model.")
-        load_module(self.target, arrays, "target.")
-        load_optimizer(self._optimizer, arrays, "optimizer.", facts["optimizer"])
-        own = {name[len("replay.") :]: array for name, array in arrays.items() if name.startswith("replay.")}
-        self.replay.restore(own, facts["replay"])
+        load_module(self.model, of_part("model", arrays))
+        load_module(self.target, of_part("target", arrays))
+        load_optimizer(self._optimizer, of_part("optimizer", arrays), facts["optimizer"])
+        self.replay.restore(of_part("replay", arrays), facts["replay"])
         self.version = self.policy.version = int(facts["version"])
         self._n_steps, self._n_since_update = int(facts["n_steps"]), int(facts["n_since_update"])
         self._n_batches = int(facts["n_batches"])

@@ -36,11 +36,6 @@ class Encoder(nn.Module):
     def _all(self) -> list[Any]:
         return list(self.parts)
 
-    @property
-    def has_images(self) -> bool:
-        """Whether there are convolutions."""
-        return any(isinstance(part, Convolutions) for part in self.parts)
-
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """``obs``: the leaves ``[n, …]`` in the order of the tree."""
         return torch.cat([part(leaf) for part, leaf in zip(self.parts, obs, strict=True)], dim=-1)

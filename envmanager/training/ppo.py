@@ -25,7 +25,15 @@ from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads
 from envmanager.training.networks import Encoder, mlp, pick_device, to_tensor
-from envmanager.training.states import arrays_of_module, load_module, load_optimizer, optimizer_state
+from envmanager.training.states import (
+    arrays_of_module,
+    load_module,
+    load_optimizer,
+    means,
+    named,
+    of_part,
+    optimizer_state,
+)
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 from envmanager.trees import leaves
@@ -197,21 +205,15 @@ class PPO(Trainer):
         if options.normalize_observations:
             self.model.encoder.learn_scale(rollout.obs)
         n = len(rollout.advantage)
-        sums: dict[str, float] = {}
-        n_minibatches = 0
+        figures: list[dict[str, float]] = []
         for _ in range(options.epochs):
-            kl = 0.0
             order = torch.randperm(n, generator=self._generator)
             # Minibatches of the same size, give or take one.
             for chosen in order.chunk(max(1, round(n / options.minibatch))):
-                figures = self._step(rollout.take(chosen.to(self._device)))
-                n_minibatches += 1
-                kl = figures["kl"]
-                for name, figure in figures.items():
-                    sums[name] = sums.get(name, 0.0) + figure
-            if options.target_kl is not None and kl > options.target_kl:
+                figures.append(self._step(rollout.take(chosen.to(self._device))))
+            if options.target_kl is not None and figures[-1]["kl"] > options.target_kl:
                 break
-        return {name: total / n_minibatches for name, total in sums.items()}
+        return means(figures)
 
     def _step(self, batch: Rollout) -> dict[str, float]:
         options = self.options
@@ -234,17 +236,19 @@ class PPO(Trainer):
         return {name: float(figure.detach()) for name, figure in named.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays = {f"model.{name}": array for name, array in arrays_of_module(self.model).items()}
         tensors, facts = optimizer_state(self._optimizer)
-        arrays |= {f"optimizer.{name}": array for name, array in tensors.items()}
-        arrays |= {f"rollout.{name}": array for name, array in self._store.state().items()}
-        arrays["generator"] = self._generator.get_state().numpy()
+        arrays = {
+            **named("model", arrays_of_module(self.model)),
+            **named("optimizer", tensors),
+            **named("rollout", self._store.state()),
+            "generator": self._generator.get_state().numpy(),
+        }
         return arrays, {"optimizer": facts, "version": self.version, "n_in_rollout": self._n_in_rollout}
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        load_module(self.model, arrays, "model.")
-        load_optimizer(self._optimizer, arrays, "optimizer.", facts["optimizer"])
-        self._store.restore({k[len("rollout.") :]: array for k, array in arrays.items() if k.startswith("rollout.")})
+        load_module(self.model, of_part("model", arrays))
+        load_optimizer(self._optimizer, of_part("optimizer", arrays), facts["optimizer"])
+        self._store.restore(of_part("rollout", arrays))
         self._n_in_rollout = int(facts["n_in_rollout"])
         self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
         self.version = self.policy.version = int(facts["version"])

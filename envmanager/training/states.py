@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,24 @@ import torch
 from torch import Tensor, nn
 
 
+def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of one part of a trainer, under its name: ``"model.…"``."""
+    return {f"{part}.{name}": array for name, array in arrays.items()}
+
+
+def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The opposite: those of one part among all."""
+    return {name[len(part) + 1 :]: array for name, array in arrays.items() if name.startswith(f"{part}.")}
+
+
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
     """The weights and buffers."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
-def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray], prefix: str) -> None:
+def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """The opposite; KeyError or RuntimeError when they are of another model."""
-    own = {name[len(prefix) :]: torch.from_numpy(np.array(a)) for name, a in arrays.items() if name.startswith(prefix)}
-    module.load_state_dict(own)
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -38,14 +47,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, np.ndar
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray], prefix: str, facts: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> None:
     """The opposite."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
-        if name.startswith(prefix):
-            number, _, key = name[len(prefix) :].partition(".")
-            state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
+        number, _, key = name.partition(".")
+        state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
     groups = optimizer.state_dict()["param_groups"]
     merged = [{**group, **saved} for group, saved in zip(groups, facts["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": merged})
+
+
+def means(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over several batches, which all have the same."""
+    return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]}

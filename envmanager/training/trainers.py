@@ -23,17 +23,24 @@ MakeTrainer = Callable[..., Trainer]
 """``make(behavior, spec, options, seed=…, device=…)``, where ``options`` is the config's table without ``kind``."""
 
 
-def _ppo(behavior: str, spec: BehaviorSpec, options: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    parsed = structure(PPOOptions, options, where=f"trainers.{behavior}")
-    return PPO(behavior, spec, parsed, seed=seed, device=device)
+def _make(
+    cls: Callable[..., Trainer],
+    options_cls: type[Any],
+    behavior: str,
+    spec: BehaviorSpec,
+    options: Mapping[str, Any],
+    *,
+    seed: int,
+    device: str,
+) -> Trainer:
+    parsed = structure(options_cls, options, where=f"trainers.{behavior}")
+    return cls(behavior, spec, parsed, seed=seed, device=device)
 
 
-def _dqn(behavior: str, spec: BehaviorSpec, options: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    parsed = structure(DQNOptions, options, where=f"trainers.{behavior}")
-    return DQN(behavior, spec, parsed, seed=seed, device=device)
-
-
-KINDS: dict[str, MakeTrainer] = {"dqn": _dqn, "ppo": _ppo}
+KINDS: dict[str, MakeTrainer] = {
+    "dqn": functools.partial(_make, DQN, DQNOptions),
+    "ppo": functools.partial(_make, PPO, PPOOptions),
+}
 
 
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
