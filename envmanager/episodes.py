@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -33,9 +35,11 @@ class _Rows:
 class Episodes:
     """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
-    ``count``: episodes that ended; ``lost``: those that were cut because their worker failed.
+    ``count``: episodes that ended; ``lost``: those that were cut because their worker failed. ``on_end`` is called with
+    the behavior, the agent_id and the return of each that ends.
     """
 
+    on_end: Callable[[str, int, float], Any] | None = None
     env_steps: int = 0
     worker_steps: int = 0
     count: int = 0
@@ -57,11 +61,11 @@ class Episodes:
             return
         self.worker_steps += 1
         self.env_steps += rows.n_envs
-        for places, steps in zip(rows.places, info.current.values(), strict=True):
+        for places, (behavior, steps) in zip(rows.places, info.current.items(), strict=True):
             self._running[places] += steps.reward
             ended = steps.terminated | steps.truncated
             if np.count_nonzero(ended):  # cheaper than any()
-                self._end_episodes(places[ended])
+                self._end_episodes(behavior, places[ended])
 
     def mean_of_recent(self) -> float:
         """The mean return of the last episodes; NaN before the first has ended."""
@@ -83,10 +87,13 @@ class Episodes:
                 named[name] = self.returns[agent_id]
         return named
 
-    def _end_episodes(self, places: np.ndarray) -> None:
+    def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
         for place, value in zip(places.tolist(), self._running[places].tolist(), strict=True):
-            self.returns[self._agent_at[place]].append(value)
+            agent_id = self._agent_at[place]
+            self.returns[agent_id].append(value)
             self.recent.append(value)
+            if self.on_end is not None:
+                self.on_end(behavior, agent_id, value)
         self.count += len(places)
         self._running[places] = 0.0
 

@@ -25,9 +25,10 @@ from envmanager.policy import Policy
 from envmanager.specs import BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads, Discrete
-from envmanager.training.networks import Encoder, mlp, pick_device, to_tensor
+from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.replay import Replay
 from envmanager.training.states import (
+    anneal,
     arrays_of_module,
     load_module,
     load_optimizer,
@@ -51,6 +52,8 @@ class DQNOptions:
     """How many batches an update learns from."""
     batch: int = 32
     learning_rate: float = 1e-4
+    anneal: bool = False
+    """Let the learning rate fall to zero over the training."""
     gamma: float = 0.99
     n_step: int = 1
     double: bool = True
@@ -67,6 +70,8 @@ class DQNOptions:
     """How many steps epsilon takes to fall to its final value."""
     hidden: Sequence[int] = (256, 256)
     """The layers behind the encoder; images usually want none."""
+    convolutions: str = attrs.field(default="nature", validator=attrs.validators.in_(CONVOLUTIONS))
+    """Of images: those of Mnih et al. 2015, or ``small`` ones."""
     reward_clip: float | None = None
     """Rewards are cut to between minus this and this."""
     max_grad_norm: float = 10.0
@@ -84,7 +89,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation)
+        self.encoder = Encoder(spec.observation, convolutions=options.convolutions)
         self.duelling = options.duelling
         n_out = n_actions + 1 if options.duelling else n_actions
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
@@ -187,6 +192,8 @@ class DQN(Trainer):
 
     def update(self, progress: float) -> dict[str, float]:
         self._n_since_update = max(0, self._n_since_update - self.options.train_every)
+        if self.options.anneal:
+            anneal(self._optimizer, self.options.learning_rate, progress)
         figures = means([self._learn(progress) for _ in range(self.options.updates)])
         self.version += 1
         self.policy.version = self.version

@@ -24,8 +24,9 @@ from envmanager.policy import Policy
 from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads
-from envmanager.training.networks import Encoder, mlp, pick_device, to_tensor
+from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.states import (
+    anneal,
     arrays_of_module,
     load_module,
     load_optimizer,
@@ -59,6 +60,8 @@ class PPOOptions:
     """Stop the epochs of an update when the policy has moved so far."""
     hidden: Sequence[int] = (64, 64)
     """The layers behind the encoder, of the policy and of the value each; images usually want none."""
+    convolutions: str = attrs.field(default="nature", validator=attrs.validators.in_(CONVOLUTIONS))
+    """Of images: those of Mnih et al. 2015, or ``small`` ones."""
     normalize_observations: bool = False
     reward_scale: float = 1.0
 
@@ -73,7 +76,9 @@ class ActorCritic(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.observation, normalize=options.normalize_observations)
+        self.encoder = Encoder(
+            spec.observation, convolutions=options.convolutions, normalize=options.normalize_observations
+        )
         self.heads = ActionHeads(spec.action)
         n = self.encoder.n_features
         self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=0.01, activation=nn.Tanh)
@@ -156,8 +161,7 @@ class PPO(Trainer):
     def update(self, progress: float) -> dict[str, float]:
         options = self.options
         if options.anneal:
-            for group in self._optimizer.param_groups:
-                group["lr"] = options.learning_rate * max(0.0, 1.0 - progress)
+            anneal(self._optimizer, options.learning_rate, progress)
         rollout = self._take_rollout()
         figures = self._learn(rollout)
         self._store.clear()

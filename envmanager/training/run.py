@@ -27,6 +27,7 @@ from envmanager.registry import make_manager, structure
 from envmanager.stats import ManagerStats
 from envmanager.training import checkpoints
 from envmanager.training.controller import TrainerController, Update
+from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.evaluation import Evaluation, evaluate
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import make_trainer
@@ -152,6 +153,7 @@ class TrainingRun:
         self._report = report
         self._stops = False
         self._saved_at = 0
+        self._log: EpisodeLog | None = None
 
     def stop(self) -> None:
         """Save and leave after the step that is being taken."""
@@ -172,6 +174,9 @@ class TrainingRun:
             )
             if self.plan.resume:
                 self._restore(controller)
+            resumed_at = controller.n_steps if self.plan.resume else None
+            self._log = stack.enter_context(EpisodeLog(self.plan.directory, resumed_at=resumed_at))
+            controller.episodes.on_end = self._episode_ended
             self._report.started(self)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
@@ -208,6 +213,12 @@ class TrainingRun:
 
     def _updated(self, update: Update) -> None:
         self._report.updated(self, update)
+
+    def _episode_ended(self, behavior: str, agent_id: int, total: float) -> None:
+        assert self._log is not None
+        assert self.controller is not None
+        seconds = self._log.seconds + time.monotonic() - self.began
+        self._log.write(EpisodeEnd(self.controller.n_steps, seconds, behavior, agent_id, total))
 
     def _evaluate(self, manager: EnvManager) -> Evaluation | None:
         n_episodes = self.plan.training.evaluation_episodes

@@ -59,6 +59,12 @@ def load_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": merged})
 
 
+def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
+    """Let the learning rate fall to zero as ``progress`` goes from 0 to 1."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * max(0.0, 1.0 - progress)
+
+
 def means(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each figure over several batches, which all have the same."""
     return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]}

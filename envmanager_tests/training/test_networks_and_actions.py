@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from envmanager import ArraySpec, BehaviorSpec, UsageError
 from envmanager.specs import check_batch, zeros
 from envmanager.training.actions import ActionHeads
-from envmanager.training.dqn import DQN
-from envmanager.training.networks import Convolutions, Encoder, Flat, OneHot, Scale
+from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.networks import CONVOLUTIONS, SMALLEST_IMAGE, Convolutions, Encoder, Flat, OneHot, Scale
 from envmanager.training.ppo import PPO, PPOOptions
 
 ACTIONS: dict[str, Any] = {
@@ -109,6 +109,18 @@ def test_channels_last_and_first_are_the_same_image() -> None:
     last.load_state_dict(first.state_dict())
     image = torch.randint(0, 256, (1, 3, 40, 44), dtype=torch.uint8)
     torch.testing.assert_close(first(image), last(image.permute(0, 2, 3, 1)))
+
+
+@pytest.mark.parametrize("convolutions", CONVOLUTIONS)
+def test_every_kind_of_convolutions_takes_the_smallest_image(convolutions: str) -> None:
+    spec = ArraySpec((3, SMALLEST_IMAGE, SMALLEST_IMAGE), np.uint8)
+    encoder = Encoder(spec, convolutions=convolutions)
+    assert encoder(encoder.tensors(zeros(spec, 2), torch.device("cpu"))).shape == (2, encoder.n_features)
+
+
+def test_convolutions_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match="convolutions"):
+        DQNOptions(convolutions="large")
 
 
 def test_the_scale_is_that_of_everything_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
-from envmanager.training import checkpoints
+from envmanager.training import checkpoints, episode_log
 from envmanager.training.run import TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
 
@@ -205,6 +206,29 @@ def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: st
     tables = {"manager": CARTPOLE, "training": {}, "trainers": trainers}
     with pytest.raises(ConfigError, match=words):
         TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
+
+
+def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp_path: Path) -> None:
+    run = training(tmp_path, SMALL_PPO)
+    run.go()
+    episodes = episode_log.read(tmp_path / episode_log.FILE)
+    assert [end.total for end in episodes] == list(run.controller.episodes.recent)  # type: ignore[union-attr]
+    assert all(0 < before.steps <= after.steps <= 400 for before, after in itertools.pairwise(episodes))
+    training(tmp_path, SMALL_PPO, resume=True, steps=600).go()
+    longer = episode_log.read(tmp_path / episode_log.FILE)
+    assert longer[: len(episodes)] == episodes
+    assert 400 < longer[-1].steps <= 600
+
+
+def test_the_learning_rate_of_dqn_may_fall_to_zero(tmp_path: Path) -> None:
+    run = training(tmp_path, {**SMALL_DQN, "anneal": True, "learning_rate": 1.0})
+    rates: list[float] = []
+    run._report.at_update = lambda run, update: rates.append(  # type: ignore[attr-defined]
+        run.trainers["default"]._optimizer.param_groups[0]["lr"]
+    )
+    run.go()
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.0, abs=0.05)
 
 
 def test_several_behaviors_train_at_once_each_on_its_own_trainer_and_one_may_be_frozen(tmp_path: Path) -> None:

@@ -158,3 +158,11 @@ def test_the_running_mean_is_over_the_last_episodes():
         episodes.add(later(default=agents(env(0), reward=reward, ended=[env(0)])))
 
     assert episodes.mean_of_recent() == 2.0
+
+
+def test_each_episode_that_ends_is_told_with_its_behavior_and_return():
+    ends = []
+    episodes = Episodes(on_end=lambda *end: ends.append(end))
+    episodes.add(first(seer=agents(env(0)), doer=agents(env(0, 1), env(1))))
+    episodes.add(later(seer=agents(env(0), reward=2.0), doer=agents(env(0, 1), env(1), reward=1.0, ended=[env(1)])))
+    assert ends == [("doer", env(1), 1.0)]

@@ -1,0 +1,43 @@
+"""The file of episodes that a training leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, read
+
+ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25), EpisodeEnd(220, 2.5, "walker", 1 << 32, 12.0)]
+
+
+def written(directory: Path, *ends: EpisodeEnd) -> Path:
+    with EpisodeLog(directory) as log:
+        for end in ends:
+            log.write(end)
+    return directory / FILE
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "run", *ENDS)) == ENDS
+
+
+def test_a_new_training_begins_a_new_file(tmp_path: Path) -> None:
+    written(tmp_path, *ENDS)
+    assert read(written(tmp_path)) == []
+
+
+def test_a_resumed_training_keeps_the_episodes_before_its_checkpoint_and_the_time_they_took(tmp_path: Path) -> None:
+    written(tmp_path, *ENDS)
+    with EpisodeLog(tmp_path, resumed_at=150) as log:
+        assert log.seconds == 1.5
+        log.write(ENDS[1])
+    assert read(tmp_path / FILE) == ENDS
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, *ENDS)
+    path.write_text(path.read_text() + "300,4.0,wal")
+    assert read(path) == ENDS
+
+
+def test_where_nothing_was_written_there_are_no_episodes(tmp_path: Path) -> None:
+    assert read(tmp_path / FILE) == []
