@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "dqn_speedups": "ale_py", "plot_returns": "matplotlib"}
 STEPS = {"dqn_pong": 120, "dqn_cartpole": 300}
 """How many steps to take; others take as many as a rollout has."""
-SHORTER: dict[str, dict[str, Any]] = {"dqn_pong": {"learning_starts": 100}, "dqn_cartpole": {"learning_starts": 100}}
+SHORTER: dict[str, dict[str, Any]] = {"dqn_pong": {"learning_starts": 100}, "dqn_cartpole": {"learning_starts": 100, "train_every": 64, "updates": 4}}
 
 
 class Silent:
