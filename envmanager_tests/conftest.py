@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 
@@ -37,3 +38,12 @@ def leak_guard() -> Iterator[None]:
     yield
     left = settle(before)
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def fonts_are_open() -> None:
+    """Matplotlib keeps the files of its fonts open, which the leak guard must not take for a leak of ours."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.suptitle("µ")
+    figure.add_subplot().set_title("µ")
+    figure.savefig(io.BytesIO())

@@ -68,7 +68,8 @@ def test_a_worker_killed_every_5_s_does_not_hurt(seed: int, tmp_path: Path) -> N
 @SEEDS
 @pytest.mark.timeout(400)
 def test_a_training_killed_and_resumed_ends_as_well(seed: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envmanager", "train", str(CONFIG), "--plain", "--seed", str(seed)]
+    program = "import sys; from envmanager.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "train", str(CONFIG), "--plain", "--seed", str(seed)]
     command += ["--dir", str(tmp_path), "--out", str(tmp_path / "out.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

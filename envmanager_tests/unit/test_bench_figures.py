@@ -6,7 +6,6 @@ import io
 import json
 
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from envmanager.bench.figures import bars, step_times, worker_step_costs
@@ -19,11 +18,7 @@ from envmanager.bench.targets import outcomes
 from envmanager.cli.bench_tables import cell_table, left_out_lines, target_table, warning_of
 from envmanager_tests.bench_turns import turn
 
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts_are_open():
-    """Matplotlib keeps the files of its fonts open, which the leak guard must not take for a leak of ours."""
-    Figure().suptitle("µ").figure.savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts_are_open")
 
 
 def scaling(n_envs, **rates):
