@@ -199,7 +199,7 @@ class DQN(Trainer):
         self.policy.version = self.version
         return {**figures, "epsilon": self.policy.epsilon}
 
-    def _learn(self, progress: float) -> dict[str, float]:
+    def _learn(self, progress: float) -> dict[str, Tensor]:
         options = self.options
         exponent = options.importance_exponent + progress * (1.0 - options.importance_exponent)
         drawn = self.replay.sample(options.batch, importance_exponent=exponent, reward_clip=options.reward_clip)
@@ -219,11 +219,12 @@ class DQN(Trainer):
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
         self._optimizer.step()
-        self.replay.was_wrong_by(drawn.rows, (value.detach() - goal).abs().cpu().numpy())
+        if options.prioritized:  # else a GPU need not be waited for
+            self.replay.was_wrong_by(drawn.rows, (value.detach() - goal).abs().cpu().numpy())
         self._n_batches += 1
         if self._n_batches % options.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())
-        return {"loss": float(loss.detach()), "value": float(value.detach().mean())}
+        return {"loss": loss.detach(), "value": value.detach().mean()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         tensors, facts = optimizer_state(self._optimizer)

@@ -209,7 +209,7 @@ class PPO(Trainer):
         if options.normalize_observations:
             self.model.encoder.learn_scale(rollout.obs)
         n = len(rollout.advantage)
-        figures: list[dict[str, float]] = []
+        figures: list[dict[str, Tensor]] = []
         for _ in range(options.epochs):
             order = torch.randperm(n, generator=self._generator)
             # Minibatches of the same size, give or take one.
@@ -219,7 +219,7 @@ class PPO(Trainer):
                 break
         return means(figures)
 
-    def _step(self, batch: Rollout) -> dict[str, float]:
+    def _step(self, batch: Rollout) -> dict[str, Tensor]:
         options = self.options
         inputs, value = self.model(batch.obs)
         log_prob, entropy = self.model.heads.evaluate(inputs, batch.raws)
@@ -237,7 +237,7 @@ class PPO(Trainer):
         with torch.no_grad():
             kl = ((ratio - 1) - log_ratio).mean()  # http://joschu.net/blog/kl-approx.html
         named = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), "kl": kl}
-        return {name: float(figure.detach()) for name, figure in named.items()}
+        return {name: figure.detach() for name, figure in named.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         tensors, facts = optimizer_state(self._optimizer)

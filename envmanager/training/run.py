@@ -230,7 +230,7 @@ class TrainingRun:
 
     def _save(self, controller: TrainerController) -> None:
         states = {f"trainer-{behavior}": trainer.state() for behavior, trainer in self.trainers.items()}
-        states["controller"] = ({"torch": torch.get_rng_state().numpy()}, {"n_steps": controller.n_steps})
+        states["controller"] = (_generators(), {"n_steps": controller.n_steps})
         checkpoint = checkpoints.facts_and_arrays(states)
         self._report.saved(checkpoints.save(self.plan.checkpoints, f"{controller.n_steps:012d}", checkpoint))
         self._saved_at = controller.n_steps
@@ -249,4 +249,19 @@ class TrainingRun:
                     "Resume with the config it was written with."
                 ) from error
         controller.n_steps = self._saved_at = int(checkpoint.facts["parts"]["controller"]["n_steps"])
-        torch.set_rng_state(torch.from_numpy(np.array(checkpoint.arrays["controller"]["torch"])))
+        _set_generators(checkpoint.arrays["controller"])
+
+
+def _generators() -> dict[str, np.ndarray]:
+    """The states of PyTorch's generators, of the CPU and of each GPU."""
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    states = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
+    return {name: state.numpy() for name, state in states.items()}
+
+
+def _set_generators(states: Mapping[str, np.ndarray]) -> None:
+    """The opposite; those of GPUs that are not there are left out."""
+    torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in states:
+            torch.cuda.set_rng_state(torch.from_numpy(np.array(states[f"cuda{number}"])), number)

@@ -65,6 +65,6 @@ def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: flo
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 
 
-def means(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure over several batches, which all have the same."""
-    return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]}
+def means(figures: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
+    """The mean of each figure over several batches, which all have the same. Waits for a GPU once per figure."""
+    return {name: float(sum(each[name] for each in figures)) / len(figures) for name in figures[0]}

@@ -103,6 +103,20 @@ def test_a_trainer_learns_to_walk_to_the_end(tmp_path: Path, trainer: dict[str, 
     assert result.evaluation.returns == [4.0] * 8
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(
+    "trainer",
+    [SMALL_PPO, SMALL_DQN, {**SMALL_DQN, "prioritized": True}, {**SMALL_DQN, "apart": 100}],
+    ids=["ppo", "dqn", "dqn prioritized", "dqn apart"],
+)
+def test_on_a_gpu_it_trains_is_saved_and_goes_on(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    training(tmp_path, trainer, device="cuda").go()
+    again = training(tmp_path, trainer, device="cuda", resume=True, steps=600)
+    result = again.go()
+    assert result.n_steps == 600
+    assert again.trainers["default"].version > 0
+
+
 @pytest.mark.parametrize("trainer", [SMALL_PPO, SMALL_DQN], ids=["ppo", "dqn"])
 def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with(
     tmp_path: Path, trainer: dict[str, Any]
