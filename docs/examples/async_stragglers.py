@@ -21,9 +21,7 @@ from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
 from envmanager.training.ppo import PPO, PPOOptions
 
-OPTIONS = PPOOptions(
-    rollout=256, epochs=20, minibatch=256, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, anneal=False
-)
+OPTIONS = PPOOptions(rollout=1024, epochs=10, minibatch=128, learning_rate=1e-3, anneal=False)
 
 
 class Slow(gymnasium.Wrapper):

@@ -29,6 +29,7 @@ from envmanager.errors import EnvManagerError, MissingExtra
 
 try:
     from envmanager.training.controller import Update
+    from envmanager.training.evaluation import mean_and_spread
     from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 except ImportError as error:
     raise MissingExtra("envmanager train", library=error.name or "torch", extra="torch") from error
@@ -214,10 +215,11 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
     if not math.isnan(result.mean_return):
         lines.append(("return", f"{result.mean_return:.4g} while training, mean of the last episodes"))
     if result.evaluation is not None:
-        evaluation = result.evaluation
-        lines.append(
-            ("evaluation", f"{evaluation.mean:.4g} ± {evaluation.spread:.3g}, {len(evaluation.returns)} episodes")
-        )
+        of_behaviors = result.evaluation.returns_of
+        for behavior, returns in of_behaviors.items():
+            mean, spread = mean_and_spread(returns)
+            whose = f" of {behavior!r}" if len(of_behaviors) > 1 else ""
+            lines.append(("evaluation", f"{mean:.4g} ± {spread:.3g}, {len(returns)} episodes{whose}"))
     if result.stats.restarts:
         lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
     lines.append(("checkpoint", str(plan.checkpoints)))

@@ -6,10 +6,11 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from envmanager.env_manager import EnvManager
 from envmanager.episodes import Episodes
@@ -19,20 +20,29 @@ from envmanager.policy import Policy
 
 @attrs.frozen
 class Evaluation:
-    """Returns of whole episodes, the first ones of every agent after a reset."""
+    """Returns of whole episodes, the first ones of every agent after a reset, by behavior."""
 
-    returns: list[float]
+    returns_of: Mapping[str, list[float]]
+
+    @property
+    def returns(self) -> list[float]:
+        """Those of all behaviors."""
+        return [one for returns in self.returns_of.values() for one in returns]
 
     @property
     def mean(self) -> float:
-        """Their mean."""
-        return sum(self.returns) / len(self.returns)
+        """The mean of all."""
+        return mean_and_spread(self.returns)[0]
 
     @property
     def spread(self) -> float:
-        """Their standard deviation."""
-        mean = self.mean
-        return float((sum((each - mean) ** 2 for each in self.returns) / len(self.returns)) ** 0.5)
+        """The standard deviation of all."""
+        return mean_and_spread(self.returns)[1]
+
+
+def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
+    """The mean and the standard deviation."""
+    return float(np.mean(returns)), float(np.std(returns))
 
 
 def evaluate(
@@ -50,10 +60,18 @@ def evaluate(
         raise UsageError(f"episodes_per_env must be at least 1, not {episodes_per_env}.")
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
-    seen = Episodes()
+    behavior_of: dict[int, str] = {}
+
+    def remember(behavior: str, agent_id: int, _: float) -> None:
+        behavior_of[agent_id] = behavior
+
+    seen = Episodes(on_end=remember)
     for info in manager.reset(config):
         seen.add(info)
     while not seen.returns or min(map(len, seen.returns.values())) < episodes_per_env:
         for info in manager.step():
             seen.add(info)
-    return Evaluation([one for returns in seen.returns.values() for one in returns[:episodes_per_env]])
+    returns_of: dict[str, list[float]] = {behavior: [] for behavior in policies}
+    for agent_id, returns in seen.returns.items():
+        returns_of.setdefault(behavior_of[agent_id], []).extend(returns[:episodes_per_env])
+    return Evaluation(returns_of)

@@ -118,7 +118,7 @@ class TrainingResult:
                 "episodes": len(self.evaluation.returns),
                 "mean": self.evaluation.mean,
                 "spread": self.evaluation.spread,
-                "returns": self.evaluation.returns,
+                "returns": dict(self.evaluation.returns_of),
             },
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
