@@ -3,12 +3,14 @@
     python docs/examples/dqn_speedups.py
 
 (a) several steps per update, with a batch grown alike; (b) playing and learning in separate processes; (c) asynchronous
-copies to the GPU, which do nothing on the CPU; (d) Atari preprocessing straight from the emulator.
+copies to the GPU, which do nothing on the CPU; (d) Atari preprocessing straight from the emulator. A step of the agent
+is four frames of the game; the article counts steps, and calls them frames.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from envmanager.training.networks import pick_device
 from envmanager.training.run import TrainingPlan, TrainingRun
 
 STARTS = 500
@@ -33,7 +36,7 @@ def wrapped_pong() -> gymnasium.Env:
 
 
 def config(steps: int, *, n_envs: int, env: Any, **trainer: Any) -> dict[str, Any]:
-    """One step of the agent per environment and call; 32 rows of the replay are learned from per step of an agent."""
+    """32 rows of the replay are learned from per step of an agent, however many environments there are."""
     return {
         "manager": {"kind": "simple", "env": env, "n_envs": n_envs, "wait": "all"},
         "training": {"steps": STARTS + steps, "evaluation_episodes": 0},
@@ -69,12 +72,12 @@ class Clock:
     def evaluating(self, n_episodes: int) -> None: ...
 
 
-def frames_per_s(tables: dict[str, Any]) -> float:
-    """Frames played per second while learning."""
+def steps_per_s(tables: dict[str, Any]) -> float:
+    """Steps of the agents per second while they learn."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         TrainingRun(TrainingPlan.parse(tables, Path(directory)), clock).go()
-    return FRAMES_PER_STEP * (clock.steps[-1] - clock.steps[0]) / (clock.times[-1] - clock.times[0])
+    return (clock.steps[-1] - clock.steps[0]) / (clock.times[-1] - clock.times[0])
 
 
 def main() -> None:
@@ -82,21 +85,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="of the agents, for each line")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    fast = "envmanager.adapters.atari:Pong"
-    lines = {
-        "one environment, an update per step": {"n_envs": 1, "env": wrapped_pong},
-        "(a) four environments, a batch grown alike": {"n_envs": 4, "env": wrapped_pong},
-        "(b) learning in a process of its own": {"n_envs": 4, "env": wrapped_pong, "apart": 200},
-        "(d) fast preprocessing": {"n_envs": 4, "env": fast, "apart": 200},
+    four: dict[str, Any] = {"n_envs": 4, "env": wrapped_pong, "pinned_copies": False}
+    apart = {"apart": 200}
+    lines: dict[str, dict[str, Any]] = {
+        "one environment, an update per step": {**four, "n_envs": 1},
+        "(a) four environments, a batch grown alike": four,
+        "(b) learning in a process of its own": {**four, **apart},
+        "(c) asynchronous copies to the GPU": {**four, **apart, "pinned_copies": True},
+        "(d) fast preprocessing": {**four, **apart, "pinned_copies": True, "env": "envmanager.adapters.atari:Pong"},
     }
     rates: dict[str, list[float]] = {name: [] for name in lines}
     for _ in range(arguments.rounds):
         for name, options in lines.items():
-            rates[name].append(frames_per_s(config(arguments.steps, **options)))
-    first = sorted(rates["one environment, an update per step"])[arguments.rounds // 2]
-    for name, of in rates.items():
-        median = sorted(of)[arguments.rounds // 2]
-        print(f"{name:<45} {median:6.0f} frames/s  {median / first:.2f}", flush=True)
+            rates[name].append(steps_per_s(config(arguments.steps, **options)))
+    medians = {name: statistics.median(of) for name, of in rates.items()}
+    print(f"{'':<43} steps/s  frames/s  ratio  (on {pick_device('auto').type})")
+    for name, median in medians.items():
+        ratio = median / medians["one environment, an update per step"]
+        print(f"{name:<43} {median:7.1f} {FRAMES_PER_STEP * median:9.0f} {ratio:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

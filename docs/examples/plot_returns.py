@@ -28,7 +28,7 @@ def draw_run(axes: Any, directory: Path, *, per_step: float, window: int) -> Non
         returns = np.array([episode.total for episode in own])
         means = [returns[max(0, end - window) : end].mean() for end in range(1, len(own) + 1)]
         (line,) = axes.plot(at, means, label=f"{directory.name} {behavior}" if len(behaviors) > 1 else directory.name)
-        axes.plot(at, returns, ".", markersize=2, alpha=0.3, color=line.get_color())
+        axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=line.get_color())
 
 
 def main() -> None:

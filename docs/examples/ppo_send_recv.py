@@ -19,8 +19,8 @@ from torch.distributions import Categorical
 from envmanager import SubprocessEnvManager, Wait
 from envmanager.steps import Batch
 
-ROLLOUT, EPOCHS, MINIBATCH = 32, 20, 256
-LEARNING_RATE, GAMMA, LAMBDA, CLIP = 1e-3, 0.98, 0.8, 0.2
+ROLLOUT, EPOCHS, MINIBATCH = 128, 10, 128
+LEARNING_RATE, GAMMA, LAMBDA, CLIP = 1e-3, 0.99, 0.95, 0.2
 
 
 class Agent(nn.Module):
@@ -69,7 +69,10 @@ def finish_steps(rollout: Rollout, agent: Agent, batch: Batch) -> None:
     rollout.reward[envs, places] = batch.reward
     rollout.ended[envs, places] = ended
     rollout.next_value[envs, places] = agent.values(next_obs) * ~batch.terminated
-    rollout.place[envs] += ~batch.lost  # what was lost with a worker is taken again
+    # What was lost with a worker is taken again; what came before belongs to an episode that is over.
+    rollout.place[envs] += ~batch.lost
+    cut = batch.lost & (places > 0)
+    rollout.ended[envs[cut], places[cut] - 1] = True
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ The rule: the replay holds whatever agents did, in whichever order it came; what
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,6 +46,8 @@ class DQNOptions:
     """The usual names. Steps are those of agents, not frames."""
 
     capacity: int = 100_000
+    share_frames: bool = False
+    """Images are stacks of the last frames, ``[k, height, width]``: keep each frame once, a k-th of the memory."""
     learning_starts: int = 1_000
     train_every: int = 4
     """How many steps an update comes after."""
@@ -75,6 +78,8 @@ class DQNOptions:
     reward_clip: float | None = None
     """Rewards are cut to between minus this and this."""
     max_grad_norm: float = 10.0
+    pinned_copies: bool = True
+    """Copy batches to a GPU from pinned memory, without waiting for them; nothing on the CPU."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("capacity", "train_every", "updates", "batch", "n_step", "target_every"):
@@ -162,6 +167,7 @@ class DQN(Trainer):
             n_step=options.n_step,
             gamma=options.gamma,
             priority_exponent=options.priority_exponent if options.prioritized else None,
+            share_frames=options.share_frames,
         )
         self.policy: EpsilonGreedyPolicy = self._policy(seed, options.epsilon)
         self._n_steps = 0
@@ -203,18 +209,16 @@ class DQN(Trainer):
         options = self.options
         exponent = options.importance_exponent + progress * (1.0 - options.importance_exponent)
         drawn = self.replay.sample(options.batch, importance_exponent=exponent, reward_clip=options.reward_clip)
-        obs = [to_tensor(leaf, self._device) for leaf in drawn.obs]
-        next_obs = [to_tensor(leaf, self._device) for leaf in drawn.next_obs]
-        action = to_tensor(drawn.columns["raw0"], self._device)
+        to_device = functools.partial(to_tensor, device=self._device, pinned=options.pinned_copies)
+        obs, next_obs = list(map(to_device, drawn.obs)), list(map(to_device, drawn.next_obs))
+        action = to_device(drawn.columns["raw0"])
         with torch.no_grad():
             after = self.target(next_obs)
             best = self.model(next_obs).argmax(1, keepdim=True) if options.double else after.argmax(1, keepdim=True)
-            goal = to_tensor(drawn.reward, self._device) + to_tensor(drawn.discount, self._device) * after.gather(
-                1, best
-            ).squeeze(1)
+            goal = to_device(drawn.reward) + to_device(drawn.discount) * after.gather(1, best).squeeze(1)
         value = self.model(obs).gather(1, action).squeeze(1)
         losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
-        loss = (losses * to_tensor(drawn.weight, self._device)).mean()
+        loss = (losses * to_device(drawn.weight)).mean()
         self._optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)

@@ -56,14 +56,14 @@ class Encoder(nn.Module):
         return [to_tensor(leaf, device) for leaf in leaves_like(self._spec, obs)]
 
 
-def to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on the device; from pinned memory, without waiting, where that is a GPU."""
+def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
+    """An array on the device. ``pinned``: from pinned memory and without waiting, where that is a GPU."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
 
 
 class Flat(nn.Module):

@@ -29,7 +29,8 @@ class Drawn(NamedTuple):
 
 
 class Replay:
-    """The last ``capacity`` rows, each observation kept once, as bytes where it is bytes.
+    """The last ``capacity`` rows, each observation kept once, as bytes where it is bytes; with ``share_frames`` each
+    frame of stacked images once.
 
     With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else all alike. The last
     step of an agent is drawn only once it is known what came after it.
@@ -45,8 +46,9 @@ class Replay:
         n_step: int = 1,
         gamma: float = 0.99,
         priority_exponent: float | None = None,
+        share_frames: bool = False,
     ) -> None:
-        self.store = StepStore(observation, columns, capacity)
+        self.store = StepStore(observation, columns, capacity, share_frames=share_frames)
         self._generator = np.random.default_rng(seed)
         self._n_step = n_step
         self._gamma = gamma

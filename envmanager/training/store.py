@@ -22,20 +22,25 @@ import numpy as np
 from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, zeros
 from envmanager.steps import AgentSteps, StepInfo, take_rows
-from envmanager.trees import Tree, leaves, leaves_like
+from envmanager.training.frames import FrameStacks
+from envmanager.training.states import named, of_part
+from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 NOWHERE = -1
+_IMAGE_AXES = 3
 _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """The last ``capacity`` rows of one behavior.
+    """The last ``capacity`` rows of one behavior. ``share_frames``: images are stacks of frames; keep each frame once.
 
     ``obs`` a tree of ``[capacity, …]``; ``columns`` the policy's outputs by name, ``[capacity, …]``; ``reward``
     float32; ``terminated``, ``acted`` bool; ``successor`` int64, the number of the row after it or ``NOWHERE``.
     """
 
-    def __init__(self, observation: Tree, columns: Mapping[str, ArraySpec], capacity: int) -> None:
+    def __init__(
+        self, observation: Tree, columns: Mapping[str, ArraySpec], capacity: int, *, share_frames: bool = False
+    ) -> None:
         if any(leaf.is_object for leaf in leaves(observation)):
             raise UsageError("observations that are not arrays cannot be trained on: write an encoder for them first.")
         self.capacity = capacity
@@ -43,7 +48,8 @@ class StepStore:
         """How many rows there ever were; the next one has this number."""
         self.n_acted = 0
         """How many of them ever got an action and what it brought."""
-        self.obs: Tree = zeros(observation, capacity)
+        self.obs: Tree = _with_stacks(observation, capacity) if share_frames else zeros(observation, capacity)
+        self._stacks = [leaf for leaf in leaves(self.obs) if isinstance(leaf, FrameStacks)]
         self.columns = {name: zeros(spec, capacity) for name, spec in columns.items()}
         self.reward = np.zeros(capacity, np.float32)
         self.terminated = np.zeros(capacity, np.bool_)
@@ -151,12 +157,17 @@ class StepStore:
         self.terminated[places] = False
         self.successor[places] = NOWHERE
         self.n_rows += n
+        for stacks in self._stacks:
+            self._first = stacks.first_whole(self.first, self.n_rows)
         return rows
 
     def state(self) -> dict[str, Any]:
         """Everything, for a checkpoint: arrays by name."""
         n = min(self.n_rows, self.capacity)
-        arrays = {f"obs.{index}": leaf[:n] for index, leaf in enumerate(leaves(self.obs))}
+        arrays: dict[str, np.ndarray] = {}
+        for index, leaf in enumerate(leaves(self.obs)):
+            own = leaf.state(n) if isinstance(leaf, FrameStacks) else {"rows": leaf[:n]}
+            arrays |= named(f"obs.{index}", own)
         arrays |= {f"column.{name}": column[:n] for name, column in self.columns.items()}
         arrays |= {name: getattr(self, name)[:n] for name in ("reward", "terminated", "acted", "successor")}
         arrays["counts"] = np.array([self.n_rows, self.n_acted, self._first])
@@ -167,10 +178,25 @@ class StepStore:
         n_rows, n_acted, first = arrays["counts"].tolist()
         n = min(n_rows, self.capacity)
         for index, leaf in enumerate(leaves(self.obs)):
-            leaf[:n] = arrays[f"obs.{index}"]
+            own = of_part(f"obs.{index}", arrays)
+            if isinstance(leaf, FrameStacks):
+                leaf.restore(own)
+            else:
+                leaf[:n] = own["rows"]
         for name, column in self.columns.items():
             column[:n] = arrays[f"column.{name}"]
         for name in ("reward", "terminated", "acted", "successor"):
             getattr(self, name)[:n] = arrays[name]
         self.n_rows, self.n_acted, self._first = n_rows, n_acted, first
         self.abandon_all()
+
+
+def _with_stacks(observation: Tree, capacity: int) -> Tree:
+    if all(len(spec.shape) < _IMAGE_AXES for spec in leaves(observation)):
+        raise UsageError("share_frames=true is for stacks of images, uint8[k, height, width]; there are none here.")
+
+    def rows_of(spec: ArraySpec) -> Any:
+        is_stack = len(spec.shape) >= _IMAGE_AXES
+        return FrameStacks(spec.shape, spec.dtype, capacity) if is_stack else zeros(spec, capacity)
+
+    return map_tree(rows_of, observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -51,6 +52,7 @@ class KillsWorkers:
 @SEEDS
 @pytest.mark.timeout(400)
 def test_a_worker_killed_every_5_s_does_not_hurt(seed: int, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # it is meant to take that long
     tables = load_config(CONFIG, TRAINING_TABLES)
     tables["training"]["seed"] = seed
     killer = KillsWorkers(every_s=5)
@@ -68,6 +70,7 @@ def test_a_worker_killed_every_5_s_does_not_hurt(seed: int, tmp_path: Path) -> N
 @SEEDS
 @pytest.mark.timeout(400)
 def test_a_training_killed_and_resumed_ends_as_well(seed: int, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()
     program = "import sys; from envmanager.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "train", str(CONFIG), "--plain", "--seed", str(seed)]
     command += ["--dir", str(tmp_path), "--out", str(tmp_path / "out.json")]

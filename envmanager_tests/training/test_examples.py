@@ -62,7 +62,7 @@ def test_a_config_trains(path: Path, tmp_path: Path) -> None:
         ),
         pytest.param("dqn_speedups", "--steps 40 --rounds 1", "(d) fast preprocessing", marks=pytest.mark.load),
         ("own_trainer", "--steps 800 --manager simple", "updates, mean return"),
-        ("ppo_send_recv", "--steps 600", "steps in"),
+        ("ppo_send_recv", "--steps 1200", "steps in"),
     ],
 )
 def test_a_script_runs(

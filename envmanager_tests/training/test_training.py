@@ -245,6 +245,52 @@ def test_the_learning_rate_of_dqn_may_fall_to_zero(tmp_path: Path) -> None:
     assert rates[-1] == pytest.approx(0.0, abs=0.05)
 
 
+class Film(gymnasium.Env):  # type: ignore[misc]
+    """A stack of the last four frames, which are noise."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._stack = np.repeat(self._frame(), 4, axis=0)
+        return self._stack.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self._stack = np.concatenate([self._stack[1:], self._frame()])
+        return self._stack.copy(), float(action), self.np_random.random() < 0.1, False, {}
+
+    def _frame(self) -> np.ndarray:
+        return self.np_random.integers(0, 256, (1, 36, 36), dtype=np.uint8)
+
+
+def test_frames_that_are_shared_make_no_difference(tmp_path: Path) -> None:
+    weights = []
+    for share_frames in (False, True):
+        table = {**SMALL_DQN, "hidden": [], "share_frames": share_frames, "convolutions": "small", "n_step": 2}
+        tables = {
+            "manager": {"kind": "simple", "env": Film, "n_envs": 3, "wait": "all"},
+            "training": {"steps": 150, "evaluation_episodes": 0, "device": "cpu"},
+            "trainers": {"default": table},
+        }
+        run = TrainingRun(TrainingPlan.parse(tables, tmp_path / str(share_frames)), Quiet())
+        run.go()
+        weights.append(run.trainers["default"].state()[0])
+    for name, array in weights[0].items():
+        if not name.startswith("replay"):
+            np.testing.assert_array_equal(array, weights[1][name], err_msg=name)
+    resumed = TrainingRun(TrainingPlan.parse(tables, tmp_path / "True", resume=True), Quiet())
+    resumed.go()
+    frames = resumed.trainers["default"].state()[0]["replay.obs.0.frames"]
+    saved = weights[1]["replay.obs.0.frames"]
+    np.testing.assert_array_equal(frames[: len(saved)], saved)
+
+
+def test_frames_cannot_be_shared_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stacks of images"):
+        training(tmp_path, {**SMALL_DQN, "share_frames": True}).go()
+
+
 def test_several_behaviors_train_at_once_each_on_its_own_trainer_and_one_may_be_frozen(tmp_path: Path) -> None:
     pytest.importorskip("mpe2")
     tables = {

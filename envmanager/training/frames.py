@@ -1,0 +1,91 @@
+"""Stacks of frames with each frame kept once: a quarter of the memory for stacks of four.
+
+::
+
+    row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
+    row 8   frames 13 14 15 16
+
+The rule: a frame is known by its content, whichever stack it came in, and shared while it is among the last ``WINDOW``
+ones. So all frames of a row are there until the frames that came since fill the whole memory but the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+WINDOW = 4096
+"""How many frames back one may be and still be shared."""
+
+
+class FrameStacks:
+    """Rows ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
+
+    There is room for one new frame per row. Where rows bring more, as the first ones of episodes do, older rows are
+    lost earlier: see ``first_whole``.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
+        self._window = WINDOW + shape[0]
+        self._frames = np.zeros((capacity + self._window, *shape[1:]), dtype)
+        self._numbers = np.zeros((capacity, shape[0]), np.int64)
+        self._n_before = np.zeros(capacity, np.int64)  # how many frames there were when the row was written
+        self._n_frames = 0
+        self._number_of: dict[int, int] = {}  # by the hash of the content
+
+    def __getitem__(self, places: Any) -> np.ndarray:
+        stacks: np.ndarray = self._frames[self._numbers[places] % len(self._frames)]
+        return stacks
+
+    def __setitem__(self, places: np.ndarray, stacks: np.ndarray) -> None:
+        for place, stack in zip(places.tolist(), stacks, strict=True):
+            self._n_before[place] = self._n_frames
+            self._numbers[place] = [self._number(frame) for frame in stack]
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory."""
+        return self._frames.nbytes + self._numbers.nbytes + self._n_before.nbytes
+
+    def first_whole(self, first: int, n_rows: int) -> int:
+        """The oldest row from ``first`` on, up to ``n_rows``, of which no frame was overwritten."""
+        overwritten = self._n_frames - len(self._frames)
+        while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
+            first += 1
+        return first
+
+    def _number(self, frame: np.ndarray) -> int:
+        key = hash(frame.tobytes())
+        known = self._number_of.get(key)
+        if known is not None and known >= self._n_frames - WINDOW and np.array_equal(self._frame(known), frame):
+            return known
+        number = self._n_frames
+        self._n_frames += 1
+        self._frame(number)[...] = frame
+        self._number_of[key] = number
+        if len(self._number_of) > 2 * WINDOW:
+            oldest = self._n_frames - WINDOW
+            self._number_of = {key: number for key, number in self._number_of.items() if number >= oldest}
+        return number
+
+    def _frame(self, number: int) -> np.ndarray:
+        frame: np.ndarray = self._frames[number % len(self._frames)]
+        return frame
+
+    def state(self, n_rows: int) -> dict[str, np.ndarray]:
+        """Of the first ``n_rows`` places, for a checkpoint."""
+        return {
+            "frames": self._frames[: self._n_frames],
+            "numbers": self._numbers[:n_rows],
+            "n_before": self._n_before[:n_rows],
+            "n_frames": np.array([self._n_frames]),
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """As ``state`` told. What comes next shares no frames with it."""
+        self._n_frames = arrays["n_frames"].item()
+        for ours, name in ((self._frames, "frames"), (self._numbers, "numbers"), (self._n_before, "n_before")):
+            ours[: len(arrays[name])] = arrays[name]
+        self._number_of.clear()
