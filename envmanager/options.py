@@ -133,7 +133,9 @@ class Timeouts:
     close_s: float = attrs.field(default=5.0, validator=_seconds(unlimited=False))
 
 
-def _one_of(*choices: str) -> Any:
+def one_of(*choices: str) -> Any:
+    """A validator: UsageError for anything else."""
+
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
             raise UsageError(f"{attribute.name} must be {' or '.join(map(repr, choices))}, not {value!r}.")
@@ -159,8 +161,8 @@ class RestartPolicy:
     max_restarts: int = attrs.field(default=3, validator=_count(0))
     within_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
     backoff_s: float = attrs.field(default=0.5, validator=_seconds(unlimited=False, zero=True))
-    on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=_one_of("raise", "restart"))
-    then: Literal["raise", "drop"] = attrs.field(default="raise", validator=_one_of("raise", "drop"))
+    on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
+    then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
 
 

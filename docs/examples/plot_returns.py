@@ -2,7 +2,7 @@
 
     python docs/examples/plot_returns.py runs/dqn_pong --unit "frames=4" --out returns.png
 
-Each dot is an episode, each line the mean of the last ``--window`` episodes. Needs matplotlib.
+Each line is the mean of the last ``--window`` episodes, each dot one of them, if they are few. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ from matplotlib.figure import Figure
 
 from envmanager.training import episode_log
 
+MOST_DOTS = 500
+STYLES = ["-", "--", ":", "-."]
+"""Of a run's behaviors: where they share their returns, their lines lie on each other."""
 
-def draw_run(axes: Any, directory: Path, *, per_step: float, window: int) -> None:
+
+def draw_run(axes: Any, directory: Path, color: str, *, per_step: float, window: int) -> None:
     """The behaviors of one run."""
     directory = directory.resolve()
     episodes = episode_log.read(directory / episode_log.FILE)
     behaviors = list(dict.fromkeys(episode.behavior for episode in episodes))
-    for behavior in behaviors:
+    for number, behavior in enumerate(behaviors):
         own = [episode for episode in episodes if episode.behavior == behavior]
         at = np.array([episode.steps * per_step for episode in own])
         returns = np.array([episode.total for episode in own])
-        means = [returns[max(0, end - window) : end].mean() for end in range(1, len(own) + 1)]
-        (line,) = axes.plot(at, means, label=f"{directory.name} {behavior}" if len(behaviors) > 1 else directory.name)
-        axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=line.get_color())
+        n = min(window, len(own))
+        means = np.convolve(returns, np.full(n, 1 / n), mode="valid")
+        label = f"{directory.name} {behavior}" if len(behaviors) > 1 else directory.name
+        axes.plot(at[n - 1 :], means, STYLES[number % len(STYLES)], color=color, label=label)
+        if len(own) <= MOST_DOTS:
+            axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=color)
 
 
 def main() -> None:
@@ -42,12 +49,12 @@ def main() -> None:
     unit, _, per_step = arguments.unit.partition("=")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for directory in arguments.runs:
-        draw_run(axes, directory, per_step=float(per_step or 1), window=arguments.window)
+    for number, directory in enumerate(arguments.runs):
+        draw_run(axes, directory, f"C{number}", per_step=float(per_step or 1), window=arguments.window)
     if arguments.goal is not None:
         axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1)
     axes.set_xlabel(unit)
-    axes.set_ylabel(f"return, and the mean of {arguments.window} episodes")
+    axes.set_ylabel(f"return, mean of {arguments.window} episodes")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(alpha=0.3)
     axes.legend()

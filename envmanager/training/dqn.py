@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from envmanager.errors import UsageError
+from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.specs import BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
@@ -73,7 +74,7 @@ class DQNOptions:
     """How many steps epsilon takes to fall to its final value."""
     hidden: Sequence[int] = (256, 256)
     """The layers behind the encoder; images usually want none."""
-    convolutions: str = attrs.field(default="nature", validator=attrs.validators.in_(CONVOLUTIONS))
+    convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Of images: those of Mnih et al. 2015, or ``small`` ones."""
     reward_clip: float | None = None
     """Rewards are cut to between minus this and this."""

@@ -44,11 +44,6 @@ class FrameStacks:
             self._n_before[place] = self._n_frames
             self._numbers[place] = [self._number(frame) for frame in stack]
 
-    @property
-    def nbytes(self) -> int:
-        """Of memory."""
-        return self._frames.nbytes + self._numbers.nbytes + self._n_before.nbytes
-
     def first_whole(self, first: int, n_rows: int) -> int:
         """The oldest row from ``first`` on, up to ``n_rows``, of which no frame was overwritten."""
         overwritten = self._n_frames - len(self._frames)

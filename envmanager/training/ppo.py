@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from envmanager.errors import UsageError
+from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
@@ -60,8 +61,11 @@ class PPOOptions:
     """Stop the epochs of an update when the policy has moved so far."""
     hidden: Sequence[int] = (64, 64)
     """The layers behind the encoder, of the policy and of the value each; images usually want none."""
-    convolutions: str = attrs.field(default="nature", validator=attrs.validators.in_(CONVOLUTIONS))
+    convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Of images: those of Mnih et al. 2015, or ``small`` ones."""
+    policy_gain: float = 0.01
+    """Scales the policy's last weights in the beginning. Near 0 all actions are alike, whatever is seen; with 1 and
+    more some are likelier, which is what agents need that are to be understood by others."""
     normalize_observations: bool = False
     reward_scale: float = 1.0
 
@@ -81,7 +85,7 @@ class ActorCritic(nn.Module):
         )
         self.heads = ActionHeads(spec.action)
         n = self.encoder.n_features
-        self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=0.01, activation=nn.Tanh)
+        self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=options.policy_gain, activation=nn.Tanh)
         self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
 
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

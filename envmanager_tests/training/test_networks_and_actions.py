@@ -119,7 +119,7 @@ def test_every_kind_of_convolutions_takes_the_smallest_image(convolutions: str) 
 
 
 def test_convolutions_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match="convolutions"):
+    with pytest.raises(UsageError, match="'nature' or 'small', not 'large'"):
         DQNOptions(convolutions="large")
 
 
