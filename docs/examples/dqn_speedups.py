@@ -84,8 +84,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1500, help="of the agents, for each line")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--convolutions", default="nature", choices=["nature", "small"])
     arguments = parser.parse_args()
-    four: dict[str, Any] = {"n_envs": 4, "env": wrapped_pong, "pinned_copies": False}
+    network = {"convolutions": arguments.convolutions}
+    four: dict[str, Any] = {"n_envs": 4, "env": wrapped_pong, "pinned_copies": False, **network}
     apart = {"apart": 200}
     lines: dict[str, dict[str, Any]] = {
         "one environment, an update per step": {**four, "n_envs": 1},
