@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
+from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, episode_log
 from envmanager.training.run import TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
@@ -330,15 +331,14 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("simple", marks=pytest.mark.load), "subprocess", pytest.param("auto", marks=pytest.mark.load)]
-)
-def test_the_command_trains_with_any_manager_and_writes_how_it_went(tmp_path: Path, config: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["simple", "subprocess", pytest.param("auto", marks=pytest.mark.load)])
+def test_the_command_trains_with_any_manager_and_writes_how_it_went(
+    tmp_path: Path, config: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out.json"
     arguments = [str(config), "--manager", kind, "--out", str(out), "--dir", str(tmp_path / "run"), "--plain"]
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "all steps taken" in done.stdout
+    assert run_command_line(["train", *arguments]) == 0
+    assert "all steps taken" in capsys.readouterr().out
     summary = json.loads(out.read_text())
     assert summary["n_steps"] >= 300
     assert summary["evaluation"]["episodes"] == 4
@@ -356,14 +356,12 @@ def test_a_signal_ends_the_step_saves_and_can_be_resumed(tmp_path: Path, config:
     assert "stopped; resume with --resume" in rest
     saved = checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"]
     more = [str(config), "--steps", str(saved + 64), "--dir", str(tmp_path / "run"), "--resume", "--plain"]
-    done = subprocess.run(command(*more), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert run_command_line(["train", *more]) == 0
     assert checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"] >= saved
 
 
-def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path) -> None:
+def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG.replace("ppo", "nothing"))
-    done = subprocess.run(command(str(path), "--plain"), capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "no such trainer" in done.stderr
+    assert run_command_line(["train", str(path), "--dir", str(tmp_path / "run"), "--plain"]) == 2
+    assert "no such trainer" in capsys.readouterr().err
