@@ -194,7 +194,9 @@ def train_command(
     check_out(out)
     train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume)
-    raise typer.Exit(train.train(plan, out=out, board=board, plain=plain))
+    console = Console(highlight=False)
+    display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
+    raise typer.Exit(train.train(plan, display, out=out, board=board))
 
 
 @app.command("bench")

@@ -36,10 +36,8 @@ except ImportError as error:
 from envmanager import tensorboard
 
 
-def train(plan: TrainingPlan, *, out: Path | None, board: str | None, plain: bool) -> int:
+def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str | None) -> int:
     """Train; the exit code, 128 + the signal's number when one ended it. Everything is shown and written before."""
-    console = Console()
-    display: Display = Lines() if plain or not console.is_terminal else Screen(console)
     writer = None if board is None else tensorboard.make_writer(board)
     run = TrainingRun(plan, Reports(display, writer))
     try:
