@@ -159,7 +159,7 @@ class DQN(Trainer):
             torch.manual_seed(seed)
             self.model = QNetwork(spec, self._n_actions, options).to(self._device)
         self.target = copy.deepcopy(self.model)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, eps=1.5e-4)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, eps=1.5e-4, fused=True)
         self.replay = Replay(
             spec.observation,
             self._heads.raw_columns,

@@ -116,7 +116,7 @@ class Convolutions(nn.Module):
 
     def forward(self, leaf: Tensor) -> Tensor:
         images = leaf.permute(0, 3, 1, 2) if self._channels_last else leaf
-        features: Tensor = self.last(self.layers(images.float() / self._divisor))
+        features: Tensor = self.last(self.layers(images.to(torch.float32, copy=True).div_(self._divisor)))
         return features
 
 

@@ -140,7 +140,7 @@ class PPO(Trainer):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.model = ActorCritic(spec, self.options).to(self._device)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=self.options.learning_rate, eps=1e-5)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=self.options.learning_rate, eps=1e-5, fused=True)
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
