@@ -100,10 +100,11 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for name, options in lines.items():
             rates[name].append(steps_per_s(config(arguments.steps, **options)))
-    medians = {name: statistics.median(of) for name, of in rates.items()}
-    print(f"{'':<43} steps/s  frames/s  ratio  (on {pick_device('auto').type})")
-    for name, median in medians.items():
-        ratio = median / medians["one environment, an update per step"]
+    print(f"{'':<43} steps/s  frames/s  ratio  (medians, on {pick_device('auto').type})")
+    first = rates["one environment, an update per step"]
+    for name, of in rates.items():
+        median = statistics.median(of)
+        ratio = statistics.median(rate / base for rate, base in zip(of, first, strict=True))  # of the same round
         print(f"{name:<43} {median:7.1f} {FRAMES_PER_STEP * median:9.0f} {ratio:6.2f}", flush=True)
 
 
