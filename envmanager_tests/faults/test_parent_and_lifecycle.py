@@ -46,7 +46,6 @@ from envmanager import (
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, nothing_left_behind
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import (
-    START_METHODS,
     actions,
     living,
     pids_of,
@@ -55,9 +54,10 @@ from envmanager_tests.faults.scripts import (
     until,
     until_gone,
 )
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
-every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
+every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 untraced = pytest.mark.untraced
 
 

@@ -34,10 +34,11 @@ from envmanager import (
 )
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, Step
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, Zeros, living, pids_of, program, until
+from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, living, pids_of, program, until
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
-every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
+every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 
 
 # Case 49.

@@ -36,11 +36,12 @@ from envmanager import (
 from envmanager._workers import memory
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, living, program, started
+from envmanager_tests.faults.scripts import NO_RESTARTS, living, program, started
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
 TEN_SECONDS = Timeouts(start_s=10.0, reset_s=10.0, step_s=10.0, call_s=10.0)
-every_start_method = pytest.mark.parametrize("start_method", START_METHODS)
+every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 
 
 @contextmanager

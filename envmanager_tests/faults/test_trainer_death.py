@@ -15,9 +15,10 @@ import time
 import pytest
 
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import START_METHODS, program
+from envmanager_tests.faults.scripts import program
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("start_method", START_METHODS)]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.parametrize("start_method", MARKED_START_METHODS)]
 
 
 def test_case_40_all_is_gone_when_a_trainer_is_killed_whose_workers_are_idle_busy_deaf_stopped_or_have_simulators(

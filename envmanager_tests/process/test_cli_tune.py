@@ -82,6 +82,7 @@ def test_environments_that_sleep_are_given_a_worker_each(folder):
     assert (manager["kind"], manager["n_workers"]) == ("subprocess", 4)
 
 
+@pytest.mark.load
 def test_without_a_file_the_command_is_said(folder):
     done = tune(folder, "--env", "some_envs:Noop", "--n-envs", 2, "--seconds", 4)
 
@@ -105,7 +106,7 @@ def test_an_environment_that_fails_ends_it_with_1(folder):
     assert "the robot fell over" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.load)])
 def test_stopped_it_keeps_the_best_so_far(folder, signum):
     words = [COMMAND, "tune", "--env", "some_envs:Telling", "--n-envs", "2", "--seconds", "600", "--out", "best.toml"]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

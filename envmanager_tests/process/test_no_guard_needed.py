@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-START_METHODS = ["forkserver", "spawn", "fork"]
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 SCRIPT = '''
 import gymnasium
@@ -59,20 +59,20 @@ def run(arguments: list[str], **options: Any) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_script_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(script(start_method))
     assert run([str(path)]).splitlines() == [EXPECTED]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_module_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script(start_method))
     assert run(["-m", "train"], cwd=tmp_path).splitlines() == [EXPECTED]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 @pytest.mark.parametrize("arguments", [["-"], ["-i", "-q"]], ids=["stdin", "python -i"])
 def test_the_repl_runs_an_env_class_defined_there(start_method: str, arguments: list[str]) -> None:
     # An interactive class body ends at an empty line.
@@ -81,7 +81,7 @@ def test_the_repl_runs_an_env_class_defined_there(start_method: str, arguments: 
     assert EXPECTED in out
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_notebook_runs_an_env_class_defined_there(start_method: str, tmp_path: Path) -> None:
     path = tmp_path / "notebook.py"
     path.write_text(NOTEBOOK.replace("SOURCE", repr(script(start_method))))

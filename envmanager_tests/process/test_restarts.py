@@ -27,8 +27,8 @@ from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager.testing.faults import Leak
 from envmanager_tests.envs import EchoGym
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
-START_METHODS = ["forkserver", "spawn", "fork"]
 WITHIN_S = 20.0
 
 
@@ -40,7 +40,7 @@ def kill(manager: EnvManager, worker_id: int) -> None:
 
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
 @pytest.mark.parametrize("n_workers", [4, 2])
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_killed_worker_comes_back_alone_and_every_step_stays_paired(
     start_method: Any, n_workers: int, zero_copy: bool
 ) -> None:
@@ -253,7 +253,7 @@ def n_leaked(pid: int) -> int:
     return held.count(os.devnull)
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_what_a_worker_has_leaked_goes_with_the_process_that_is_recycled(start_method: Any) -> None:
     leaking = faulty(Leak(n_descriptors=3), times=sys.maxsize)
     policy = RestartPolicy(recycle_after_steps=5)
