@@ -98,7 +98,7 @@ def test_thousands_of_steps_show_no_mix_up(kind: str, wait: Wait, per_worker: in
     if kind == "simple" and per_worker == 3:
         pytest.skip("one worker hosts all environments: there is no K to vary")
     # How a process was started makes no difference once it runs.
-    run(make(kind, per_worker, zero_copy), wait, 10_000 if kind in ("simple", "forkserver") else 2_000)
+    run(make(kind, per_worker, zero_copy), wait, 5_000 if kind in ("simple", "forkserver") else 1_000)
 
 
 @pytest.mark.load
