@@ -118,7 +118,7 @@ class Zygote:
     _output: IO[bytes] = attrs.field(factory=tempfile.TemporaryFile, init=False)
     _process: subprocess.Popen[str] = attrs.field(init=False)
     _reader: threading.Thread = attrs.field(init=False)
-    _lines: queue.SimpleQueue[str] = attrs.field(factory=queue.SimpleQueue, init=False)
+    _lines: queue.SimpleQueue[dict[str, Any] | None] = attrs.field(factory=queue.SimpleQueue, init=False)
     _turn_pid: int | None = attrs.field(default=None, init=False)
     usable: bool = attrs.field(default=True, init=False)
 
@@ -159,9 +159,7 @@ class Zygote:
         result: Measured | NotMeasured | None = None
         try:
             while (said := self._next(job.limit_s + MORE_S))["event"] != ENDED:
-                if said["event"] == STARTED:
-                    self._turn_pid = said["pid"]
-                else:
+                if said["event"] != STARTED:
                     result = _result_of(said)
             self.usable = True
         finally:
@@ -180,8 +178,7 @@ class Zygote:
         self._kill_turn()
         # A turn that was forked a moment ago has yet to say its pid. The lines end when nobody is left to say any.
         with contextlib.suppress(queue.Empty):
-            while line := self._lines.get(timeout=CLOSE_S):
-                self._turn_pid = json.loads(line).get("pid")
+            while self._lines.get(timeout=CLOSE_S):
                 self._kill_turn()
             self._reader.join()
             self._process.stdout.close()  # type: ignore[union-attr]
@@ -191,19 +188,23 @@ class Zygote:
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
         try:
-            line = self._lines.get(timeout=timeout_s)
+            said = self._lines.get(timeout=timeout_s)
         except queue.Empty:
             raise NotMeasured("failed", f"it said nothing for {timeout_s:g} s and was stopped") from None
-        if not line:
-            self._lines.put(line)  # the end stays the end
+        if said is None:
+            self._lines.put(said)  # the end stays the end
             raise NotMeasured("failed", f"the process that forks its turns ended (exit code {self._process.wait()})")
-        said: dict[str, Any] = json.loads(line)
         return said
 
     def _read(self) -> None:
         for line in self._process.stdout:  # type: ignore[union-attr]
-            self._lines.put(line)
-        self._lines.put("")
+            if not line.endswith("\n"):  # who was saying it has been killed
+                break
+            said = json.loads(line)
+            if said["event"] == STARTED:  # noted here, where no Ctrl-C can come between hearing and noting it
+                self._turn_pid = said["pid"]
+            self._lines.put(said)
+        self._lines.put(None)
 
     def _last_output(self) -> str:
         """The end of what this library's turns have printed."""

@@ -167,6 +167,25 @@ def test_a_zygote_that_hangs_or_dies_is_replaced_by_another(fake, mocker):
             launcher.run(JOB)
 
 
+def test_ctrl_c_at_the_moment_a_turn_says_its_pid_ends_the_turn(mocker):
+    hear = launcher_module.Zygote._next
+    turns = []
+
+    def interrupted(self, timeout_s):
+        said = hear(self, timeout_s)
+        if said["event"] == "started":
+            turns.append(psutil.Process(said["pid"]))
+            raise KeyboardInterrupt
+        return said
+
+    mocker.patch.object(launcher_module.Zygote, "_next", interrupted)
+    with pytest.raises(KeyboardInterrupt), Launcher({}) as launcher:
+        launcher.run(Job("gymnasium-sync", "noop", 2, 600.0, 0.0, 600.0))
+
+    assert len(turns) == 1
+    assert psutil.wait_procs(turns, timeout=10)[1] == []
+
+
 def test_a_library_that_is_missing_is_missing_for_good(fake, tmp_path):
     with fake("") as launcher:
         (tmp_path / "python").write_text(f'#!{sys.executable}\nprint(\'{{"event": "missing", "text": "No module"}}\')')
