@@ -13,13 +13,14 @@ whatever goes wrong in it is told as a start that failed, and its end is bounded
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
@@ -42,6 +43,7 @@ MAX_STEPS = 5000
 WARM_UP = 0.1
 """The share of the steps, at the beginning, that do not count: what they do for the first time takes longer."""
 
+_T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
 
 
@@ -146,22 +148,27 @@ def probe_group(
     reset_s = time.monotonic() - started
     policies: dict[str, Policy] = {}
     times: list[StepTime] = []
-    clock_ns = _clock_ns()
     deadline = time.monotonic() + probe_s
     with RunDelay() as delay:
+        # What the clocks themselves take, a few µs: an environment may be cheaper than that.
+        clocks_wall_ns, clocks_cpu_ns, _ = map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True))
         while len(times) < max_steps and (len(times) < 2 or time.monotonic() < deadline):
             actions = _random_actions(group, steps, policies)
-            delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
-            steps = group.step(actions)
-            wall_ns = time.monotonic_ns() - wall_ns
-            cpu_ns = time.process_time_ns() - cpu_ns - clock_ns
-            times.append(StepTime.of(wall_ns, cpu_ns, delay.ns() - delay_ns))
+            steps, (wall_ns, cpu_ns, delay_ns) = _timed(functools.partial(group.step, actions), delay)
+            times.append(StepTime.of(max(0, wall_ns - clocks_wall_ns), cpu_ns - clocks_cpu_ns, delay_ns))
     return summarize(times, reset_s=reset_s, obs_bytes=_size_bytes(steps))
 
 
-def _clock_ns() -> int:
-    """How long it takes to ask for the processor time, about 1 µs; an environment may be cheaper than that."""
-    return min(-time.process_time_ns() + time.process_time_ns() for _ in range(20))
+def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, tuple[int, int, int]]:
+    """What ``act()`` returns; how long it took, the processor time, and how long it waited for a core."""
+    wall_ns, delay_ns, cpu_ns = time.monotonic_ns(), delay.ns(), time.process_time_ns()
+    result = act()
+    cpu_ns = time.process_time_ns() - cpu_ns
+    delay_ns = delay.ns() - delay_ns
+    return result, (time.monotonic_ns() - wall_ns, cpu_ns, delay_ns)
+
+
+def _nothing() -> None: ...
 
 
 class StepTime(NamedTuple):
