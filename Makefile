@@ -47,7 +47,8 @@ MLAGENTS_TESTS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-x
 MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/3.11.*/bin/python3.11; do \
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
-FAULTS = $(addprefix envmanager_tests/process/,test_chaos.py test_restarts.py test_no_guard_needed.py)
+FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
+    process/test_no_guard_needed.py contract/test_echo.py)
 
 .DEFAULT_GOAL = help
 .PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
@@ -63,8 +64,8 @@ run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 test: $(DEV_STAMP) ## run the tests, except the long ones
 	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods"
 
-faults: $(DEV_STAMP) ## run everything about faults, under every start method
-	$(PYTEST) -n 3 --dist worksteal -m "not load" envmanager_tests/faults $(FAULTS)
+faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
+	$(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
 
 check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check

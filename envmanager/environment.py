@@ -122,11 +122,11 @@ class EnvGroup(Environment):
         """``getattr(env, name)(*args)`` of some environments; ``name(env, *args)`` where it is a function."""
         if callable(name):
             return [name(subject, *args) for subject in self._at(rows)]
-        return [_attribute(subject, name)(*args) for subject in self._at(rows)]
+        return [attribute_of(subject, name)(*args) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
         """``env.name`` of some environments."""
-        return [_attribute(subject, name) for subject in self._at(rows)]
+        return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
         """``env.name = value`` for some environments."""
@@ -138,8 +138,8 @@ class EnvGroup(Environment):
         return [subject.render() for subject in self._at(rows)]
 
 
-def _attribute(subject: Any, name: str) -> Any:
-    # Gymnasium's wrappers do not forward attributes by themselves.
+def attribute_of(subject: Any, name: str) -> Any:
+    """``subject.name``, also where it is wrapped: Gymnasium's wrappers do not forward attributes by themselves."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 

@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envmanager.training.networks import pick_device
-from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 STARTS = 500
 FRAMES_PER_STEP = 4
@@ -54,7 +54,7 @@ def config(steps: int, *, n_envs: int, env: Any, **trainer: Any) -> dict[str, An
     }
 
 
-class Clock:
+class Clock(Report):
     """Times a training from its first update to its last."""
 
     def __init__(self) -> None:
@@ -64,12 +64,6 @@ class Clock:
     def updated(self, run: TrainingRun, update: Any) -> None:
         self.times.append(time.perf_counter())
         self.steps.append(update.n_steps)
-
-    def started(self, run: TrainingRun) -> None: ...
-
-    def saved(self, path: Path) -> None: ...
-
-    def evaluating(self, n_episodes: int) -> None: ...
 
 
 def steps_per_s(tables: dict[str, Any]) -> float:

@@ -10,15 +10,17 @@ from typing import Any
 
 from gymnasium import Wrapper
 
+from envmanager.environment import attribute_of
+
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``env.name(*args, **kwargs)``."""
-    return _attribute(env, name)(*args, **kwargs)
+    return attribute_of(env, name)(*args, **kwargs)
 
 
 def call_or_get(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """As above; ``env.name`` where that is no function."""
-    value = _attribute(env, name)
+    value = attribute_of(env, name)
     return value(*args, **kwargs) if callable(value) else value
 
 
@@ -39,7 +41,3 @@ def names_of_wrappers(env: Any) -> set[str]:
 def full_name(cls: type[Any]) -> str:
     """The class's name, with its module's: what a worker can tell of a class without sending it."""
     return f"{cls.__module__}.{cls.__name__}"  # a class that travelled by value has lost its __qualname__
-
-
-def _attribute(env: Any, name: str) -> Any:
-    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)

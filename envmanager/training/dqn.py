@@ -29,16 +29,7 @@ from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.replay import Replay
-from envmanager.training.states import (
-    anneal,
-    arrays_of_module,
-    load_module,
-    load_optimizer,
-    means,
-    named,
-    of_part,
-    optimizer_state,
-)
+from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
 from envmanager.training.trainer import Arrays, Trainer
 
 
@@ -232,16 +223,10 @@ class DQN(Trainer):
         return {"loss": loss.detach(), "value": value.detach().mean()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        tensors, facts = optimizer_state(self._optimizer)
+        arrays, facts = learner_state(self._optimizer, model=self.model, target=self.target)
         replay_arrays, replay_facts = self.replay.state()
-        arrays = {
-            **named("model", arrays_of_module(self.model)),
-            **named("target", arrays_of_module(self.target)),
-            **named("optimizer", tensors),
-            **named("replay", replay_arrays),
-        }
-        return arrays, {
-            "optimizer": facts,
+        return {**arrays, **named("replay", replay_arrays)}, {
+            **facts,
             "version": self.version,
             "n_steps": self._n_steps,
             "n_since_update": self._n_since_update,
@@ -251,9 +236,7 @@ class DQN(Trainer):
         }
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        load_module(self.model, of_part("model", arrays))
-        load_module(self.target, of_part("target", arrays))
-        load_optimizer(self._optimizer, of_part("optimizer", arrays), facts["optimizer"])
+        load_learner(arrays, facts, self._optimizer, model=self.model, target=self.target)
         self.replay.restore(of_part("replay", arrays), facts["replay"])
         self.version = self.policy.version = int(facts["version"])
         self._n_steps, self._n_since_update = int(facts["n_steps"]), int(facts["n_since_update"])

@@ -26,16 +26,7 @@ from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
-from envmanager.training.states import (
-    anneal,
-    arrays_of_module,
-    load_module,
-    load_optimizer,
-    means,
-    named,
-    of_part,
-    optimizer_state,
-)
+from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 from envmanager.trees import leaves
@@ -240,22 +231,17 @@ class PPO(Trainer):
         self._optimizer.step()
         with torch.no_grad():
             kl = ((ratio - 1) - log_ratio).mean()  # http://joschu.net/blog/kl-approx.html
-        named = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), "kl": kl}
-        return {name: figure.detach() for name, figure in named.items()}
+        figures = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), "kl": kl}
+        return {name: figure.detach() for name, figure in figures.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        tensors, facts = optimizer_state(self._optimizer)
-        arrays = {
-            **named("model", arrays_of_module(self.model)),
-            **named("optimizer", tensors),
-            **named("rollout", self._store.state()),
-            "generator": self._generator.get_state().numpy(),
-        }
-        return arrays, {"optimizer": facts, "version": self.version, "n_in_rollout": self._n_in_rollout}
+        learned, facts = learner_state(self._optimizer, model=self.model)
+        rollout = named("rollout", self._store.state())
+        arrays = {**learned, **rollout, "generator": self._generator.get_state().numpy()}
+        return arrays, {**facts, "version": self.version, "n_in_rollout": self._n_in_rollout}
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        load_module(self.model, of_part("model", arrays))
-        load_optimizer(self._optimizer, of_part("optimizer", arrays), facts["optimizer"])
+        load_learner(arrays, facts, self._optimizer, model=self.model)
         self._store.restore(of_part("rollout", arrays))
         self._n_in_rollout = int(facts["n_in_rollout"])
         self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))

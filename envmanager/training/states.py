@@ -1,4 +1,7 @@
-"""Modules and optimizers as arrays by name, and back."""
+"""Modules and optimizers as arrays by name, and back.
+
+The rule: what ``learner_state`` gives, ``load_learner`` takes; the rest is what the two are made of.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,29 @@ def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The opposite: those of one part among all."""
     return {name[len(part) + 1 :]: array for name, array in arrays.items() if name.startswith(f"{part}.")}
+
+
+def learner_state(
+    optimizer: torch.optim.Optimizer, **modules: nn.Module
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """All that is trained, as arrays by name (``"model.…"``, ``"optimizer.…"``), and the rest as JSON can hold it."""
+    tensors, facts = optimizer_state(optimizer)
+    arrays = named("optimizer", tensors)
+    for name, module in modules.items():
+        arrays |= named(name, arrays_of_module(module))
+    return arrays, {"optimizer": facts}
+
+
+def load_learner(
+    arrays: Mapping[str, np.ndarray],
+    facts: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    **modules: nn.Module,
+) -> None:
+    """The opposite; other arrays and facts are passed over. Raises what ``load_module`` does."""
+    for name, module in modules.items():
+        load_module(module, of_part(name, arrays))
+    load_optimizer(optimizer, of_part("optimizer", arrays), facts["optimizer"])
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:

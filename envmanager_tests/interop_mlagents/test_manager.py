@@ -78,6 +78,15 @@ def agent_manager(mocker):
     return make
 
 
+def with_policy(manager, fed):
+    """A bridge that was reset, feeds ``fed`` and has a policy for the behavior Walker."""
+    bridge = MlagentsEnvManager(manager)
+    bridge.reset()
+    bridge.set_agent_manager("Walker", fed)
+    bridge.set_policy("Walker", ToldPolicy(DISCRETE))
+    return bridge
+
+
 class Scripts:
     """A factory of scripted environments, the i-th script for environment i, which remembers what it made."""
 
@@ -164,11 +173,8 @@ def test_only_workers_that_answered_are_handed_out(over_fakes, agent_manager):
 
 
 def test_a_reset_ends_all_episodes_and_begins_with_new_numbers(over_fakes, agent_manager):
-    bridge = MlagentsEnvManager(over_fakes(Scripts([walkers(Agent(1))]), 1))
-    bridge.reset()
     fed = agent_manager()
-    bridge.set_agent_manager("Walker", fed)
-    bridge.set_policy("Walker", ToldPolicy(DISCRETE))
+    bridge = with_policy(over_fakes(Scripts([walkers(Agent(1))]), 1), fed)
     bridge.process_steps(bridge.get_steps())
     fed.end_episode.assert_not_called()
 
@@ -202,11 +208,8 @@ def test_agents_without_an_agent_manager_are_passed_over(over_fakes, agent_manag
 
 def test_a_worker_without_agents_to_decide_for_steps_on(over_fakes, agent_manager):
     script = [walkers(Agent(1)), walkers(ended=[Agent(1)]), walkers(Agent(2))]
-    bridge = MlagentsEnvManager(over_fakes(Scripts(script), 1))
     fed = agent_manager()
-    bridge.reset()
-    bridge.set_agent_manager("Walker", fed)
-    bridge.set_policy("Walker", ToldPolicy(DISCRETE))
+    bridge = with_policy(over_fakes(Scripts(script), 1), fed)
 
     for _ in range(2):
         bridge.process_steps(bridge.get_steps())
@@ -246,11 +249,8 @@ def died(worker_id):
 def test_a_lost_worker_begins_anew_and_the_others_go_on(over_fakes, agent_manager):
     envs = Scripts(*[[walkers(Agent(1))]] * 2)
     manager = over_fakes(envs, 2, restarts=RestartPolicy(max_restarts=1))
-    bridge = MlagentsEnvManager(manager)
     fed = agent_manager()
-    bridge.reset()
-    bridge.set_agent_manager("Walker", fed)
-    bridge.set_policy("Walker", ToldPolicy(DISCRETE))
+    bridge = with_policy(manager, fed)
     bridge.process_steps(bridge.get_steps())
     bridge.set_env_parameters({"gravity": ConstantSettings(value=9.5)})
     manager.env_workers[1].hold = True
@@ -274,11 +274,8 @@ def test_a_lost_worker_begins_anew_and_the_others_go_on(over_fakes, agent_manage
 
 def test_agents_made_anew_have_no_group_mates_among_those_that_were_lost(over_fakes, agent_manager):
     manager = over_fakes(Scripts([walkers(Agent(1, group_id=4), Agent(2, group_id=4))]), 1)
-    bridge = MlagentsEnvManager(manager)
     fed = agent_manager()
-    bridge.reset()
-    bridge.set_agent_manager("Walker", fed)
-    bridge.set_policy("Walker", ToldPolicy(DISCRETE))
+    bridge = with_policy(manager, fed)
     bridge.process_steps(bridge.get_steps())
 
     manager.env_workers[0].hold = True

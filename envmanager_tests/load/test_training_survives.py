@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.training import checkpoints, episode_log
-from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 pytestmark = pytest.mark.load
 
@@ -27,7 +27,7 @@ GOOD = 475
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
-class KillsWorkers:
+class KillsWorkers(Report):
     """A report that kills one worker after the other, one every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
@@ -41,12 +41,6 @@ class KillsWorkers:
             workers = run.manager.stats().workers
             os.kill(workers[self.n_kills % len(workers)].pid, signal.SIGKILL)
             self.n_kills += 1
-
-    def started(self, run: Any) -> None: ...
-
-    def saved(self, path: Path) -> None: ...
-
-    def evaluating(self, n_episodes: int) -> None: ...
 
 
 @SEEDS

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "dqn_speedups": "ale_py"}
@@ -25,14 +25,8 @@ SHORTER: dict[str, dict[str, Any]] = {
 }
 
 
-class Silent:
-    def started(self, run: Any) -> None: ...
-
-    def updated(self, run: Any, update: Any) -> None: ...
-
-    def saved(self, path: Path) -> None: ...
-
-    def evaluating(self, n_episodes: int) -> None: ...
+class Silent(Report):
+    """Says nothing."""
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from envmanager import ConfigError, UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, episode_log
-from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
 
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
@@ -28,16 +28,13 @@ SMALL_PPO = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
 SMALL_DQN = {"kind": "dqn", "capacity": 2000, "learning_starts": 64, "train_every": 16, "hidden": [16]}
 
 
-class Quiet:
+class Quiet(Report):
     """A report that remembers what was saved."""
 
     def __init__(self) -> None:
         self.saved_at: list[Path] = []
         self.versions: list[int] = []
         self.at_update: Any = None
-
-    def started(self, run: Any) -> None:
-        pass
 
     def updated(self, run: Any, update: Any) -> None:
         self.versions.append(update.version)
@@ -46,9 +43,6 @@ class Quiet:
 
     def saved(self, path: Path) -> None:
         self.saved_at.append(path)
-
-    def evaluating(self, n_episodes: int) -> None:
-        pass
 
 
 def training(tmp_path: Path, trainer: dict[str, Any], *, resume: bool = False, **options: Any) -> TrainingRun:
