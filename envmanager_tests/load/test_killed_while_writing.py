@@ -23,6 +23,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 from envmanager import (
@@ -170,6 +171,22 @@ def step_until_writing(manager: SubprocessEnvManager, ledger: Ledger, within_s: 
         ledger.enter(manager.step(Wait(timeout_s=0.0)))
 
 
+def step_until_halfway(manager: SubprocessEnvManager, ledger: Ledger) -> None:
+    """Until some of an info has been read, and its writer is stopped before the rest."""
+    victim = psutil.Process(pids_of(manager)[VICTIM])
+    while True:
+        step_until_writing(manager, ledger)
+        n_steps = ledger.at[VICTIM]
+        victim.suspend()
+        scripts.until(lambda: victim.status() == psutil.STATUS_STOPPED, "the victim is stopped")
+        while is_writing_an_info():
+            ledger.enter(manager.step(Wait(timeout_s=0.0)))
+        ledger.enter(manager.step(Wait(timeout_s=0.0)))
+        if ledger.at[VICTIM] == n_steps:
+            return
+        victim.resume()  # it was the end of an info that waited to be read
+
+
 def step_until_lost(manager: SubprocessEnvManager, ledger: Ledger, n_lost: int, within_s: float = 20.0) -> None:
     deadline = time.monotonic() + within_s
     while len(ledger.lost) < n_lost:
@@ -195,7 +212,7 @@ def test_case_16_a_worker_killed_in_the_middle_of_an_info_is_an_error_and_the_ot
     ledger = Ledger()
     with started(Counting, NO_RESTARTS, infos=True, start_method=start_method) as manager:
         ledger.enter(manager.step(Wait.all()))
-        step_until_writing(manager, ledger)
+        step_until_halfway(manager, ledger)
         steps = ledger.at[VICTIM]
         os.kill(pids_of(manager)[VICTIM], signal.SIGKILL)
         deadline = time.monotonic() + 10.0
