@@ -50,6 +50,9 @@ MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/
 FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
     process/test_no_guard_needed.py contract/test_echo.py)
 
+# Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL = help
 .PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
