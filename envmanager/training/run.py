@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from envmanager.errors import ConfigError, UsageError
-from envmanager.options import ManagerOptions, Wait
+from envmanager.options import ManagerOptions, ResetConfig, Wait
 from envmanager.registry import make_manager, structure
+from envmanager.seeding import derive_seed
 from envmanager.stats import ManagerStats
 from envmanager.training import checkpoints
 from envmanager.training.controller import TrainerController, Update
@@ -250,6 +251,8 @@ class TrainingRun:
                 ) from error
         controller.n_steps = self._saved_at = int(checkpoint.facts["parts"]["controller"]["n_steps"])
         _set_generators(checkpoint.arrays["controller"])
+        if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
+            controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
 
 def _generators() -> dict[str, np.ndarray]:

@@ -23,7 +23,6 @@ from envmanager.training import checkpoints, episode_log
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
 
-CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
 SMALL_PPO = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
 SMALL_DQN = {"kind": "dqn", "capacity": 2000, "learning_starts": 64, "train_every": 16, "hidden": [16]}
 
@@ -45,9 +44,11 @@ class Quiet(Report):
         self.saved_at.append(path)
 
 
-def training(tmp_path: Path, trainer: dict[str, Any], *, resume: bool = False, **options: Any) -> TrainingRun:
+def training(
+    tmp_path: Path, trainer: dict[str, Any], *, env: Any = "CartPole-v1", resume: bool = False, **options: Any
+) -> TrainingRun:
     tables = {
-        "manager": CARTPOLE,
+        "manager": {"kind": "simple", "env": env, "n_envs": 4, "wait": "all"},
         "training": {"steps": 400, "evaluation_episodes": 0, "device": "cpu", **options},
         "trainers": {"default": trainer},
     }
@@ -132,6 +133,21 @@ def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with
     assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 500
 
 
+def test_resumed_it_plays_other_episodes_than_those_it_began_with(tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    class Noting(Corridor):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if seed is not None:
+                seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    for steps in (100, 200, 300):
+        training(tmp_path, SMALL_PPO, env=Noting, resume=steps > 100, steps=steps).go()
+
+    assert len(seeds) == len(set(seeds)) == 3 * 4
+
+
 @pytest.mark.parametrize("trainer", [SMALL_PPO, {**SMALL_DQN, "prioritized": True}], ids=["ppo", "dqn"])
 def test_a_state_that_was_written_and_read_is_the_same_state(tmp_path: Path, trainer: dict[str, Any]) -> None:
     run = training(tmp_path, trainer)
@@ -212,7 +228,7 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     ids=str,
 )
 def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: str) -> None:
-    tables = {"manager": CARTPOLE, "training": {}, "trainers": trainers}
+    tables = {"manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4}, "training": {}, "trainers": trainers}
     with pytest.raises(ConfigError, match=words):
         TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
 
