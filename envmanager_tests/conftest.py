@@ -12,9 +12,6 @@ import pytest
 from envmanager._workers.processes import start_server
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
-START_METHODS = ("forkserver", "spawn", "fork")
-
-
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-MARKED_START_METHODS = [
-    "forkserver",
-    pytest.param("spawn", marks=pytest.mark.start_methods),
-    pytest.param("fork", marks=pytest.mark.start_methods),
-]
+from envmanager.options import START_METHODS
+
+_first, *_others = START_METHODS
+MARKED_START_METHODS = [_first, *(pytest.param(each, marks=pytest.mark.start_methods) for each in _others)]

@@ -46,7 +46,6 @@ from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.leaks import Traces, descendants, settle
 
 ROOT = Path(__file__).parents[2]
-START_METHODS = ("forkserver", "spawn", "fork")
 GONE_WITHIN_S = 2.0
 """How long anything may live on after the trainer."""
 LONG_S = 600.0

@@ -39,9 +39,10 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
+from envmanager.options import START_METHODS
 from envmanager.testing import FakeEnvironment
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, Zeros, pids_of
+from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, pids_of
 
 N_KILLS = 50
 N_WORKERS = 4

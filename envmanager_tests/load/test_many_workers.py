@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, RestartPolicy, StepInfo, SubprocessEnvManager, Timeouts, Wait
+from envmanager.options import START_METHODS
 from envmanager.testing import EchoEnvironment
 from envmanager_tests.faults import scripts
-from envmanager_tests.faults.scripts import NO_RESTARTS, START_METHODS, pids_of
+from envmanager_tests.faults.scripts import NO_RESTARTS, pids_of
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]
 

@@ -28,7 +28,6 @@ from envmanager import (
 from envmanager.testing import FakeEnvironment
 
 NEVER = RestartPolicy(max_restarts=0)
-START_METHODS = ["forkserver", "spawn", "fork"]
 
 
 class Zeros:

@@ -13,9 +13,8 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
 from envmanager._workers.memory import available_bytes
+from envmanager.options import START_METHODS
 from envmanager.testing import EchoEnvironment, FakeEnvironment
-
-START_METHODS = ["forkserver", "spawn", "fork"]
 
 
 class Zeros:

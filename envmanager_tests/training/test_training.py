@@ -23,6 +23,7 @@ from envmanager.training import checkpoints, episode_log
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
 
+CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
 SMALL_PPO = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
 SMALL_DQN = {"kind": "dqn", "capacity": 2000, "learning_starts": 64, "train_every": 16, "hidden": [16]}
 
@@ -45,10 +46,10 @@ class Quiet(Report):
 
 
 def training(
-    tmp_path: Path, trainer: dict[str, Any], *, env: Any = "CartPole-v1", resume: bool = False, **options: Any
+    tmp_path: Path, trainer: dict[str, Any], *, env: Any = CARTPOLE["env"], resume: bool = False, **options: Any
 ) -> TrainingRun:
     tables = {
-        "manager": {"kind": "simple", "env": env, "n_envs": 4, "wait": "all"},
+        "manager": {**CARTPOLE, "env": env},
         "training": {"steps": 400, "evaluation_episodes": 0, "device": "cpu", **options},
         "trainers": {"default": trainer},
     }
@@ -228,7 +229,7 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     ids=str,
 )
 def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: str) -> None:
-    tables = {"manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4}, "training": {}, "trainers": trainers}
+    tables = {"manager": CARTPOLE, "training": {}, "trainers": trainers}
     with pytest.raises(ConfigError, match=words):
         TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
 
