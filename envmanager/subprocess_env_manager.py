@@ -318,6 +318,9 @@ class SubprocessEnvManager(EnvManager):
     def _wake(self) -> None:
         self._resources.step_queue.wake()
 
+    def _stop(self) -> None:
+        self._resources.stop()
+
     def _close(self) -> None:
         self._resources.close()
         self._finalizer.detach()
@@ -371,12 +374,14 @@ class _Resources:
         if os.getpid() != self._owner_pid or self._closed:
             return  # in a process that the trainer forked, the workers are not its own
         try:
-            self._stop(list(self._handles))
+            self.stop()
         finally:
             with held():
                 self._give_back()
 
-    def _stop(self, handles: list[WorkerHandle]) -> None:
+    def stop(self) -> None:
+        """End all workers, inside ``close_s``; what belongs to them is still there."""
+        handles = list(self._handles)
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()

@@ -17,6 +17,8 @@ from typing import Any
 
 from envmanager.errors import UsageError
 
+CLOSED = -1
+"""In place of the number of a descriptor that was closed: the number may be somebody else's now."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 
@@ -70,12 +72,13 @@ def create_memory(name: str) -> int:
     return register(fd)
 
 
-def close(fd: int) -> None:
-    """Close a registered descriptor; twice does no harm."""
+def close(fd: int) -> int:
+    """Close a registered descriptor; CLOSED, to be remembered in its place."""
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):
             os.close(fd)
+    return CLOSED
 
 
 def close_all_but(keep: set[int]) -> None:

@@ -309,9 +309,10 @@ class WorkerHandle:
         in_memory = self._rows is not None and self._rows.write_actions(actions, rows)
         data = b"" if in_memory else dumps_command(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
-        self._step_ticket = self._ticket + 1
+        frame = self._frame(CODES[command], IN_MEMORY if in_memory else 0, data)
+        self._ticket = self._step_ticket = self._ticket + 1
         self._await(CommandName.STEP, deadline)
-        self._write(CODES[command], IN_MEMORY if in_memory else 0, data, deadline)
+        self._push(frame, deadline)
 
     def is_answer(self, ticket: int, generation: int) -> bool:
         """Whether a record answers the step in flight."""
@@ -373,28 +374,36 @@ class WorkerHandle:
     # The connection.
 
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
+        frame = self._frame(code, flags, data)
         self._ticket += 1
-        frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
-        is_outermost = begin_held()  # half a message would leave the worker waiting for the rest for ever
-        try:
-            self._push(frame, deadline)
-        finally:
-            end_held(is_outermost)
+        self._push(frame, deadline)
+
+    def _frame(self, code: int, flags: int, data: bytes) -> bytes:
+        """The next message; nothing counts as asked before there is memory for all of it."""
+        return COMMAND.pack(self._ticket + 1, code, self._slot, flags, 0, len(data)) + data
 
     def _push(self, frame: bytes, deadline: float) -> None:
         """Write all of ``frame``, reading meanwhile what the worker writes: both ways may be full.
 
         Gives up at the deadline or when the worker is gone; whoever waits for the answer is told so.
         """
-        left = memoryview(frame)
-        while left:
-            try:
-                left = left[os.write(self.fd, left) :]
-            except (BrokenPipeError, ConnectionResetError):
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline or not self._wait_for_room(deadline):
-                    return
+        is_outermost = begin_held()  # half a message would leave the worker waiting for the rest for ever
+        try:
+            left = memoryview(frame)
+            while left and self.fd != descriptors.CLOSED:
+                left = self._write_some(left, deadline)
+        finally:
+            end_held(is_outermost)
+
+    def _write_some(self, left: memoryview, deadline: float) -> memoryview:
+        """What is still to be written; nothing when there is nobody to read it, or no time left."""
+        try:
+            return left[os.write(self.fd, left) :]
+        except (BrokenPipeError, ConnectionResetError):
+            return left[:0]
+        except BlockingIOError:
+            is_in_time = time.monotonic() < deadline and self._wait_for_room(deadline)
+            return left if is_in_time else left[:0]
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()
@@ -412,12 +421,12 @@ class WorkerHandle:
         Answers to older requests are dropped.
         """
         n_before = len(self._inbox)
-        while True:
+        while self.fd != descriptors.CLOSED:
             try:
                 part = os.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
-            except OSError:  # it ended with something of ours unread; or released
+            except OSError:  # it ended with something of ours unread
                 part = b""
             if not part:
                 self.hung_up = True
@@ -493,7 +502,7 @@ class WorkerHandle:
             self._released = True
             self._rows = None
             self.process.release()
-            descriptors.close(self.fd)
+            self.fd = descriptors.close(self.fd)
 
     def _last_words(self) -> str:
         """What the process left behind: the end of its log, and the report of a crash in native code."""
