@@ -134,6 +134,7 @@ class EnvManager(ABC):
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
+        """What a call has made and not returned, because it was interrupted at its end; the next one returns it."""
         self._steps = [0] * n_workers
         self._env_steps = 0
         self._times = [WorkerTimes() for _ in range(n_workers)]
@@ -273,8 +274,8 @@ class EnvManager(ABC):
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
                 self._undelivered = self._postprocess_steps(self._collect(chosen))
-        infos = self._delivered()
-        return self.step(wait) if infos is None else infos
+        infos, self._undelivered = self._undelivered, None
+        return self.step(wait) if infos is None else infos  # another thread has taken them
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -287,7 +288,8 @@ class EnvManager(ABC):
             behavior, spec = self._only_behavior()
             n, groups = self._env_rows.grouped(env_ids, BadAction)
             actions = checked_actions(spec, actions, n, "send")
-            self._require_delivered()
+            if self._undelivered is not None:
+                self._refuse_undelivered()
             for group in groups:
                 self._check_can_send(group)
             if self._has_objects:
@@ -311,8 +313,8 @@ class EnvManager(ABC):
                     self._offer_first_observations()
                 self._begin_send_recv()
                 self._undelivered = self._batch_of(behavior, self._collect(chosen))
-        batch = self._delivered()
-        return self.recv(wait) if batch is None else batch
+        batch, self._undelivered = self._undelivered, None
+        return self.recv(wait) if batch is None else batch  # another thread has taken it
 
     def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
         """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
@@ -433,22 +435,22 @@ class EnvManager(ABC):
 
     def _postprocess_steps(self, responses: Sequence[EnvironmentResponse]) -> list[StepInfo]:
         """Pair each response with its worker's previous step and actions; then they are handed out."""
-        infos = [self._info_of(response) for response in responses]
+        infos = []
+        for response in responses:
+            worker_id = response.worker_id
+            before = self.env_workers[worker_id].previous_step
+            previous = None if before is None else before.current
+            cut = self._recovery.cut(response) if self._recovery.replacements else None
+            actions = None if cut is not None and cut.lost is not None else self._actions.get(worker_id)
+            if cut is None:
+                infos.append(StepInfo(previous, self._own(response.payload), actions, worker_id))
+            else:
+                infos.append(StepInfo(previous, cut.payload, actions, worker_id, cut.lost))
         self._hand_out(responses)
         for info in infos:
             self._actions.pop(info.worker_id, None)
             self.env_workers[info.worker_id].previous_step = info
         return infos
-
-    def _info_of(self, response: EnvironmentResponse) -> StepInfo:
-        worker_id = response.worker_id
-        before = self.env_workers[worker_id].previous_step
-        previous = None if before is None else before.current
-        actions = self._actions.get(worker_id)
-        cut = self._recovery.cut(response)
-        if cut is None:
-            return StepInfo(previous, self._own(response.payload), actions, worker_id)
-        return StepInfo(previous, cut.payload, None if cut.lost else actions, worker_id, cut.lost)
 
     def _collect_from(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
         """What is ready in ``step_queue``, by the rules of Wait. Raises a WorkerError that is among it."""
@@ -462,14 +464,6 @@ class EnvManager(ABC):
                 self._steps[response.worker_id] += 1
                 self._env_steps += self._envs_in_flight[response.worker_id]
                 self._times[response.worker_id].handed_out()
-
-    def _delivered(self) -> Any:
-        """What a call has made, once: it waits for the next one where this one is interrupted at its end.
-
-        None when another thread has taken it.
-        """
-        delivered, self._undelivered = self._undelivered, None
-        return delivered
 
     def _last_steps(self, worker_id: int) -> Steps:
         """What was last handed out of a worker."""
@@ -523,13 +517,12 @@ class EnvManager(ABC):
         if self._closed:
             raise ManagerClosed(what)
 
-    def _require_no_call(self, what: str) -> None:
-        if self._on_their_way:
-            outer = self._on_their_way[-1]
-            raise UsageError(
-                f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
-                f"whose. Call it when {outer}() has returned."
-            )
+    def _refuse_inside_a_call(self, what: str) -> None:
+        outer = self._on_their_way[-1]
+        raise UsageError(
+            f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
+            f"whose. Call it when {outer}() has returned."
+        )
 
     def _require_some_worker(self) -> None:
         if len(self._recovery.dropped) == self.n_workers:
@@ -541,12 +534,11 @@ class EnvManager(ABC):
         if self._use not in (use, _Use.UNDECIDED):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
-    def _require_delivered(self) -> None:
-        if self._undelivered is not None:
-            raise BadAction(
-                "the last recv() was interrupted, and what it had received has not been handed out. Call recv() first. "
-                "Nothing was sent."
-            )
+    def _refuse_undelivered(self) -> None:
+        raise BadAction(
+            "the last recv() was interrupted, and what it had received has not been handed out. Call recv() first. "
+            "Nothing was sent."
+        )
 
     def _reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
         self._discard_steps_in_flight()
@@ -662,22 +654,22 @@ class EnvManager(ABC):
         return behavior, spec
 
     def _batch_of(self, behavior: str, responses: Sequence[EnvironmentResponse]) -> Batch:
-        """What ``recv`` hands out of these responses."""
-        cuts = {}
-        if self._recovery.replacements:
-            cuts = {each.worker_id: cut for each in responses if (cut := self._recovery.cut(each)) is not None}
-        parts = {each.worker_id: each.payload for each in responses}
-        parts.update({worker_id: cut.payload for worker_id, cut in cuts.items()})
-        rows = {worker_id: payload[behavior] for worker_id, payload in parts.items() if behavior in payload}
-        batch = self._batch(behavior, list(rows.values()))
-        for cut in cuts.values():
+        """What ``recv`` hands out of these responses; then they are handed out."""
+        cuts, shares = [], []
+        for response in responses:
+            payload = response.payload
+            cut = self._recovery.cut(response) if self._recovery.replacements else None
+            if cut is not None:
+                cuts.append(cut)
+                payload = cut.payload
+            if behavior in payload:
+                shares.append((response.worker_id, payload[behavior]))
+        batch = self._batch(behavior, [steps for _, steps in shares])
+        for cut in cuts:
             batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
-        last = {
-            worker_id: self._last_batches.with_rows_of(worker_id, len(own), batch) for worker_id, own in rows.items()
-        }
+        last = [(worker_id, self._last_batches.with_rows_of(worker_id, steps, batch)) for worker_id, steps in shares]
         self._hand_out(responses)
-        for worker_id, batches in last.items():
-            self._last_batches.keep(worker_id, batches)
+        self._last_batches.keep(last)
         return batch
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
@@ -686,7 +678,7 @@ class EnvManager(ABC):
             return self._empty_batch(behavior)
         is_view = len(parts) == 1 and self._zero_copy
         steps = parts[0] if is_view else concat_steps(parts)
-        if len(steps) < self.n_envs:
+        if len(steps.agent_id) < self._env_rows.n_envs:
             return Batch.of(steps, is_view=is_view)
         if len(parts) > 1 and (np.diff(steps.agent_id) < 0).any():
             steps = steps.take(np.argsort(steps.agent_id))
@@ -755,27 +747,26 @@ class _Calling:
         self._what = what
 
     def __enter__(self) -> None:
-        self._manager._require_usable(self._what)
+        manager = self._manager
+        if manager._closed or manager._owner_pid != os.getpid():
+            manager._require_usable(self._what)
         self._is_outermost = begin_held()
         try:
-            self._take_turn()
+            while not manager._lock.acquire(timeout=_TURN_S):
+                self._look_up()
+            if manager._on_their_way and self._what in _MOVES:
+                manager._lock.release()
+                manager._refuse_inside_a_call(self._what)
         except BaseException:
             end_held(self._is_outermost)
             raise
-
-    def _take_turn(self) -> None:
-        manager = self._manager
-        while not manager._lock.acquire(timeout=_TURN_S):
-            manager._require_open(self._what)
-            with let_through():
-                pass
-        try:
-            if self._what in _MOVES:
-                manager._require_no_call(self._what)
-        except UsageError:
-            manager._lock.release()
-            raise
         manager._on_their_way.append(self._what)
+
+    def _look_up(self) -> None:
+        """While another thread has its turn: see whether the manager was closed, or a Ctrl-C came."""
+        self._manager._require_open(self._what)
+        with let_through():
+            pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         manager = self._manager

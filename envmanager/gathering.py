@@ -82,7 +82,8 @@ class Gathering:
     def _take_arrived(self, step_queue: StepQueue) -> None:
         if self._recovery.replacements:
             self._start_due()
-        self._take_in_turn()
+        if self._arrived:
+            self.arrive(self._arrived.popleft())
         try:
             while True:
                 self.arrive(step_queue.get_nowait())
@@ -101,30 +102,33 @@ class Gathering:
 
     def arrive(self, response: EnvironmentResponse) -> None:
         """Take an answer; one that comes of dealing with another has its turn after that."""
-        self._require_open()
-        self._arrived.append(response)
-        self._take_in_turn()
-
-    def _take_in_turn(self) -> None:
+        if self.closed:
+            self._require_open()
         if self._is_arriving:
+            self._arrived.append(response)
             return
         self._is_arriving = True
         try:
+            self._take(response)
             while self._arrived:
-                self._take_first()
+                self._take(self._arrived.popleft())
         finally:
             self._is_arriving = False
 
-    def _take_first(self) -> None:
-        response = self._arrived[0]
-        # This may take a copy: for want of memory, the answer has its turn again with the next call.
-        is_recycled = response.name is CommandName.STEP and self._recovery.recycles(response)
-        self._arrived.popleft()
-        if is_recycled:
-            self._start_due()
+    def _take(self, response: EnvironmentResponse) -> None:
+        if response.name is CommandName.STEP:
+            try:
+                is_recycled = self._recovery.recycles(response)
+            except BaseException:  # no memory for the copy that it takes: the answer has its turn again
+                self._arrived.append(response)
+                raise
+            if is_recycled:
+                self._start_due()
+            else:
+                self.ready.append(response)
         elif response.name is CommandName.FAILED:
             self.fail(response)
-        elif response.name is not CommandName.STEP and response.worker_id in self._recovery.replacements:
+        elif response.worker_id in self._recovery.replacements:
             self._begin(response)
         else:
             self.ready.append(response)
@@ -200,15 +204,13 @@ class Gathering:
 
     def _chosen(self, wait: Wait) -> list[EnvironmentResponse]:
         """What may be handed out of ``ready``; a failure among it is raised, once, and the rest stays."""
-        chosen = self._offered(wait)
-        if wait.max_ready is not None:
-            chosen = chosen[: wait.max_ready]
+        chosen = self._offered(wait)[: wait.max_ready]
         for response in chosen:
             if response.name is CommandName.FAILED:
                 self.ready = [other for other in self.ready if other is not response]
                 self._workers[response.worker_id].waiting = False
                 raise response.payload
-        return list(chosen)
+        return chosen
 
     def hand_out(self, responses: Sequence[EnvironmentResponse]) -> None:
         """All that is made of these responses exists: they are handed out."""
@@ -220,8 +222,9 @@ class Gathering:
     def _hand_out(self, response: EnvironmentResponse) -> None:
         """The worker is not waiting any more, unless it was replaced meanwhile: then that is told next."""
         worker_id = response.worker_id
-        self._recovery.handed_out(response)
         replacement = self._recovery.replacements.get(worker_id)
+        if replacement is not None:
+            replacement = self._recovery.handed_out(response)
         self._workers[worker_id].waiting = replacement is not None
         if replacement is not None or worker_id in self._recovery.dropped:
             self._recovery.unanswered.add(worker_id)

@@ -14,7 +14,6 @@ call of a user's code inside it.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import signal
 import threading
@@ -39,6 +38,7 @@ class _State:
     is_held = False
     was_interrupted = False
     users_handler: Any = None
+    pythons_c_handler: Any = None
 
 
 def _note(_: int, __: Any) -> None:
@@ -52,8 +52,7 @@ def _in_main_thread() -> bool:
 _SIGINT = int(signal.SIGINT)
 
 
-@functools.cache
-def _pythons_c_handler() -> Any:
+def _learn_pythons_c_handler() -> Any:
     """What the kernel calls where Python has installed a handler, whichever: learnt from a signal that nobody uses."""
     unused = next(
         number
@@ -61,19 +60,17 @@ def _pythons_c_handler() -> Any:
         if signal.getsignal(number) is signal.SIG_DFL and not _c_handler(number)
     )
     signal.signal(unused, _note)
-    found = _c_handler(unused)
+    _State.pythons_c_handler = _c_handler(unused)
     signal.signal(unused, signal.SIG_DFL)
-    return found
-
-
-def _is_pythons() -> bool:
-    """Whether Python has the say over SIGINT: neither the default, nor ignored, nor somebody's handler in C."""
-    return bool(_c_handler(_SIGINT) == _pythons_c_handler())
+    return _State.pythons_c_handler
 
 
 def _hold() -> bool:
-    """Take note of interrupts from now on, unless they are not Python's. ValueError in any but the main thread."""
-    if not _is_pythons():
+    """Take note of interrupts from now on, unless Python has no say over SIGINT. ValueError in all but the main thread.
+
+    It has none where the default is in place, or nothing, or somebody's handler in C.
+    """
+    if _c_handler(_SIGINT) != (_State.pythons_c_handler or _learn_pythons_c_handler()):
         return False
     _State.was_interrupted = False
     users_handler = _set_handler(_SIGINT, _note)  # from here on nothing is raised
@@ -85,7 +82,7 @@ def _let_go() -> None:
     """Put the user's handler back, and tell it what came meanwhile."""
     handler = _State.users_handler
     _State.is_held = False
-    if _is_pythons():
+    if _c_handler(_SIGINT) == _State.pythons_c_handler:
         _set_handler(_SIGINT, handler)
     else:
         _set_only_pythons(handler)

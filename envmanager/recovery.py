@@ -189,12 +189,14 @@ class Recovery:
         payload = cut_episodes.followed_by(old, response.payload)
         return Cut(payload, lost, np.setdiff1d(_agent_ids(old), _agent_ids(stepped)))
 
-    def handed_out(self, response: EnvironmentResponse) -> None:
-        """A trainer has this response: if it was a replacement's first, that is a worker like any other now."""
-        replacement = self.replacements.get(response.worker_id)
-        if replacement is not None and replacement.response is response:
-            del self.replacements[response.worker_id]
-            self.unanswered.discard(response.worker_id)
+    def handed_out(self, response: EnvironmentResponse) -> Replacement | None:
+        """A trainer has a response of a worker that is replaced; the replacement, unless it has begun with that."""
+        replacement = self.replacements[response.worker_id]
+        if replacement.response is not response:
+            return replacement
+        del self.replacements[response.worker_id]
+        self.unanswered.discard(response.worker_id)
+        return None
 
     # Recycling.
 

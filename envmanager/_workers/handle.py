@@ -309,8 +309,9 @@ class WorkerHandle:
         in_memory = self._rows is not None and self._rows.write_actions(actions, rows)
         data = b"" if in_memory else dumps_command(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
-        frame = self._frame(CODES[command], IN_MEMORY if in_memory else 0, data)
-        self._ticket = self._step_ticket = self._ticket + 1
+        ticket, flags = self._ticket + 1, IN_MEMORY if in_memory else 0
+        frame = COMMAND.pack(ticket, CODES[command], self._slot, flags, 0, len(data)) + data
+        self._ticket = self._step_ticket = ticket  # not before there was memory for the message
         self._await(CommandName.STEP, deadline)
         self._push(frame, deadline)
 
@@ -374,13 +375,9 @@ class WorkerHandle:
     # The connection.
 
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
-        frame = self._frame(code, flags, data)
+        frame = COMMAND.pack(self._ticket + 1, code, self._slot, flags, 0, len(data)) + data
         self._ticket += 1
         self._push(frame, deadline)
-
-    def _frame(self, code: int, flags: int, data: bytes) -> bytes:
-        """The next message; nothing counts as asked before there is memory for all of it."""
-        return COMMAND.pack(self._ticket + 1, code, self._slot, flags, 0, len(data)) + data
 
     def _push(self, frame: bytes, deadline: float) -> None:
         """Write all of ``frame``, reading meanwhile what the worker writes: both ways may be full.
@@ -391,19 +388,15 @@ class WorkerHandle:
         try:
             left = memoryview(frame)
             while left and self.fd != descriptors.CLOSED:
-                left = self._write_some(left, deadline)
+                try:
+                    left = left[os.write(self.fd, left) :]
+                except (BrokenPipeError, ConnectionResetError):
+                    return
+                except BlockingIOError:
+                    if time.monotonic() >= deadline or not self._wait_for_room(deadline):
+                        return
         finally:
             end_held(is_outermost)
-
-    def _write_some(self, left: memoryview, deadline: float) -> memoryview:
-        """What is still to be written; nothing when there is nobody to read it, or no time left."""
-        try:
-            return left[os.write(self.fd, left) :]
-        except (BrokenPipeError, ConnectionResetError):
-            return left[:0]
-        except BlockingIOError:
-            is_in_time = time.monotonic() < deadline and self._wait_for_room(deadline)
-            return left if is_in_time else left[:0]
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()

@@ -272,10 +272,8 @@ def last_of(worker_id, *batches, blocks=((0, 1, 2), (3, 4))):
     last = LastBatches(EnvRows(blocks))
     for env_ids, says in batches:
         batch = Batch.of(rows(env_ids, says))
-        for number, block in enumerate(blocks):
-            n_rows = len(set(env_ids) & set(block))
-            if n_rows:
-                last.keep(number, last.with_rows_of(number, n_rows, batch))
+        shares = [rows([env_id for env_id in env_ids if env_id in block], says) for block in blocks]
+        last.keep([(number, last.with_rows_of(number, own, batch)) for number, own in enumerate(shares) if len(own)])
     return last.over(rows(blocks[worker_id], 0), worker_id).obs.tolist()
 
 
