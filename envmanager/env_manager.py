@@ -28,7 +28,7 @@ import attrs
 import numpy as np
 
 from envmanager.env_rows import EnvRows, RowsOfWorker
-from envmanager.errors import BadAction, ManagerClosed, UsageError
+from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog, LateReplyDiscarded
 from envmanager.gathering import Gathering, StepQueue
 from envmanager.interrupts import begin_held, end_held, held, let_through
@@ -134,7 +134,10 @@ class EnvManager(ABC):
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
-        """What a call has made and not returned, because it was interrupted at its end; the next one returns it."""
+        """What a call has made, or the error that it raises once, until it has returned; then None.
+
+        A call that was interrupted at its end leaves it to the next one.
+        """
         self._steps = [0] * n_workers
         self._env_steps = 0
         self._times = [WorkerTimes() for _ in range(n_workers)]
@@ -273,8 +276,11 @@ class EnvManager(ABC):
             if self._undelivered is None:
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
-                self._undelivered = self._postprocess_steps(self._collect(chosen))
-        infos, self._undelivered = self._undelivered, None
+                try:
+                    self._undelivered = self._postprocess_steps(self._collect(chosen))
+                except WorkerError as error:
+                    self._undelivered = error
+        infos = self._deliver()
         return self.step(wait) if infos is None else infos  # another thread has taken them
 
     def send(self, actions: Tree, env_ids: Any) -> None:
@@ -312,8 +318,11 @@ class EnvManager(ABC):
                 if self._use is _Use.UNDECIDED:
                     self._offer_first_observations()
                 self._begin_send_recv()
-                self._undelivered = self._batch_of(behavior, self._collect(chosen))
-        batch, self._undelivered = self._undelivered, None
+                try:
+                    self._undelivered = self._batch_of(behavior, self._collect(chosen))
+                except WorkerError as error:
+                    self._undelivered = error
+        batch = self._deliver()
         return self.recv(wait) if batch is None else batch  # another thread has taken it
 
     def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
@@ -464,6 +473,15 @@ class EnvManager(ABC):
                 self._steps[response.worker_id] += 1
                 self._env_steps += self._envs_in_flight[response.worker_id]
                 self._times[response.worker_id].handed_out()
+
+    def _deliver(self) -> Any:
+        """What was made, now returned: nothing is called from where it is taken to the end, so no interrupt comes."""
+        made = self._undelivered
+        if isinstance(made, WorkerError):
+            self._undelivered = None
+            raise made
+        self._undelivered = None
+        return made
 
     def _last_steps(self, worker_id: int) -> Steps:
         """What was last handed out of a worker."""

@@ -36,7 +36,7 @@ class Episodes:
     """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
     ``count``: episodes that ended; ``lost``: those that were cut because their worker failed. ``on_end`` is called with
-    the behavior, the agent_id and the return of each that ends. Without ``keeps_returns``, ``returns`` stays empty; then
+    the behavior, the agent_id and the return of each that ends. Without ``keeps_returns``, ``returns`` stays empty, and
     a billion episodes, or agents one after the other, take no more memory than those who play.
     """
 
