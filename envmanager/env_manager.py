@@ -560,6 +560,7 @@ class EnvManager(ABC):
 
     def _reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
         self._discard_steps_in_flight()
+        self._require_some_worker()  # the last may have been dropped meanwhile
         last_seed = self._last_config.seed if parsed.seed is None else parsed.seed
         self._last_config = attrs.evolve(parsed, seed=last_seed)
         responses = self._reset_workers(config)

@@ -28,6 +28,7 @@ from envmanager import (
     Wait,
 )
 from envmanager_tests.envs import EchoGym
+from envmanager_tests.interrupting import interrupted
 
 pytestmark = pytest.mark.untraced
 
@@ -203,32 +204,6 @@ def test_an_interrupt_while_environments_in_this_process_are_made_again_asks_for
 
 
 # One interrupt, at every call in turn that a call of the manager makes.
-
-
-def interrupted(function: Any, nth: int) -> bool:
-    """Call ``function`` and send this process a SIGINT when the n-th call in it begins, of a Python or a C function.
-
-    False when it makes fewer calls. KeyboardInterrupt must come out of it otherwise.
-    """
-    n_calls, is_inside = 0, True
-
-    def count(_: Any, event: str, __: Any) -> None:
-        nonlocal n_calls
-        if is_inside and event in ("call", "c_call"):
-            n_calls += 1
-            if n_calls == nth:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    sys.setprofile(count)
-    try:
-        function()
-        is_inside = False
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    assert n_calls < nth, f"the interrupt at call {nth} was not raised"
-    return False
 
 
 class Echoing:
