@@ -113,7 +113,6 @@ class Launch:
     generation: int
     seed: int
     pickled_factory: bytes
-    log_path: str | None
 
 
 class TrainerGone(ConnectionError):
@@ -334,7 +333,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _redirect_output(fds, launch.log_path)
+    _redirect_output(fds)
     crash_report.enable(fds["crash"], launch.worker_id)
     lifeline.arm(fds["life"])
     # A forked worker has the trainer's generators, and all would draw the same numbers.
@@ -350,17 +349,17 @@ def main(fds: dict[str, int], launch: Launch) -> None:
         lifeline.end_others()
 
 
-def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:
-    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere."""
-    if log_path is not None:
-        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        os.close(log_fd)
-    else:
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            if name in fds:
-                os.dup2(fds[name], number)
-                os.close(fds[name])
+def _redirect_output(fds: Mapping[str, int]) -> None:
+    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere.
+
+    Input is nobody's: else a simulator would take what is meant for the trainer.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if name in fds:
+            os.dup2(fds[name], number)
+            os.close(fds[name])
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 The rule: every descriptor the library opens in the trainer is registered here. A child forked by us closes all of
 them but its own; a child forked by the user's code closes all of them, so that it can neither keep workers alive nor
-stop them.
+stop them. None of them is 0, 1 or 2: those are for what programs read and print.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import contextlib
 import os
 import resource
 import select
+import threading
 from collections.abc import Iterable
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, ClassVar
 
 from envmanager.errors import UsageError
 
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
+_STDERR = 2
 
 
 def register(fd: int) -> int:
@@ -58,6 +60,47 @@ def require_room(n_more: int) -> None:
         )
 
 
+def open_standard() -> list[int]:
+    """Have those of 0, 1 and 2 that are closed lead to /dev/null; which these were."""
+    opened = []
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # the lowest that is free
+        os.set_inheritable(fd, True)
+        opened.append(fd)
+    os.close(fd)
+    return opened
+
+
+class standard_open:  # noqa: N801  (used like a function)
+    """While the library opens descriptors or starts processes: 0, 1 and 2 are taken, by /dev/null if by nobody else.
+
+    Else a pipe of ours may get such a number, and what an environment prints goes into it.
+    """
+
+    _lock = threading.Lock()
+    _n_inside = 0
+    _opened: ClassVar[list[int]] = []
+
+    def __enter__(self) -> None:
+        own = standard_open
+        with own._lock:
+            if own._n_inside == 0:
+                own._opened[:] = open_standard()
+            own._n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        own = standard_open
+        with own._lock:
+            own._n_inside -= 1
+            while own._n_inside == 0 and own._opened:
+                os.close(own._opened.pop())
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked child: nobody is inside, and what was opened stays."""
+        cls._lock, cls._n_inside = threading.Lock(), 0
+        cls._opened.clear()
+
+
 def forget(fd: int) -> None:
     """``fd`` is closed by another object."""
     _registered.discard(fd)
@@ -87,6 +130,7 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def _after_fork_in_child() -> None:
+    standard_open.forget()
     if not _forking_a_worker:
         close_all_but(set())
 

@@ -17,7 +17,7 @@ FLOORS = [
     ["specs", "stats", "seeding", "events"],
     ["tensorboard"],
     ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
-    ["_workers.memory"],
+    ["_workers.memory", "_workers.output_log"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],
     ["factories", "policy_calls", "env_rows", "tracing"],

@@ -1,0 +1,80 @@
+"""Programs whose workers print, fork, or lack what a process usually has; see ``scripts``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+from envmanager import SubprocessEnvManager, Timeouts, Wait
+from envmanager.testing import FakeEnvironment
+from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, announce
+
+QUICK = Timeouts(start_s=30.0, reset_s=20.0, step_s=20.0, call_s=20.0)
+
+
+def started_for_steps(factory: Any, n_envs: int, start_method: Any, **options: Any) -> SubprocessEnvManager:
+    """A manager that replaces nobody, has a policy, and was reset."""
+    manager = SubprocessEnvManager(
+        factory, n_envs, start_method=start_method, timeouts=QUICK, restarts=NO_RESTARTS, **options
+    )
+    manager.set_policy("default", Zeros())
+    manager.reset()
+    return manager
+
+
+class Chatty(FakeEnvironment):
+    """Its steps print as native code does, whatever the descriptors lead to, and as Python does."""
+
+    def step(self, actions: Any) -> Any:
+        for fd in (1, 2):
+            os.write(fd, b"text of the environment, of no particular length\n")
+        print("more of it", flush=True)
+        subprocess.run(["echo", "and a simulator's"], check=True)
+        return super().step(actions)
+
+    def standard_streams(self) -> list[str]:
+        return [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+
+
+def train_without_standard_streams(start_method: Any, closed: list[int]) -> None:
+    """Descriptors that programs print to are closed, as a daemon's are, from before the first manager is made."""
+    elsewhere = os.dup(1)
+    for fd in closed:
+        os.close(fd)
+
+    def announce_elsewhere(what: str, *words: Any) -> None:
+        os.write(elsewhere, " ".join([what, *map(str, words)]).encode() + b"\n")
+
+    try:
+        with started_for_steps(Chatty, 2, start_method) as manager:
+            n_steps = sum(len(manager.step(Wait.all())) for _ in range(20))
+            announce_elsewhere("stepped", n_steps)
+            for streams in manager.call("standard_streams"):
+                announce_elsewhere("streams", *streams)
+        announce_elsewhere("open", *(fd for fd in range(3) if _is_open(fd)))
+    except BaseException as error:
+        announce_elsewhere("failed", type(error).__name__)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class ReadsItsInput(FakeEnvironment):
+    """Its simulator reads what there is to read."""
+
+    def what_a_simulator_reads(self) -> bytes:
+        return subprocess.run(["head", "-c", "1"], capture_output=True, check=True).stdout
+
+
+def train_beside_input(start_method: Any) -> None:
+    """There is input for the trainer, which environments must leave alone."""
+    with started_for_steps(ReadsItsInput, 1, start_method) as manager:
+        announce("ready")
+        announce("read", *map(len, manager.call("what_a_simulator_reads")))
+    announce("left", len(os.read(0, 1)))
