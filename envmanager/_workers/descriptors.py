@@ -12,7 +12,7 @@ import os
 import resource
 import select
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing import reduction
 from typing import Any, ClassVar
 
@@ -99,6 +99,17 @@ class standard_open:  # noqa: N801  (used like a function)
         """In a forked child: nobody is inside, and what was opened stays."""
         cls._lock, cls._n_inside = threading.Lock(), 0
         cls._opened.clear()
+
+
+def lead_nowhere(fds: Sequence[int]) -> None:
+    """Have descriptors lead to /dev/null: whoever still uses them does no harm, and nobody else gets their numbers."""
+    with contextlib.suppress(OSError):
+        os.close(fds[0])  # there is room for one more then
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd, inheritable=False)
+    if null not in fds:
+        os.close(null)
 
 
 def forget(fd: int) -> None:

@@ -19,6 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FIXED = 0x10
 
 
 def map_memory(fd: int, size_bytes: int) -> Any:
@@ -36,6 +37,12 @@ def map_memory(fd: int, size_bytes: int) -> Any:
     memory = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
     return memory
+
+
+def make_private(memory: Any, fd: int) -> None:
+    """In a forked process: keep a copy of what is in ``memory``, in its place, and share no more of it."""
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    _libc.mmap(ctypes.addressof(memory), len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
 
 
 def allocate(fd: int, size_bytes: int) -> None:

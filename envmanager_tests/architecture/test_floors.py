@@ -16,7 +16,7 @@ FLOORS = [
     ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement", "private_files"],
     ["specs", "stats", "seeding", "events"],
     ["tensorboard"],
-    ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
+    ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.forks", "_workers.spin"],
     ["_workers.memory", "_workers.output_log"],
     ["steps", "_workers.boot"],
     ["environment", "policy", "options"],

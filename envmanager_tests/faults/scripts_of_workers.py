@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from typing import Any
 
 from envmanager import SubprocessEnvManager, Timeouts, Wait
 from envmanager.testing import FakeEnvironment
-from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, announce
+from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, Zeros, announce
 
 QUICK = Timeouts(start_s=30.0, reset_s=20.0, step_s=20.0, call_s=20.0)
 
@@ -78,3 +79,23 @@ def train_beside_input(start_method: Any) -> None:
         announce("ready")
         announce("read", *map(len, manager.call("what_a_simulator_reads")))
     announce("left", len(os.read(0, 1)))
+
+
+class HasForked(FakeEnvironment):
+    """Its fork lives on as a simulator, in the worker's process group."""
+
+    def reset(self, **arguments: Any) -> Any:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(LONG_S)
+            return {}
+        announce("simulator", pid)
+        return super().reset(**arguments)
+
+
+def train_with_forked_simulators(start_method: Any) -> None:
+    """To be killed while its environments have simulators that they have forked."""
+    with started_for_steps(HasForked, 2, start_method) as manager:
+        manager.step(Wait.all())
+        announce("waiting")
+        time.sleep(LONG_S)
