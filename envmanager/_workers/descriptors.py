@@ -107,7 +107,8 @@ def lead_nowhere(fds: Sequence[int]) -> None:
         os.close(fds[0])  # there is room for one more then
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
-        os.dup2(null, fd, inheritable=False)
+        if fd != null:
+            os.dup2(null, fd, inheritable=False)
     if null not in fds:
         os.close(null)
 

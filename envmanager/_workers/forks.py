@@ -25,6 +25,7 @@ from typing import NoReturn
 is_fork = False
 """Whether this process was forked by an environment."""
 
+_STDERR = 2
 _cut_off: Callable[[], None] | None = None
 
 
@@ -38,7 +39,10 @@ def _after_fork_in_child() -> None:
     global is_fork, _cut_off
     if _cut_off is not None:
         is_fork, cut_off, _cut_off = True, _cut_off, None
-        cut_off()
+        try:
+            cut_off()
+        except BaseException as error:  # Python would print it and go on, as a second worker
+            end(error)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -48,21 +52,21 @@ def end(error: BaseException | None) -> NoReturn:
     """End this process, which was forked, as a script ends that comes to its end or raises ``error``."""
     code = 1
     try:
-        code = _exit_code(error)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
                 stream.flush()
+        code, last_words = _exit(error)
+        os.write(_STDERR, last_words.encode(errors="backslashreplace"))
     finally:
         os._exit(code)
 
 
-def _exit_code(error: BaseException | None) -> int:
+def _exit(error: BaseException | None) -> tuple[int, str]:
+    """The exit code, and what is said on stderr."""
     if error is None:
-        return 0
+        return 0, ""
     if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-        return 1
+        return 1, "".join(traceback.format_exception(error))
     if error.code is None or isinstance(error.code, int):
-        return int(error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
+        return int(error.code or 0) & 0xFF, ""
+    return 1, f"{error.code}\n"

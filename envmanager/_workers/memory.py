@@ -42,7 +42,9 @@ def map_memory(fd: int, size_bytes: int) -> Any:
 def make_private(memory: Any, fd: int) -> None:
     """In a forked process: keep a copy of what is in ``memory``, in its place, and share no more of it."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
-    _libc.mmap(ctypes.addressof(memory), len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    address = ctypes.addressof(memory)
+    if _libc.mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
 
 def allocate(fd: int, size_bytes: int) -> None:
