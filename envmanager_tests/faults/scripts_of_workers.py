@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
-from envmanager import SubprocessEnvManager, Timeouts, Wait
+from envmanager import SubprocessEnvManager, Timeouts, UsageError, Wait
 from envmanager.testing import FakeEnvironment
-from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, Zeros, announce
+from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, LargeObservation, Zeros, announce
 
 QUICK = Timeouts(start_s=30.0, reset_s=20.0, step_s=20.0, call_s=20.0)
 
@@ -99,3 +100,15 @@ def train_with_forked_simulators(start_method: Any) -> None:
         manager.step(Wait.all())
         announce("waiting")
         time.sleep(LONG_S)
+
+
+def train_in_a_cgroup(folder: str) -> None:
+    """In a group of control that allows less memory than the machine has and the environments need."""
+    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        SubprocessEnvManager(LargeObservation, 12, n_workers=1)
+    except UsageError as error:
+        announce("refused", *str(error).split())
+    with SubprocessEnvManager(LargeObservation, 1) as manager:
+        manager.reset()
+        announce("reset")
