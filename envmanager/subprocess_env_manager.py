@@ -171,7 +171,8 @@ class SubprocessEnvManager(EnvManager):
                 on_specs=weakly(self._learn_specs),
                 rotates=self._zero_copy,
             )
-        handle = self._launch(worker_id, factory)
+        with descriptors.standard_open():
+            handle = self._launch(worker_id, factory)
         self._starting.append(handle)
         return handle
 

@@ -18,9 +18,13 @@ _STDERR = 2
 
 def enable(fd: int, worker_id: int) -> int:
     """In a worker: write what happened into its part of the file when it crashes. The descriptor for that."""
-    # Opened anew, for a position of its own.
-    own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-    os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
+    try:
+        # Opened anew, for a position of its own.
+        own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # no /proc: told on stderr
+        own_fd = os.dup(_STDERR)
+    else:
+        os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
     faulthandler.enable(file=own_fd, all_threads=True)
     return own_fd
 

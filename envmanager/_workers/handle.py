@@ -150,16 +150,18 @@ class WorkerHandle:
 
     def _start_process(self, pickled_factory: bytes) -> None:
         descriptors.require_room(_DESCRIPTORS_TO_START)
-        with descriptors.standard_open():
-            stdio = self._open_output()
-            try:
-                self._start_process_with(pickled_factory, stdio)
-            finally:
-                for fd in stdio.values():
-                    os.close(fd)
+        stdio = self._open_output()
+        try:
+            self._start_process_with(pickled_factory, stdio)
+        finally:
+            for fd in stdio.values():
+                os.close(fd)
 
     def _open_output(self) -> dict[str, int]:
-        """Where the output of the worker goes: its log, or what a process forked from the server would not inherit."""
+        """Where the output of the worker goes: its log, or what a process forked from the server would not inherit.
+
+        In a block of ``standard_open``.
+        """
         plan = self._plan
         if plan.log_dir is not None:
             self._log, fd = OutputLog.open(plan.log_dir, self.worker_id, plan.generation)

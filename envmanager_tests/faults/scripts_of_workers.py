@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from envmanager import SubprocessEnvManager, Timeouts, UsageError, Wait
-from envmanager.testing import FakeEnvironment
+from envmanager import RestartPolicy, SubprocessEnvManager, Timeouts, UsageError, Wait
+from envmanager.testing import FakeEnvironment, faulty
+from envmanager.testing.faults import Segfault
 from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, LargeObservation, Zeros, announce
 
 QUICK = Timeouts(start_s=30.0, reset_s=20.0, step_s=20.0, call_s=20.0)
@@ -109,6 +111,53 @@ def train_in_a_cgroup(folder: str) -> None:
         SubprocessEnvManager(LargeObservation, 12, n_workers=1)
     except UsageError as error:
         announce("refused", *str(error).split())
-    with SubprocessEnvManager(LargeObservation, 1) as manager:
+    with SubprocessEnvManager(LargeObservation, 1):
+        announce("made")
+
+
+def hide_proc() -> bool:
+    """Have this process and its children find an empty /proc. False when the kernel does not allow that."""
+    libc = ctypes.CDLL(None)
+    new_namespace, private, recursive = 0x20000, 1 << 18, 0x4000
+    return (
+        libc.unshare(new_namespace) == 0
+        and libc.mount(b"none", b"/", None, private | recursive, None) == 0
+        and libc.mount(b"none", b"/proc", b"tmpfs", 0, None) == 0
+    )
+
+
+def train_without_proc(start_method: Any, log_dir: str) -> None:
+    """No /proc: work, have a worker that dies replaced, and end."""
+    if not hide_proc():
+        announce("refused")
+        return
+    assert os.listdir("/proc") == []
+    dies_once = faulty(Segfault(), after=2, only_env=1, only_generation=0)
+    restarts = RestartPolicy(max_restarts=1, backoff_s=0.0)
+    with SubprocessEnvManager(dies_once, 2, start_method=start_method, restarts=restarts, log_dir=log_dir) as manager:
+        manager.set_policy("default", Zeros())
         manager.reset()
-        announce("reset")
+        infos = [info for _ in range(6) for info in manager.step(Wait.all())]
+        announce("stepped", len(infos), *(info.lost.cause.exit for info in infos if info.lost))
+        announce("told", *("Extension modules" in info.lost.cause.output for info in infos if info.lost))
+
+
+class StartsSimulators(FakeEnvironment):
+    """A simulator is its child."""
+
+    def simulator(self) -> int:
+        print("a word without an end", end="")
+        return subprocess.Popen(["sleep", "600"]).pid
+
+
+def train_simulators_without_proc(start_method: Any, log_dir: str) -> None:
+    """No /proc: end simulators at the end of their workers, and with the trainer."""
+    if not hide_proc():
+        announce("refused")
+        return
+    with SubprocessEnvManager(StartsSimulators, 2, start_method=start_method, log_dir=log_dir) as manager:
+        announce("first", *manager.call("simulator"))
+    announce("closed")
+    manager = SubprocessEnvManager(StartsSimulators, 2, start_method=start_method, log_dir=log_dir)
+    announce("second", *manager.call("simulator"))
+    time.sleep(LONG_S)

@@ -174,7 +174,7 @@ def test_case_35_shared_memory_that_does_not_fit_into_the_cgroup_is_refused_and_
     with program(scripts_of_workers.train_in_a_cgroup, str(small_cgroup)) as trainer:
         (words,) = trainer.announced("refused")
         assert "cgroup" in words
-        trainer.announced("reset")
+        trainer.announced("made")
         assert (trainer.ended(), trainer.errors()) == (0, "")
         trainer.until_all_gone()
 
@@ -380,6 +380,40 @@ def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
         assert trainer.announced("exit") == [["EXIT(?)"]], "only the server knew how its children end"
         assert (trainer.ended(), trainer.errors()) == (0, "")
+        trainer.until_all_gone()
+
+
+# A machine, or a container, without /proc.
+
+
+@contextmanager
+def without_proc(function: Any, *arguments: Any) -> Iterator[scripts.Program]:
+    if os.getuid() != 0:
+        pytest.skip("only root can hide /proc")
+    with program(function, *arguments) as trainer:
+        yield trainer
+
+
+@every_start_method
+def test_without_proc_workers_step_and_are_replaced(start_method: str, tmp_path: Path) -> None:
+    with without_proc(scripts_of_workers.train_without_proc, start_method, str(tmp_path)) as trainer:
+        assert trainer.announced("stepped") == [["12", "SIGSEGV"]]
+        assert trainer.announced("told") == [["True"]], "the end of the log, where the crash is told then"
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@every_start_method
+def test_without_proc_simulators_end_with_their_workers_and_with_the_trainer(start_method: str, tmp_path: Path) -> None:
+    with without_proc(scripts_of_workers.train_simulators_without_proc, start_method, str(tmp_path)) as trainer:
+        (first,), _ = trainer.announced("first"), trainer.announced("closed")
+        scripts.until_gone(map(int, first))
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["a word without an end"] * 2
+        (second,) = trainer.announced("second")
+        assert {int(pid) for pid in second} <= trainer.family().keys()
+
+        trainer.kill()
+
         trainer.until_all_gone()
 
 
