@@ -17,6 +17,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar
 
 from envmanager.errors import UsageError
+from envmanager.interrupts import held
 
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
@@ -88,14 +89,13 @@ class standard_open:  # noqa: N801  (used like a function)
 
     def __enter__(self) -> None:
         own = standard_open
-        with own._lock:
-            if own._n_inside == 0:
-                own._opened[:] = open_standard()
+        with held(), own._lock:
+            own._opened += open_standard()
             own._n_inside += 1
 
     def __exit__(self, *_: object) -> None:
         own = standard_open
-        with own._lock:
+        with held(), own._lock:
             own._n_inside -= 1
             while own._n_inside == 0 and own._opened:
                 os.close(own._opened.pop())

@@ -42,7 +42,7 @@ class OutputLog:
     def tail(self) -> str:
         """The end of what this process wrote; empty when the file is gone or another is in its place."""
         try:
-            fd = open_privately(self.path, os.O_RDONLY)
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return ""
         try:

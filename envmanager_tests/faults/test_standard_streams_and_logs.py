@@ -177,6 +177,15 @@ def test_logs_stay_where_they_began_when_the_trainer_changes_its_directory(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_log_that_its_owner_shows_to_others_stays_so_when_the_worker_dies(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0-0.log"
+    with started(prints_and_dies(), 1, log_dir=str(tmp_path)) as manager:
+        manager.reset()
+        log.chmod(0o644)
+        assert first_death(manager).output.splitlines() == LAST_WORDS
+    assert stat.S_IMODE(log.stat().st_mode) == 0o644
+
+
 def test_a_log_that_was_cut_short_by_others_still_tells_its_end(tmp_path: Path) -> None:
     log = tmp_path / "worker-0-0.log"
     log.write_text("of another run\n" * 100)
