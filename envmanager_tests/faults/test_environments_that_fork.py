@@ -291,13 +291,19 @@ def test_environments_may_have_forks_work_for_them(start_method: Any, how: str, 
 
 
 class Simulates(FakeEnvironment):
-    """Its fork lives on, and reads the observations that the worker had when it was forked."""
+    """Its fork lives on."""
 
     def simulator(self) -> int:
+        """Its pid, once it is there."""
+        there, say = os.pipe()
         pid = os.fork()
         if pid == 0:
+            os.write(say, b"x")
             time.sleep(LONG_S)
             os._exit(0)
+        os.read(there, 1)
+        os.close(there)
+        os.close(say)
         return pid
 
 
