@@ -5,6 +5,7 @@ The rule: one table from command to function; nothing here knows about pipes or 
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -75,13 +76,15 @@ class GroupFactory:
     def __call__(self) -> EnvGroup:
         """The environments, side by side. When one cannot be made, those before it are closed."""
         made: list[Any] = []
+        own_pid = os.getpid()
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
                 made.append(_make(factory, context))
             group = self._group_of(made)
         except BaseException:
-            for environment in made:
-                _close_quietly(environment)
+            if os.getpid() == own_pid:  # else a factory has forked, and they are the other process's
+                for environment in made:
+                    _close_quietly(environment)
             raise
         group.generation = self.contexts[0].generation
         return group

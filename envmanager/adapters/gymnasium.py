@@ -13,7 +13,7 @@ import numpy as np
 
 from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, finite_number, flag, real_number
 from envmanager.adapters.spaces import behavior_spec, rows_reader
-from envmanager.environment import EnvGroup
+from envmanager.environment import Abandoned, EnvGroup
 from envmanager.specs import (
     ArraySpec,
     BehaviorSpecs,
@@ -53,7 +53,7 @@ class GymnasiumEnvironment(EnvGroup):
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
     ) -> None:
-        self._envs = tuple(envs)
+        self._envs = list(envs)
         self.env_ids = tuple(env_ids)
         self._all = range(len(self._envs))
         self._infos = infos
@@ -91,6 +91,9 @@ class GymnasiumEnvironment(EnvGroup):
     @property
     def subject(self) -> Any:
         return self._envs[0]
+
+    def abandon(self, error: BaseException) -> None:
+        self._envs[:] = [Abandoned(env, error) for env in self._envs]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``, whose views are kept for when it is offered again."""
