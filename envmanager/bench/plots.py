@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
-
 from envmanager.bench.figures import Bars, Curve, bars, step_times, worker_step_costs
 from envmanager.bench.summary import CellSummary
+from envmanager.extras import needed_by
+
+with needed_by("envmanager.bench.plots", extra="bench"):
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
 
 OURS, PEER, LINEAR = "#1f6feb", "#b8bec7", "#57606a"
 

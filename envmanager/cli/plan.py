@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.errors import ConfigError, UsageError
+from envmanager.errors import ConfigError, MissingExtra, UsageError
 from envmanager.factories import Importable
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
@@ -85,6 +85,8 @@ def load_policy(text: str) -> Any:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")
     try:
         found = Importable(module, attribute).load()
+    except MissingExtra:
+        raise
     except (ImportError, AttributeError) as error:
         raise UsageError(f"policy {text!r} cannot be found: {error}.") from error
     if not callable(found):

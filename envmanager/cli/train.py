@@ -22,18 +22,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from envmanager import tensorboard
 from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
 from envmanager.cli.summary import write_json
-from envmanager.errors import EnvManagerError, MissingExtra
-
-try:
-    from envmanager.training.controller import Update
-    from envmanager.training.evaluation import mean_and_spread
-    from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
-except ImportError as error:
-    raise MissingExtra("envmanager train", library=error.name or "torch", extra="torch") from error
-from envmanager import tensorboard
+from envmanager.errors import EnvManagerError
+from envmanager.training.controller import Update
+from envmanager.training.evaluation import mean_and_spread
+from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str | None) -> int:

@@ -21,17 +21,20 @@ from typing import Any
 
 import attrs
 import numpy as np
-from mlagents_envs.base_env import ActionTuple, BaseEnv
-from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig, EngineConfigurationChannel
-from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
-from mlagents_envs.side_channel.side_channel import SideChannel
-from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
 from envmanager.steps import AgentSteps, Steps, concat_rows, take_rows
 from envmanager.trees import Tree, leaves
+
+with needed_by("MlagentsEnvironment", extra=None):
+    from mlagents_envs.base_env import ActionTuple, BaseEnv
+    from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig, EngineConfigurationChannel
+    from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
+    from mlagents_envs.side_channel.side_channel import SideChannel
+    from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
 STATS = "environment_stats"
 """The key in the first agent's info under which a step's statistics travel: ``{name: [(value, aggregation), …]}``."""

@@ -22,10 +22,13 @@ from urllib.parse import quote
 
 import attrs
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
+
+with needed_by("envmanager.training", extra="torch"):
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file, save_file
 
 _LATEST, _STATE = "latest", "state.json"
 

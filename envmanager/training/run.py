@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
-import torch
 
 from envmanager.errors import ConfigError, UsageError
+from envmanager.extras import needed_by
 from envmanager.options import ManagerOptions, ResetConfig, Wait
 from envmanager.registry import make_manager, structure
 from envmanager.seeding import derive_seed
@@ -32,6 +32,9 @@ from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.evaluation import Evaluation, evaluate
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import make_trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

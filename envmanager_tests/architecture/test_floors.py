@@ -14,7 +14,7 @@ import envmanager
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
     ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement"],
-    ["specs", "stats", "seeding", "events"],
+    ["specs", "stats", "seeding", "events", "extras"],
     ["tensorboard"],
     ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
     ["_workers.memory"],
