@@ -100,6 +100,8 @@ def check_out(out: Path | None) -> None:
         return
     if out.is_dir():
         raise UsageError(f"--out {out} is a directory; name a file.")
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out {out} is no regular file, and would be replaced by one; name another.")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {out.parent}; make it first.")
     if not os.access(out.parent, os.W_OK | os.X_OK):

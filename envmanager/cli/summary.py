@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import attrs
 
 from envmanager.cli.plan import Plan
 from envmanager.episodes import Episodes
+from envmanager.new_files import write_anew
 from envmanager.stats import ManagerStats
 
 
@@ -77,23 +76,4 @@ def _sayable(data: Any) -> Any:
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path``, one line per name."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
-    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``: into a new file beside it, which then takes its place."""
-    file_descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(file_descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -13,7 +13,7 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
-    ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement"],
+    ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement", "new_files"],
     ["specs", "stats", "seeding", "events", "extras"],
     ["tensorboard"],
     ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
