@@ -94,9 +94,11 @@ class Reports:
             self._tell_of_all(run, update)
 
     def saved(self, path: Path) -> None:
-        for run, update in list(self._untold.values()):
+        untold = list(self._untold.values())
+        for run, update in untold:
             self._tell(run, update, time.monotonic())
-            self._tell_of_all(run, update)
+        if untold:
+            self._tell_of_all(*untold[-1])
         self._display.show_line(f"checkpoint  {path}")
 
     def evaluating(self, n_episodes: int) -> None:
