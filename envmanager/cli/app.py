@@ -24,6 +24,7 @@ from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.live import LiveDisplay
+from envmanager.cli.loading import loading
 from envmanager.cli.plan import Plan, check_out
 from envmanager.cli.run import exit_code_of, run
 from envmanager.cli.tune import TunePlan, tune
@@ -196,7 +197,8 @@ def train_command(
     tables["manager"] = _with(tables["manager"], {"kind": manager, "wait": wait})
     tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed})
     check_out(out)
-    train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
+    with loading():
+        train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume, force=force)
     console = Console(highlight=False)
     display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
