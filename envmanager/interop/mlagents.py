@@ -23,6 +23,7 @@ import numpy as np
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by
+from envmanager.interop.mlagents_config import config_errors
 from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
 from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
@@ -34,7 +35,7 @@ with needed_by("MlagentsEnvManager", extra=None):
     from mlagents_envs.base_env import BehaviorSpec
     from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
 
-__all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory"]
+__all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "config_errors"]
 
 
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
