@@ -114,6 +114,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     _flush(folder / _STATE)
     for file, arrays in checkpoint.arrays.items():
         save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, _arrays_in(folder, file))
+        _arrays_in(folder, file).chmod((folder / _STATE).stat().st_mode)  # as the umask has it; safetensors' is 0600
         _flush(_arrays_in(folder, file))
 
 

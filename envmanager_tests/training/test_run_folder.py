@@ -315,6 +315,18 @@ def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp
     assert len((tmp_path / FILE).read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        save(tmp_path, "1")
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(("latest", "state.json", "part.safetensors"), 0o666 & ~mask)
+
+
 # The command.
 
 
