@@ -57,19 +57,20 @@ class RunSummary:
             "episodes_lost": self.episodes.lost,
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
-            "return": _sayable(self.returns()),
-            "episode_returns": _sayable(self.episodes.returns_by_env()),
+            "return": sayable(self.returns()),
+            "episode_returns": sayable(self.episodes.returns_by_env()),
             "wait_share": self.stats.wait_share,
             "verdict": self.stats.verdict,
-            "workers": _sayable([attrs.asdict(worker) for worker in self.stats.workers]),
+            "workers": sayable([attrs.asdict(worker) for worker in self.stats.workers]),
         }
 
 
-def _sayable(data: Any) -> Any:
+def sayable(data: Any) -> Any:
+    """Plain data in which None is said for numbers that JSON cannot say."""
     if isinstance(data, dict):
-        return {key: _sayable(value) for key, value in data.items()}
+        return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_sayable(value) for value in data]
+        return [sayable(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 

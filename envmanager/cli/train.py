@@ -25,7 +25,7 @@ from rich.text import Text
 from envmanager import tensorboard
 from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
-from envmanager.cli.summary import write_json
+from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import mean_and_spread
@@ -50,7 +50,7 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str 
     for name, text in summary_lines(plan, result):
         print(f"{name:<12}{text}")
     if out is not None:
-        write_json(out, result.to_json())
+        write_json(out, sayable(result.to_json()))
     return EXIT_DONE if signals.number is None else 128 + signals.number
 
 

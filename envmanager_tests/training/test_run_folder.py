@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -367,6 +368,20 @@ def test_a_resumed_run_tells_its_own_speed(tmp_path: Path, config: Path, capsys:
     assert (told["n_steps"], told["n_steps_before"]) == (400, 300)
     assert told["steps_per_s"] == pytest.approx(100 / told["wall_s"])
     assert "steps       100 in" in capsys.readouterr().out
+
+
+def test_returns_that_are_no_numbers_are_written_as_such(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envmanager.training.evaluation.mean_and_spread", lambda _: (math.nan, math.inf))
+    monkeypatch.setitem(CONFIG["training"], "evaluation_episodes", 1)
+    config.write_text(json.dumps(CONFIG))
+    out = tmp_path / "out.json"
+
+    assert run_command_line(["train", str(config), "--plain", "--dir", str(tmp_path / "run"), "--out", str(out)]) == 0
+
+    evaluation = json.loads(out.read_text())["evaluation"]
+    assert (evaluation["mean"], evaluation["spread"]) == (None, None)
 
 
 def test_a_resumed_run_has_returns_from_its_beginning(tmp_path: Path) -> None:
