@@ -81,6 +81,8 @@ def _resolve_text(text: str) -> GymnasiumId | Importable:
         importable = Importable(module, attribute)
         try:
             found = importable.load()
+        except MissingExtra:
+            raise
         except (ImportError, AttributeError) as error:
             raise UsageError(f"env {text!r} cannot be found: {error}.") from error
         if not callable(found):

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.environment import Environment
+from envmanager.extras import needed_by
 from envmanager.specs import (
     ArraySpec,
     BehaviorSpecs,
@@ -32,6 +32,9 @@ from envmanager.specs import (
 )
 from envmanager.steps import AgentSteps, Steps, take_rows
 from envmanager.trees import Tree, build, leaves, leaves_like, map_tree, paths
+
+with needed_by("envmanager.adapters", extra="gymnasium"):
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
