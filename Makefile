@@ -53,6 +53,10 @@ FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
 
+# On a machine with nothing else to do: how late, in seconds, a call may come back, and a process be gone. Elsewhere ten
+# times that.
+STRICT = ENVMANAGER_SLACK_S=2
+
 .DEFAULT_GOAL = help
 .PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
@@ -68,7 +72,7 @@ test: $(DEV_STAMP) ## run the tests, except the long ones
 	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods"
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
-	$(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
+	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
 
 check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check
@@ -80,7 +84,7 @@ docs: $(DEV_STAMP) ## build the documentation into site/
 	$(VENV)/bin/mkdocs build --strict
 
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
-	$(PYTEST) -m load -rP
+	$(STRICT) $(PYTEST) -m load -rP
 
 bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside other libraries; results in out/bench
 	mkdir -p $(BENCH_OUT)

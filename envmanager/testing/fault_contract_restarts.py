@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from envmanager.testing.fault_checks import (
 )
 from envmanager.testing.faults import FaultyEnvironment, faulty
 
-SHORT = Timeouts(reset_s=1.0, step_s=1.0, call_s=1.0)
+SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 ON_EXCEPTION = RestartPolicy(on_exception="restart")
 BROKEN = Raise(ValueError("gear 7 broke"))
 
@@ -117,18 +117,20 @@ class RestartsAfterFaults(FaultyManagers):
             assert trainer.manager.stats().restarts == 3
 
     @only_with_processes
-    def test_case_20_nobody_waits_for_the_replacement(self) -> None:
+    def test_case_20_nobody_waits_for_the_replacement(self, tmp_path: Path) -> None:
+        may_start = tmp_path / "may start"
+
         def make(context: EnvContext) -> EchoEnvironment:
             if context.generation == 1:
-                time.sleep(1)
+                until(may_start.exists)
             return FaultyEnvironment(context, Die(3), after=3, only_env=1, only_generation=0)
 
         with self.running(make, timeouts=SHORT) as trainer:
             trainer.step_until(lambda: trainer.manager.events.count(events.Restarted) == 1)
-            with returns_within(0):
-                trainer.go_on([0, 2], n_steps=20)
+            trainer.go_on([0, 2], n_steps=20)
             assert trainer.lost == []
             assert trainer.workers[1].waiting
+            may_start.touch()
             trainer.until_lost()
             trainer.go_on([0, 1, 2])
 

@@ -43,10 +43,11 @@ from envmanager import (
 from envmanager._workers import boot, handle
 from envmanager._workers.processes import ChildProcess
 from envmanager.testing import FakeEnvironment, Sleep, Step
+from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager.testing.leaks import Traces, descendants, settle
 
 ROOT = Path(__file__).parents[2]
-GONE_WITHIN_S = 2.0
+GONE_WITHIN_S = SLACK_S
 """How long anything may live on after the trainer."""
 LONG_S = 600.0
 SPEC = FakeEnvironment.SPEC
@@ -87,7 +88,7 @@ def living() -> dict[int, str]:
     return {pid: command for pid, command in descendants().items() if alive(pid)}
 
 
-def until(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, within_s: float = SOON_S) -> Any:
     """What ``condition()`` returns as soon as that is true; fails when it takes too long."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -150,7 +151,7 @@ class Program:
     def pid(self) -> int:
         return self.process.pid
 
-    def announced(self, what: str, n: int = 1, within_s: float = 30.0) -> list[list[str]]:
+    def announced(self, what: str, n: int = 1, within_s: float = SOON_S) -> list[list[str]]:
         """The words that follow ``what`` in the first ``n`` lines that begin so, as soon as they are there."""
         deadline = time.monotonic() + within_s
         while len(found := [words[1:] for words in self._lines if words[0] == what]) < n:
@@ -192,7 +193,7 @@ class Program:
         self.process.kill()
         self.process.wait()
 
-    def ended(self, within_s: float = 30.0) -> int:
+    def ended(self, within_s: float = SOON_S) -> int:
         """The exit code once the trainer has ended by itself."""
         return self.process.wait(within_s)
 
@@ -358,7 +359,7 @@ def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
     announce("started", os.getpid())
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    poll.poll(30_000)
+    poll.poll(int(SOON_S * 1000))
     os.close(pidfd)
     boot.run(*arguments)
 
@@ -470,7 +471,7 @@ def train_for_ever(start_method: Any) -> None:
 def run_after_an_interrupt(*arguments: Any) -> None:
     """What a worker does first, but only once a Ctrl-C has reached its process."""
     announce("started", os.getpid())
-    until(lambda: signal.SIGINT in signal.sigpending(), "a Ctrl-C", within_s=30)
+    until(lambda: signal.SIGINT in signal.sigpending(), "a Ctrl-C")
     boot.run(*arguments)
 
 
@@ -487,6 +488,9 @@ def train_with_interrupts_at_the_start(start_method: Any) -> None:
     SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
 
 
+SHORTER_THAN_THE_SUSPENSION_S = 3.0
+
+
 class TakesATime(FakeEnvironment):
     """A step that takes a while, but less than its timeout."""
 
@@ -498,8 +502,9 @@ class TakesATime(FakeEnvironment):
 
 def train_across_a_suspension() -> None:
     """To be stopped for longer than ``step_s`` in the middle of a step."""
-    timeouts = Timeouts(step_s=1.0)
-    with SubprocessEnvManager(TakesATime, 2, timeouts=timeouts, restarts=NO_RESTARTS) as manager:
+    with SubprocessEnvManager(
+        TakesATime, 2, timeouts=Timeouts(step_s=SHORTER_THAN_THE_SUSPENSION_S), restarts=NO_RESTARTS
+    ) as manager:
         manager.reset()
         manager.send(actions(2), [0, 1])
         announce("received", len(manager.recv(Wait.all())))
@@ -562,7 +567,7 @@ def train_with_a_forkserver_that_fails() -> None:
     n_open = len(os.listdir(f"/proc/{server}/fd"))
     resource.prlimit(server, resource.RLIMIT_NOFILE, (n_open, n_open))
     try:
-        SubprocessEnvManager(FakeEnvironment, 2, timeouts=Timeouts(start_s=10))
+        SubprocessEnvManager(FakeEnvironment, 2, timeouts=Timeouts(start_s=SOON_S))
     except Exception as error:
         announce("error", *(kind.__name__ for kind in type(error).__mro__))
     _step_once()

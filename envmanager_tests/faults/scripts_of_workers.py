@@ -9,19 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envmanager import RestartPolicy, SubprocessEnvManager, Timeouts, UsageError, Wait
+from envmanager import RestartPolicy, SubprocessEnvManager, UsageError, Wait
 from envmanager.testing import FakeEnvironment, faulty
 from envmanager.testing.faults import Segfault
 from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, LargeObservation, Zeros, announce
 
-QUICK = Timeouts(start_s=30.0, reset_s=20.0, step_s=20.0, call_s=20.0)
-
 
 def started_for_steps(factory: Any, n_envs: int, start_method: Any, **options: Any) -> SubprocessEnvManager:
     """A manager that replaces nobody, has a policy, and was reset."""
-    manager = SubprocessEnvManager(
-        factory, n_envs, start_method=start_method, timeouts=QUICK, restarts=NO_RESTARTS, **options
-    )
+    manager = SubprocessEnvManager(factory, n_envs, start_method=start_method, restarts=NO_RESTARTS, **options)
     manager.set_policy("default", Zeros())
     manager.reset()
     return manager

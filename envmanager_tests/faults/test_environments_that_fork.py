@@ -23,7 +23,7 @@ from envmanager_tests.faults import scripts_of_workers
 from envmanager_tests.faults.scripts import LONG_S, actions, alive, pids_of, program, started, until, until_gone
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 N_STEPS = 12
 
@@ -445,7 +445,7 @@ class Inside(FakeEnvironment):
     def __init__(self) -> None:
         super().__init__()
         self._manager = SubprocessEnvManager(
-            lambda: Forks("step", lambda: None), 2, start_method="fork", timeouts=Timeouts(step_s=10.0)
+            lambda: Forks("step", lambda: None), 2, start_method="fork", timeouts=Timeouts(step_s=60.0)
         )
         self._manager.reset()
         self._manager.recv(Wait.all())

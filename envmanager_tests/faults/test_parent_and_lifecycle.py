@@ -44,6 +44,7 @@ from envmanager import (
     WorkerTimedOut,
 )
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, nothing_left_behind
+from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import (
     actions,
@@ -56,7 +57,7 @@ from envmanager_tests.faults.scripts import (
 )
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 untraced = pytest.mark.untraced
 
@@ -95,17 +96,17 @@ def test_case_28_a_wall_clock_that_jumps_by_days_changes_nothing(monkeypatch: py
     monkeypatch.setattr(time, "time", jumping)
     monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
     assert abs(time.time() - time.time()) > scripts.DAY_S
-    timeouts = Timeouts(step_s=1.0, close_s=1.0)
+    timeouts = Timeouts(step_s=3.0, close_s=1.0)
     with started(scripts.JumpingClock, 2, timeouts=timeouts) as manager:
         manager.reset()
         assert [len(manager.step(Wait.all())) for _ in range(40)] == [2] * 40
         before = time.monotonic()
         assert manager.step(Wait.all(timeout_s=0.1)) == []
-        assert 0.1 <= time.monotonic() - before < 0.9
+        assert 0.1 <= time.monotonic() - before < 3.0
         with pytest.raises(WorkerTimedOut):
             manager.step(Wait.all())
-        assert 1.0 <= time.monotonic() - before < 1.0 + 2.0
-    assert time.monotonic() - before < 1.0 + 1.0 + 2.0
+        assert 3.0 <= time.monotonic() - before < 3.0 + SLACK_S
+    assert time.monotonic() - before < 3.0 + 1.0 + SLACK_S
 
 
 def test_case_28_a_step_that_ended_while_the_trainer_was_suspended_is_no_time_out() -> None:
@@ -114,10 +115,10 @@ def test_case_28_a_step_that_ended_while_the_trainer_was_suspended_is_no_time_ou
         os.kill(trainer.pid, signal.SIGSTOP)
         stopped_at = time.monotonic()
         until(lambda: all(is_idle(pid) for pid in workers), "both workers wait for a command")
-        until(lambda: time.monotonic() - stopped_at > 1.2, "longer than step_s")
+        until(lambda: time.monotonic() - stopped_at > scripts.SHORTER_THAN_THE_SUSPENSION_S + 0.2, "longer than step_s")
         os.kill(trainer.pid, signal.SIGCONT)
 
-        assert trainer.announced("received", within_s=5.0) == [["2"]]
+        assert trainer.announced("received") == [["2"]]
         assert (trainer.ended(), trainer.errors()) == (0, "")
 
 
@@ -151,7 +152,7 @@ def test_case_38_a_ctrl_c_to_the_group_is_one_interrupt_and_no_word_from_workers
 
         os.killpg(trainer.pid, signal.SIGINT)
 
-        assert trainer.ended(within_s=2.0) == -signal.SIGINT
+        assert trainer.ended(within_s=SLACK_S) == -signal.SIGINT
         trainer.until_all_gone()
         errors = trainer.errors()
         assert (errors.count("Traceback"), errors.count("KeyboardInterrupt")) == (1, 1), errors
@@ -175,7 +176,7 @@ def test_case_39_an_interrupt_in_the_constructor_can_be_caught_and_leaves_nothin
     interrupt.join()
 
     until_gone(set(living()) - before)
-    assert time.monotonic() - interrupted_at < 2.0
+    assert time.monotonic() - interrupted_at < SLACK_S
     with started(start_method=start_method) as manager:
         manager.reset()
         assert len(manager.step(Wait.all())) == 2
@@ -293,7 +294,7 @@ def in_a_thread(function: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(20)
+        thread.join(SOON_S)
     assert not thread.is_alive()
     assert raised == []
 
@@ -307,7 +308,7 @@ def test_case_42_four_threads_may_close_at_once(hangs_in: str, tmp_path: Path) -
         errors: list[BaseException] = []
 
         def close() -> None:
-            barrier.wait(10)
+            barrier.wait(SOON_S)
             try:
                 manager.close()
             except BaseException as error:
@@ -318,9 +319,9 @@ def test_case_42_four_threads_may_close_at_once(hangs_in: str, tmp_path: Path) -
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(SOON_S)
 
-        assert time.monotonic() - before < 1.0 + 2.0
+        assert time.monotonic() - before < 1.0 + SLACK_S
         assert errors == []
         with pytest.raises(ManagerClosed):
             manager.step()
@@ -363,8 +364,8 @@ def test_case_42_a_manager_that_is_closed_while_its_workers_start_ends_its_const
     with nothing_left_behind():
         before = time.monotonic()
         with in_a_thread(close), pytest.raises(EnvManagerError):
-            Remembered(hangs, 2, timeouts=Timeouts(start_s=10.0, close_s=1.0))
-        assert time.monotonic() - before < 5.0
+            Remembered(hangs, 2, timeouts=Timeouts(start_s=SOON_S, close_s=1.0))
+        assert time.monotonic() - before < 1.0 + SLACK_S
         made[0].close()
         made.clear()
 
@@ -390,7 +391,7 @@ def test_case_42_after_a_failure_close_works_any_number_of_times(failure: str) -
         before = time.monotonic()
         for _ in range(3):
             manager.close()
-        assert time.monotonic() - before < 1.0 + 2.0
+        assert time.monotonic() - before < 1.0 + SLACK_S
 
 
 def block_in_step(manager: SubprocessEnvManager) -> None:
@@ -425,7 +426,7 @@ BLOCKING = {
     "reset behind a step": ("step", block_in_reset_behind_a_step),
     "call": ("think", block_in_call),
 }
-TEN_SECONDS = Timeouts(reset_s=10.0, step_s=10.0, call_s=10.0, close_s=1.0)
+PATIENT = Timeouts(reset_s=SOON_S, step_s=SOON_S, call_s=SOON_S, close_s=1.0)
 
 
 @pytest.mark.parametrize("blocking", BLOCKING)
@@ -433,7 +434,7 @@ def test_case_42_a_close_in_another_thread_ends_a_call_that_waits(blocking: str,
     hangs_in, block = BLOCKING[blocking]
     flag = tmp_path / "hanging"
     with nothing_left_behind():
-        manager = started(lambda: HangsIn(hangs_in, flag), timeouts=TEN_SECONDS)
+        manager = started(lambda: HangsIn(hangs_in, flag), timeouts=PATIENT)
 
         def close() -> None:
             until(flag.exists, "the environment hangs")
@@ -442,7 +443,7 @@ def test_case_42_a_close_in_another_thread_ends_a_call_that_waits(blocking: str,
         before = time.monotonic()
         with in_a_thread(close), pytest.raises(ManagerClosed):
             block(manager)
-        assert time.monotonic() - before < 1.0 + 2.0
+        assert time.monotonic() - before < 1.0 + SLACK_S
         manager.close()
         with pytest.raises(ManagerClosed):
             manager.step()
@@ -454,14 +455,14 @@ def test_case_42_a_close_in_a_signal_handler_ends_a_call_that_waits(blocking: st
     hangs_in, block = BLOCKING[blocking]
     flag = tmp_path / "hanging"
     with nothing_left_behind():
-        manager = started(lambda: HangsIn(hangs_in, flag), timeouts=TEN_SECONDS)
+        manager = started(lambda: HangsIn(hangs_in, flag), timeouts=PATIENT)
         old = signal.signal(signal.SIGUSR1, lambda *_: manager.close())
         try:
             before = time.monotonic()
             stop = lambda: interrupt_main_thread(flag.exists, signal.SIGUSR1)  # noqa: E731
             with in_a_thread(stop), pytest.raises(ManagerClosed):
                 block(manager)
-            assert time.monotonic() - before < 1.0 + 2.0
+            assert time.monotonic() - before < 1.0 + SLACK_S
         finally:
             signal.signal(signal.SIGUSR1, old)
             manager.close()
@@ -470,12 +471,12 @@ def test_case_42_a_close_in_a_signal_handler_ends_a_call_that_waits(blocking: st
 def test_case_42_a_close_in_another_thread_ends_steps_that_come_thick_and_fast() -> None:
     with nothing_left_behind():
         for _ in range(15):
-            manager = started(n_envs=3, timeouts=TEN_SECONDS)
+            manager = started(n_envs=3, timeouts=PATIENT)
             manager.reset()
             stepped = threading.Event()
 
             def close(manager: Any = manager, stepped: Any = stepped) -> None:
-                stepped.wait(10)
+                stepped.wait(SOON_S)
                 manager.close()
 
             before = time.monotonic()
@@ -483,7 +484,7 @@ def test_case_42_a_close_in_another_thread_ends_steps_that_come_thick_and_fast()
                 while True:
                     assert 1 <= len(manager.step()) <= 3
                     stepped.set()
-            assert time.monotonic() - before < 1.0 + 2.0
+            assert time.monotonic() - before < 1.0 + SLACK_S
             assert not any(map(scripts.alive, pids_of(manager)))
 
 
@@ -511,7 +512,7 @@ def test_case_44_a_daemonic_process_may_have_a_manager(start_method: str) -> Non
     daemon = spawn.Process(target=scripts.train_in_a_daemon, args=[start_method], daemon=True)
     daemon.start()
     try:
-        daemon.join(30)
+        daemon.join(SOON_S)
         assert daemon.exitcode == 0
         until_gone(set(living()) - before)
     finally:

@@ -12,7 +12,7 @@ import pytest
 from envmanager_tests.faults import handlers_in_c
 from envmanager_tests.faults.scripts import program
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left"), pytest.mark.untraced]
+pytestmark = [pytest.mark.usefixtures("nothing_is_left"), pytest.mark.untraced]
 every_kind = pytest.mark.parametrize("kind", ["simple", "subprocess"])
 
 EMBEDDING = """

@@ -16,7 +16,7 @@ from envmanager_tests.faults import scripts_of_workers
 from envmanager_tests.faults.scripts import Zeros, program, started
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 
 

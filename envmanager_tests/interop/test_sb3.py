@@ -261,7 +261,7 @@ def test_the_script_of_the_page_runs(tmp_path):
     script = text.partition('```python title="train_with_sb3.py"\n')[2].partition("```")[0]
     (tmp_path / "train_with_sb3.py").write_text(script, encoding="utf-8")
 
-    subprocess.run([sys.executable, "train_with_sb3.py"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "train_with_sb3.py"], cwd=tmp_path, check=True, capture_output=True, timeout=500)
 
 
 def test_without_stable_baselines3_the_error_says_what_to_install(monkeypatch):

@@ -48,6 +48,17 @@ def test_partial_steps_are_twenty_times_faster_with_one_slow_environment() -> No
     assert counts[0] >= 15, "the slow environment must get its steps too"
 
 
+def test_fast_environments_go_on_while_a_slow_one_steps() -> None:
+    with SubprocessEnvManager(one_slow, 4) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        counts: Counter[int] = Counter()
+        while counts[0] < 5:
+            counts.update(info.worker_id for info in manager.step(Wait.any()))
+
+    assert min(counts[worker_id] for worker_id in (1, 2, 3)) > 3 * counts[0]
+
+
 def test_the_trainer_sleeps_while_its_workers_do() -> None:
     with SubprocessEnvManager(all_slow, 8) as manager:
         manager.set_policy("default", Zeros())

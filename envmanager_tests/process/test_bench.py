@@ -17,7 +17,7 @@ from envmanager.bench.launcher import Launcher, NotMeasured
 from envmanager.bench.protocol import Job
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
-TIMEOUT_S = 100
+TIMEOUT_S = 500
 
 
 def run(folder, *arguments):
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_measurement_and_keeps_what_was_measured(tmp_path):
     assert (process.returncode, err) == (130, "")
     assert "interrupted" in out
     assert json.loads((tmp_path / "a.json").read_text())["ended"] == "interrupted"
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def wait_for_children(process, name):
@@ -126,7 +126,7 @@ def test_a_job_is_measured():
 
         assert set(launcher.versions["gymnasium"]) >= {"python", "numpy", "gymnasium"}
     assert min(first.n_steps, second.n_steps) > 0
-    assert 0.01 <= first.wall_s < 10
+    assert 0.01 <= first.wall_s < 60
 
 
 def test_an_exception_of_a_contender_is_told_with_its_traceback():
@@ -183,7 +183,7 @@ def test_ctrl_c_at_the_moment_a_turn_says_its_pid_ends_the_turn(mocker):
         launcher.run(Job("gymnasium-sync", "noop", 2, 600.0, 0.0, 600.0))
 
     assert len(turns) == 1
-    assert psutil.wait_procs(turns, timeout=10)[1] == []
+    assert psutil.wait_procs(turns, timeout=60)[1] == []
 
 
 def test_a_library_that_is_missing_is_missing_for_good(fake, tmp_path):

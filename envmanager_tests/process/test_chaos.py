@@ -77,7 +77,7 @@ def state_of(pid: int) -> str:
 
 
 def test_pauses_are_no_faults_and_everyone_is_resumed() -> None:
-    with running(3, timeouts=Timeouts(step_s=30.0)) as manager:
+    with running(3, timeouts=Timeouts(step_s=60.0)) as manager:
         pids = [worker.pid for worker in manager.stats().workers]
         with chaos(manager, rate=100.0, seed=1, kinds=["pause"], pause_s=0.02) as report:
             step_until(manager, lambda: report.pauses >= 20)
@@ -90,7 +90,7 @@ def test_pauses_are_no_faults_and_everyone_is_resumed() -> None:
 
 
 def test_a_pause_ends_with_the_block() -> None:
-    with running(1, timeouts=Timeouts(step_s=30.0)) as manager:
+    with running(1, timeouts=Timeouts(step_s=60.0)) as manager:
         (worker,) = manager.stats().workers
         with chaos(manager, rate=1000.0, seed=1, kinds=["pause"], pause_s=20.0) as report:
             step_until(manager, lambda: report.pauses)
@@ -100,7 +100,7 @@ def test_a_pause_ends_with_the_block() -> None:
 
 @pytest.mark.parametrize("kind", ["kill", "freeze"])
 def test_a_generation_gets_one_fault_at_most_and_only_when_it_is_well(kind: Any) -> None:
-    with running(2, timeouts=Timeouts(step_s=1.0)) as manager:
+    with running(2, timeouts=Timeouts(step_s=3.0)) as manager:
         with chaos(manager, rate=10_000.0, seed=2, kinds=[kind]) as report:
             step_until(manager, lambda: report.faults >= 6)
         step_until(manager, lambda: manager.stats().restarts == report.faults)
@@ -124,7 +124,7 @@ def test_a_worker_that_hands_out_no_steps_is_left_alone() -> None:
 def test_the_seed_fixes_what_comes() -> None:
     kinds = []
     for _ in range(2):
-        with running(2, timeouts=Timeouts(step_s=30.0)) as manager:
+        with running(2, timeouts=Timeouts(step_s=60.0)) as manager:
             with chaos(manager, rate=50.0, seed=3, kinds=["pause", "kill"], pause_s=0.0) as report:
                 step_until(manager, lambda report=report: len(report.injected) >= 8)
             kinds.append([each.kind for each in itertools.islice(report.injected, 8)])

@@ -23,7 +23,7 @@ from envmanager.registry import ENTRY_POINT_GROUP, structure
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-TIMEOUT_S = 60
+TIMEOUT_S = 500
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
 SHOWN = re.compile(r"# -> (.*)$", re.M)

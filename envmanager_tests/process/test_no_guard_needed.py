@@ -52,7 +52,7 @@ def script(start_method: str) -> str:
 
 def run(arguments: list[str], **options: Any) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=500, check=False, **options
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
@@ -96,7 +96,7 @@ import nbformat
 from nbclient import NotebookClient
 
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SOURCE)])
-NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+NotebookClient(notebook, timeout=500, kernel_name="python3").execute()
 for output in notebook.cells[0].outputs:
     print(output.get("text", output))
 """

@@ -28,12 +28,12 @@ from envmanager import (
 )
 from envmanager.testing import EchoEnvironment, FakeEnvironment, Step, faulty
 from envmanager.testing.contract import NumberedActions
-from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
+from envmanager.testing.fault_checks import SLACK_S, CheckedTrainer, is_gone, until
 from envmanager.testing.faults import Leak
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def kill(manager: EnvManager, worker_id: int) -> None:
@@ -346,7 +346,7 @@ def test_a_recycled_worker_that_will_not_close_is_killed_in_the_background() -> 
         before = time.monotonic()
         manager.step()
         manager.step()
-        assert time.monotonic() - before < 5.0
+        assert time.monotonic() - before < 0.5 + SLACK_S
         assert manager.stats().workers[0].pid != first
         while os.path.exists(f"/proc/{first}"):
             manager.step()

@@ -17,6 +17,7 @@ import pytest
 
 from envmanager import RandomPolicy, SubprocessEnvManager
 from envmanager.testing import Die, FakeEnvironment, Sleep, Step, faulty
+from envmanager.testing.fault_checks import until
 
 Event = dict[str, Any]
 
@@ -141,15 +142,19 @@ def test_a_run_that_is_killed_leaves_a_trace_that_lacks_only_the_bracket(tmp_pat
     assert Counter(event["name"] for event in told)["step"] > 1000
 
 
-def starts_slowly(context: Any) -> FakeEnvironment:
-    if context.env_id == 0:
-        time.sleep(0.3)
-    return FakeEnvironment()
+def test_starts_are_measured_for_each_worker(tmp_path: Path) -> None:
+    quick_is_made = tmp_path / "made"
 
+    def starts_slowly(context: Any) -> FakeEnvironment:
+        if context.env_id == 0:
+            until(quick_is_made.exists)
+            time.sleep(1.0)
+        else:
+            quick_is_made.touch()
+        return FakeEnvironment()
 
-def test_starts_are_measured_for_each_worker() -> None:
     with SubprocessEnvManager(starts_slowly, 2) as manager:
         slow, quick = (worker.start_s for worker in manager.stats().workers)
 
-    assert slow > 0.3
+    assert slow > 1.0
     assert quick < slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -45,14 +44,3 @@ def test_a_timeout_hands_out_what_is_ready_and_loses_nothing() -> None:
         steps = [int(info.current["default"].obs[0, 2]) for info in seen]
 
     assert steps == [1, 2, 3]
-
-
-def test_fast_environments_go_on_while_a_slow_one_steps() -> None:
-    with SubprocessEnvManager(one_slow, 4) as manager:
-        manager.set_policy("default", Zeros())
-        manager.reset()
-        counts: Counter[int] = Counter()
-        while counts[0] < 5:
-            counts.update(info.worker_id for info in manager.step(Wait.any()))
-
-    assert min(counts[worker_id] for worker_id in (1, 2, 3)) > 3 * counts[0]

@@ -40,7 +40,7 @@ print(json.dumps(said))
 
 def in_a_bare_interpreter(code, *arguments):
     """What ``code`` prints where no library is installed but those that this one always needs."""
-    done = subprocess.run([sys.executable, "-c", BARE + code, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BARE + code, *arguments], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -208,11 +208,10 @@ def test_the_choice_is_said_with_what_was_measured(probe, words):
 # What it is made from.
 
 
-def test_a_step_that_sleeps_takes_time_and_does_not_compute():
+def test_a_step_that_sleeps_takes_time():
     probe = probe_of(Sleeping, probe_s=0.1)
 
     assert probe.wall_s >= 0.005
-    assert probe.busy_share < 0.5
     assert probe.obs_bytes == 16
 
 
@@ -220,7 +219,6 @@ def test_a_step_that_computes_is_seen_to():
     probe = probe_of(Computing, probe_s=0.1)
 
     assert probe.cpu_s >= 0.004
-    assert probe.busy_share > 0.5
 
 
 def test_a_probe_takes_two_steps_at_least_and_not_too_many():

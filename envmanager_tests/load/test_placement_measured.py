@@ -1,0 +1,76 @@
+"""What a probe finds where the cost of a step is known, and what is chosen by it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmanager import SimpleEnvManager, SubprocessEnvManager, make_manager
+from envmanager.cli.config_files import load_config
+from envmanager.cores import count_cores
+from envmanager.environment import build_group
+from envmanager.probing import probe_group
+from envmanager_tests.process.test_cli_tune import ENVS, tune
+from envmanager_tests.process.test_placement import N_ENVS, Noop
+
+pytestmark = pytest.mark.load
+
+
+class Computing(Noop):
+    def step(self, action: Any) -> Any:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return super().step(action)
+
+
+class Sleeping(Noop):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def test_a_step_that_sleeps_hardly_computes() -> None:
+    assert probe_group(build_group([Sleeping()], [0])).busy_share < 0.5
+
+
+def test_a_step_that_computes_does_little_else() -> None:
+    assert probe_group(build_group([Computing()], [0])).busy_share > 0.5
+
+
+def test_cheap_environments_run_in_this_process() -> None:
+    with make_manager({"kind": "auto", "n_envs": 2}, Noop) as manager:
+        assert isinstance(manager, SimpleEnvManager)
+
+
+def test_environments_that_compute_get_a_worker_per_core() -> None:
+    with make_manager({"kind": "auto", "n_envs": N_ENVS}, Computing) as manager:
+        assert manager.n_workers == count_cores()
+
+
+def test_environments_that_sleep_get_a_worker_each() -> None:
+    with make_manager({"kind": "auto", "n_envs": 5}, Sleeping) as manager:
+        assert manager.n_workers == 5
+
+
+def test_cheap_environments_share_workers() -> None:
+    with SubprocessEnvManager(Noop, n_envs=4, n_workers="auto") as manager:
+        assert manager.n_workers < 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "some_envs.py").write_text(ENVS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("env", "kind", "n_workers"), [("Noop", "simple", None), ("Sleeping", "subprocess", 4)])
+def test_tune_finds_where_environments_are_fastest(folder: Path, env: str, kind: str, n_workers: int | None) -> None:
+    done = tune(folder, "--env", f"some_envs:{env}", "--n-envs", 4, "--seconds", 8, "--out", "best.toml", "--plain")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    manager = load_config(folder / "best.toml")["manager"]
+    assert (manager["kind"], manager.get("n_workers")) == (kind, n_workers)
