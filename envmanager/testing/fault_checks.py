@@ -253,7 +253,7 @@ class FaultyManagers:
 
     has_processes = True
     """Whether each environment has a process of its own, which may be killed. Else one worker hosts all of them."""
-    start_s = 6.0
+    start_s = 12.0
     """How long healthy workers may take to start, where one of them hangs."""
 
     @abstractmethod

@@ -40,7 +40,7 @@ class TestForkserver(InProcesses, FaultContract):
 @pytest.mark.start_methods
 class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
     start_method = "spawn"
-    start_s = 15.0  # each worker imports all it needs by itself
+    start_s = 20.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
