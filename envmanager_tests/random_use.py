@@ -43,7 +43,7 @@ from envmanager import (
 )
 from envmanager_tests.interrupting import interrupted
 
-logging.getLogger("envmanager").setLevel(logging.CRITICAL)  # every fault is a warning or two
+_logger = logging.getLogger("envmanager")
 
 
 class Ask(enum.IntEnum):
@@ -282,6 +282,11 @@ class RandomUse(RuleBasedStateMachine):
 
     manager: EnvManager
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._level = _logger.level
+        _logger.setLevel(logging.CRITICAL)  # every fault is a warning or two
+
     @initialize(layout=layouts(), policy=policies, zero_copy=st.booleans())
     def start(self, layout: Layout, policy: RestartPolicy, zero_copy: bool) -> None:
         self.layout, self.mode = layout, Mode.UNUSABLE
@@ -297,6 +302,7 @@ class RandomUse(RuleBasedStateMachine):
         self._reset(Mode.SEND_RECV, {})
 
     def teardown(self) -> None:
+        _logger.setLevel(self._level)
         if hasattr(self, "manager"):
             try:
                 self._settle()
