@@ -157,8 +157,7 @@ class Elsewhere:
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         if instance is None:
             return self
-        names = " and ".join(self._names) if len(self._names) < 3 else ", ".join(self._names)
-        raise AttributeError(f"{owner.__name__} has no {names}: {self._advice}.")
+        raise AttributeError(f"{owner.__name__} has no {', '.join(self._names)}: {self._advice}.")
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
 
 Indices = int | Iterable[int] | None
@@ -31,6 +31,10 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     """
 
     metadata: dict[str, Any]
+    envs = Elsewhere(
+        "the environments live in the manager's workers: use env_method(name, …), get_attr(name) and set_attr(name, "
+        "value), or manager.call(function, env_ids=…), which runs a function where the environments are"
+    )
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
