@@ -67,6 +67,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._shown: Tree = None
         """What was handed out last."""
         self._first_infos: dict[int, Info] = {}
+        """Of the episodes that have begun and were not handed out yet."""
         self._has_options = False
 
     def __del__(self) -> None:
@@ -99,6 +100,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             return self._reset_some(np.arange(self.num_envs), None, {})
         batch = self._lockstep.reset(seeds, options)
         self._restarting = np.zeros(self.num_envs, np.bool_)
+        self._first_infos = {}
         self._has_options = bool(options)
         self._obs = batch.obs
         return self._hand_out(batch.obs), self._join(step_infos(batch)) if batch.info else {}
@@ -175,21 +177,25 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
             raise UsageError("the first reset must be one of all environments.")
-        has_begun = self._restarting & (not options and not self._has_options)
-        infos: dict[int, Info] = {}
-        anew: dict[int, int | None] = {}
-        for env_id in env_ids.tolist():
-            seed = None if seeds is None else seeds[env_id]
-            if has_begun[env_id] and seed is None:
-                infos[env_id] = self._first_infos[env_id]
-            else:
-                anew[env_id] = seed
+        wanted = {env_id: None if seeds is None else seeds[env_id] for env_id in env_ids.tolist()}
+        has_begun = set() if options or self._has_options else set(self._first_infos)
+        anew = {env_id: seed for env_id, seed in wanted.items() if seed is not None or env_id not in has_begun}
+        infos = {env_id: self._first_infos[env_id] for env_id in wanted.keys() - anew.keys()}
         if anew:
-            first_obs, first_infos = self._lockstep.reset_some(anew, options)
-            self._obs = with_rows(self._obs, list(anew), first_obs)
-            infos.update(first_infos)
+            infos.update(self._begin_anew(anew, options))
+        for env_id in wanted:
+            self._first_infos.pop(env_id, None)
         self._restarting[env_ids] = False
         return self._hand_out(with_rows(self._shown, env_ids, take_rows(self._obs, env_ids))), self._join(infos)
+
+    def _begin_anew(self, seeds: Mapping[int, int | None], options: dict[str, Any]) -> dict[int, Info]:
+        env_ids = list(seeds)
+        self._restarting[env_ids] = True  # if this fails, nobody knows how far their episodes are
+        for env_id in env_ids:
+            self._first_infos.pop(env_id, None)
+        first_obs, infos = self._lockstep.reset_some(seeds, options)
+        self._obs = with_rows(self._obs, env_ids, first_obs)
+        return infos
 
     def _hand_out(self, obs: Tree) -> Any:
         self._shown = obs
@@ -233,10 +239,19 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             ended = env_ids[batch.terminated | batch.truncated]
             chosen = self._restarting[ended]
             obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
-        if batch.lost.any() and self.autoreset_mode is AutoresetMode.DISABLED:
-            # The manager does not know what a reset of some has handed out.
-            obs = with_rows(obs, env_ids[batch.lost], take_rows(self._shown, env_ids[batch.lost]))
+        if self.autoreset_mode is AutoresetMode.DISABLED and batch.lost.any():
+            obs = self._lose(obs, env_ids[batch.lost])
         return self._hand_out(obs), reward, terminated, truncated, self._join(of_steps)
+
+    def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
+        """``obs`` with what was last handed out of the environments that were lost, which must begin anew.
+
+        The manager does not know of resets of some: neither what they have handed out, nor that one of them may have
+        come after the first observation of the new generation.
+        """
+        for env_id in env_ids.tolist():
+            del self._first_infos[env_id]
+        return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _nobody_acted(self) -> StepResult:
         """The results when all episodes ended in the last step."""

@@ -37,6 +37,8 @@ class Resettable(Obedient):
         obs, info = super().reset(seed=seed, options=options)
         if options == {"raise": True}:
             raise ArithmeticError("no such level")
+        if options == {"if": "obedient"} and not self.obedient:
+            raise ArithmeticError("not now")
         return (obs[:2] if options == {"short": True} else obs), {**info, "lock": threading.Lock()}
 
 
@@ -189,8 +191,26 @@ def test_a_reset_that_fails_is_told_and_another_may_follow(make_manager):
         envs.reset(options={**masked(FIRST), "short": True})
     with pytest.raises(UsageError, match="have ended"):
         envs.step([GO_ON, GO_ON])
-    envs.reset(options=masked(FIRST))
-    assert envs.step([GO_ON, GO_ON])[0][:, 3].tolist() == [1, 2]
+    assert envs.reset(options=masked(FIRST))[0][0].tolist() == [0, 0, 4, 0]  # not the episode 1 of before the failures
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 4, 1], [1, 0, 0, 2]]
+
+
+def test_after_a_reset_that_failed_nobody_goes_on_who_was_named(make_manager):
+    envs = disabled(make_manager(Resettable, 3))
+    envs.reset()
+    envs.step([GO_ON] * 3)
+    envs.set_attr("obedient", [True, False, True])
+    with pytest.raises(EnvRaised, match="not now"):
+        envs.reset(seed=[5, 6, 7], options=masked([True, True, False]) | {"if": "obedient"})
+    envs.set_attr("obedient", True)
+
+    with pytest.raises(UsageError, match=r"\[0, 1\] have ended"):
+        envs.step([GO_ON] * 3)
+    assert envs.reset(options=masked([True, False, False]))[0][0].tolist() == [0, 0, 2, 0]
+    with pytest.raises(UsageError, match=r"\[1\] have ended"):
+        envs.step([GO_ON] * 3)
+    envs.reset(options=masked([False, True, False]))
+    assert envs.step([GO_ON] * 3)[0].tolist() == [[0, 0, 2, 1], [1, 0, 2, 1], [2, 0, 0, 2]]
 
 
 def test_after_a_step_that_failed_only_a_reset_of_all_helps():
@@ -231,8 +251,8 @@ def test_a_lost_episode_ends_with_what_was_last_handed_out():
     obs, reward, _, truncated, infos = envs.step([GO_ON, DIE])
     assert obs.tolist() == [[0, 0, 0, 2], [1, 0, 1, 0]]
     assert (reward.tolist(), truncated.tolist(), infos["lost"].tolist()) == ([0.5, 0.0], SECOND, SECOND)
-    assert envs.reset(options=masked(truncated))[0].tolist() == [[0, 0, 0, 2], [1, 1, 0, 0]]
-    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 0, 3], [1, 1, 0, 1]]
+    assert envs.reset(options=masked(truncated))[0].tolist() == [[0, 0, 0, 2], [1, 1, 1, 0]]
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 0, 3], [1, 1, 1, 1]]
     envs.close()
 
 
@@ -243,9 +263,14 @@ def test_a_worker_that_dies_before_its_reset_is_replaced():
 
     with pytest.raises(WorkerDied, match="SIGKILL"):
         envs.reset(options=masked(SECOND))
-    assert envs.step([GO_ON, GO_ON])[3].tolist() == SECOND
-    envs.reset(options=masked(SECOND))
-    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 0, 2], [1, 1, 0, 1]]
+    with pytest.raises(UsageError, match=r"\[1\] have ended"):
+        envs.step([GO_ON, GO_ON])
+    first = envs.reset(options=masked(SECOND))[0][1]
+    obs, _, _, truncated, _ = envs.step([GO_ON, GO_ON])  # now the manager tells that the worker was replaced
+    assert (obs[1].tolist(), truncated.tolist()) == (first.tolist(), SECOND)
+    before = envs.reset(options=masked(SECOND))[0][1]
+    after = envs.step([GO_ON, GO_ON])[0][1]
+    assert (after - before).tolist() == [0, 0, 0, 1]  # of one episode
     envs.close()
 
 
