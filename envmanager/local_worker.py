@@ -71,7 +71,10 @@ class LocalWorker:
             self.group = self._factory()
         except (Exception, SystemExit) as error:
             env_ids = [context.env_id for context in self._factory.contexts]
-            raise describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start") from error
+            failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start")
+            if failure is error:
+                raise  # an error that says it all must not become its own cause
+            raise failure from error
         self._ended_ns = time.monotonic_ns()
         self.times.started(asked_ns, self._ended_ns, generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))

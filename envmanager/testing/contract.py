@@ -427,6 +427,7 @@ class ManagerContract:
         with pytest.raises(EnvRaised, match="no license") as raised:
             self.make_manager(make, 2)
         assert raised.value.phase == "start"
+        assert isinstance(raised.value.__cause__, RuntimeError)
 
     def test_a_factory_without_a_return_is_named(self) -> None:
         with pytest.raises(UsageError, match="returned None"):
