@@ -135,6 +135,9 @@ class Recovery:
                 said = self._decide(refusal, is_answered=False)
                 if said:
                     return said
+            except BaseException:  # a Ctrl-C while it is waited for: the next call starts it
+                replacement.is_started = False
+                raise
         return []
 
     def _due(self, worker_id: int) -> Replacement | None:

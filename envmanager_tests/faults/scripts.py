@@ -366,8 +366,8 @@ def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
 class SlowChildProcess(ChildProcess):
     """A worker whose process is there long before it can know whether its trainer lives."""
 
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
-        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args))
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args), **options)
 
 
 def hang_at_the_start() -> None:
@@ -477,8 +477,8 @@ def run_after_an_interrupt(*arguments: Any) -> None:
 class InterruptedChildProcess(ChildProcess):
     """A worker that gets a Ctrl-C before it could do anything about it."""
 
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
-        super().__init__(start_method, name, run_after_an_interrupt, args)
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        super().__init__(start_method, name, run_after_an_interrupt, args, **options)
 
 
 def train_with_interrupts_at_the_start(start_method: Any) -> None:
@@ -551,7 +551,7 @@ def train_with_little_address_space() -> None:
 
 
 def _pid_of_forkserver() -> int:
-    return next(pid for pid, command in descendants().items() if "multiprocessing.forkserver" in command)
+    return next(pid for pid, command in descendants().items() if "envmanager._workers.server" in command)
 
 
 def train_with_a_forkserver_that_fails() -> None:
