@@ -70,6 +70,7 @@ def default_start_method() -> str:
 def start_server() -> Server:
     """The server that workers are forked from, a new one if there is none that answers; it ends with this process."""
     global _server
+    resource_tracker.ensure_running()  # its workers share the trainer's
     with _server_lock:
         if _server is not None and not _server.answers():
             _server.stop()

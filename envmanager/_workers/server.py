@@ -166,6 +166,7 @@ def serve(requests_fd: int, alive_fd: int, preload: list[str]) -> None:
     """The server: import, then fork what is asked for and bury what has ended, until the trainer has gone."""
     os.setpgid(0, 0)  # a Ctrl-C, or another signal to the trainer's group, is not for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
     own_fds = [requests_fd, alive_fd]
     with contextlib.suppress(OSError):  # else it notices the end of the requests
         own_fds.append(lifeline.tie(alive_fd, os.getpid()))
@@ -194,10 +195,13 @@ class _Nursery:
                     return
 
     def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._requests, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        """Do what is asked for; False when this was the last time."""
+        data, fds, flags, _ = socket.recv_fds(self._requests, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
-        answer_fd, *others = fds or [-1]
+        if flags & socket.MSG_CTRUNC or not fds:  # too few descriptors are left; another server has more
+            return False
+        answer_fd, *others = fds
         try:
             self._fork(answer_fd, others)
         except OSError as error:
