@@ -38,6 +38,10 @@ class Guardian:
                 raise
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        with contextlib.suppress(OSError):  # where the kernel refuses, it waits for the end of the life pipe
+            line = lifeline.line_for(life_fd, self._process.pid)
+            socket.send_fds(ours, [lifeline.GUARDIAN], [line])
+            os.close(line)
         self.fd = descriptors.register(ours.detach())
 
     def let_go(self, name: bytes) -> None:

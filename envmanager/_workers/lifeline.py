@@ -40,6 +40,8 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 """Set to "thread" in the environment, it chooses the thread without asking the kernel."""
 NAME = struct.Struct("<QQ")
 """worker_id, generation: what the guardian knows a worker's lifelines by."""
+GUARDIAN = NAME.pack(2**64 - 1, 0)
+"""The name of its own, which the trainer sends before anything else."""
 _ROOM_WITHIN_S = 5.0
 """How long a guardian that has much to read, or has just been started, is waited for."""
 
@@ -60,20 +62,17 @@ def arm(life_fd: int, guardian_fd: int, name: bytes) -> None:
         os.close(guardian_fd)
 
 
-def tie(life_fd: int, owner: int) -> int:
-    """Tie a process, or a group by its negative number, to the pipe, until the descriptor that is returned is closed.
-
-    OSError when the kernel refuses.
-    """
-    if os.environ.get(VARIABLE) == "thread":
-        raise OSError(f"{VARIABLE}=thread")
-    line = _lifeline(life_fd, owner)
+def tie(life_fd: int, owner: int) -> None:
+    """Tie a process, or a group by its negative number, to the pipe, as long as this process lives."""
+    line = line_for(life_fd, owner)
     if _is_cut(line):  # the trainer went before the signal was armed
         end_group()
-    return line
 
 
-def _lifeline(life_fd: int, owner: int) -> int:
+def line_for(life_fd: int, owner: int) -> int:
+    """A lifeline for a process, or a group by its negative number; OSError when the kernel refuses."""
+    if os.environ.get(VARIABLE) == "thread":
+        raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
@@ -94,7 +93,7 @@ def _is_cut(line: int, timeout_ms: int | None = 0) -> bool:
 def _leave_copies(life_fd: int, guardian_fd: int, name: bytes) -> None:
     """A guardian that has been killed, or is stopped and full, takes none; the worker's own lifeline must do then."""
     pid = os.getpid()
-    copies = [_lifeline(life_fd, -pid), _lifeline(life_fd, pid)]
+    copies = [line_for(life_fd, -pid), line_for(life_fd, pid)]
     poll = select.poll()
     poll.register(guardian_fd, select.POLLOUT)
     with socket.socket(fileno=os.dup(guardian_fd)) as guardian, contextlib.suppress(OSError):
@@ -146,13 +145,12 @@ def guard(trainer_fd: int, life_fd: int) -> None:
     os.chdir("/")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with contextlib.suppress(OSError):
-        tie(life_fd, os.getpid())
     held: dict[bytes, list[int]] = {}
     with socket.socket(fileno=trainer_fd) as trainer:
         while True:
-            name, lines, _, _ = socket.recv_fds(trainer, NAME.size, 2, socket.MSG_CMSG_CLOEXEC)
-            if not name:
+            name, lines, _, _ = socket.recv_fds(trainer, NAME.size, 2)
+            if not name:  # the trainer is dying, and has not closed the life pipe yet
+                _is_cut(life_fd, timeout_ms=None)
                 return
             for line in held.pop(name, ()):
                 os.close(line)

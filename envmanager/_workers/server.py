@@ -41,6 +41,8 @@ _tracker: Any = resource_tracker
 
 _ANSWER = struct.Struct("<q")
 """A pid, or the negative errno of the fork that failed; later an exit code, negative for a signal."""
+_FORK, _HOLD = b"f", b"h"
+"""Requests: fork with these descriptors, and hold this one."""
 _MOST_DESCRIPTORS = 64
 _LOOK_EVERY_S = 0.5
 """How often to look whether a server that does not answer is there and not stopped."""
@@ -60,12 +62,13 @@ class Server:
         path = spawn.get_preparation_data("server")["sys_path"]
         command = (
             f"import sys; sys.path[:] = {path!r}; from envmanager._workers.server import serve; "
-            f"serve({theirs.fileno()}, {alive_r}, {list(preload)!r})"
+            f"serve({theirs.fileno()}, {list(preload)!r})"
         )
         program = os.fsdecode(spawn.get_executable())
         arguments = [program, *_util._args_from_interpreter_flags(), "-c", command]
         try:
-            pid: int = _util.spawnv_passfds(os.fsencode(program), arguments, [theirs.fileno(), alive_r])
+            pid: int = _util.spawnv_passfds(os.fsencode(program), arguments, [theirs.fileno()])
+            _send_lifeline(ours, alive_r, pid)
         except BaseException:
             ours.close()
             os.close(alive_w)
@@ -93,7 +96,7 @@ class Server:
         with socket.socket(fileno=os.dup(self._fd)) as requests:
             while True:
                 try:
-                    socket.send_fds(requests, [b"\0"], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    socket.send_fds(requests, [_FORK], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                     return
                 except BlockingIOError:  # it has much to do, or does not read
                     self._wait([], deadline, writable=[self._fd])
@@ -104,7 +107,7 @@ class Server:
         """The pid and a pidfd of the process that was asked for; OSError when it could not be made."""
         self._wait([fd], deadline)
         with socket.socket(fileno=os.dup(fd)) as answers:
-            data, fds, _, _ = socket.recv_fds(answers, _ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(answers, _ANSWER.size, 1)
         if not data:
             raise ServerGone(errno.ECONNRESET, "the fork server has ended")
         (pid,) = _ANSWER.unpack(data)
@@ -112,6 +115,7 @@ class Server:
             raise OSError(-pid, os.strerror(-pid))
         if not fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        os.set_inheritable(fds[0], False)
         return pid, fds[0]
 
     def _wait(self, readable: Iterable[int], deadline: float, *, writable: Iterable[int] = ()) -> None:
@@ -152,6 +156,14 @@ class Server:
             descriptors.close(fd)
 
 
+def _send_lifeline(server: socket.socket, alive_fd: int, pid: int) -> None:
+    """Tie it to this process by the kernel; where that refuses, it notices the end of the requests unless stopped."""
+    with contextlib.suppress(OSError):
+        line = lifeline.line_for(alive_fd, pid)
+        socket.send_fds(server, [_HOLD], [line])
+        os.close(line)
+
+
 # In the server.
 
 
@@ -162,25 +174,22 @@ class _Child:
     answer_fd: int
 
 
-def serve(requests_fd: int, alive_fd: int, preload: list[str]) -> None:
+def serve(requests_fd: int, preload: list[str]) -> None:
     """The server: import, then fork what is asked for and bury what has ended, until the trainer has gone."""
     os.setpgid(0, 0)  # a Ctrl-C, or another signal to the trainer's group, is not for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
-    own_fds = [requests_fd, alive_fd]
-    with contextlib.suppress(OSError):  # else it notices the end of the requests
-        own_fds.append(lifeline.tie(alive_fd, os.getpid()))
     boot.cap_threads()
     boot.preload(preload)
-    _Nursery(requests_fd, own_fds).run()
+    _Nursery(requests_fd).run()
 
 
 class _Nursery:
     """The server's loop, and the children that it has."""
 
-    def __init__(self, requests_fd: int, own_fds: list[int]) -> None:
+    def __init__(self, requests_fd: int) -> None:
         self._requests = socket.socket(fileno=requests_fd)
-        self._own_fds = own_fds
+        self._own_fds = [requests_fd]
         self._children: dict[int, _Child] = {}
         self._poll = select.poll()
         self._poll.register(requests_fd, select.POLLIN)
@@ -196,11 +205,16 @@ class _Nursery:
 
     def _obey(self) -> bool:
         """Do what is asked for; False when this was the last time."""
-        data, fds, flags, _ = socket.recv_fds(self._requests, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, flags, _ = socket.recv_fds(self._requests, 1, _MOST_DESCRIPTORS)
         if not data:
             return False
         if flags & socket.MSG_CTRUNC or not fds:  # too few descriptors are left; another server has more
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if data == _HOLD:
+            self._own_fds += fds
+            return True
         answer_fd, *others = fds
         try:
             self._fork(answer_fd, others)

@@ -876,11 +876,10 @@ def train_with_workers_that_are_stopped_early(start_method: Any) -> None:
     """The factory is larger than any pipe."""
     vars(handle)["ChildProcess"] = StoppedChildProcess
     big = os.urandom(3_000_000)
+    timeouts = Timeouts(start_s=2.0, close_s=0.5)
     before = time.monotonic()
     try:
-        SubprocessEnvManager(
-            lambda: (len(big), FakeEnvironment())[1], 2, start_method=start_method, timeouts=Timeouts(start_s=2.0)
-        )
+        SubprocessEnvManager(lambda: (len(big), FakeEnvironment())[1], 2, start_method=start_method, timeouts=timeouts)
     except WorkerError as error:
         announce("error", type(error).__name__, error.phase, time.monotonic() - before)
 
