@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 from multiprocessing import spawn
 
 from envmanager._workers import descriptors, lifeline
+from envmanager.interrupts import blocked_in_children
 
 
 class Guardian:
@@ -22,22 +22,20 @@ class Guardian:
     def __init__(self, life_fd: int) -> None:
         """Start it, and do not wait for it: what it is sent stays in the socket, and counts as held, till it reads."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
+        program = [os.fsdecode(spawn.get_executable()), "-S", lifeline.__file__]
+        try:
+            with theirs, blocked_in_children():
                 self._process = subprocess.Popen(
-                    [os.fsdecode(spawn.get_executable()), "-S", lifeline.__file__, str(theirs.fileno()), str(life_fd)],
+                    [*program, str(theirs.fileno()), str(life_fd)],
                     pass_fds=(theirs.fileno(), life_fd),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        except BaseException:
+            ours.close()
+            raise
         with contextlib.suppress(OSError):  # where the kernel refuses, it waits for the end of the life pipe
             line = lifeline.line_for(life_fd, self._process.pid)
             socket.send_fds(ours, [lifeline.GUARDIAN], [line])
@@ -46,7 +44,7 @@ class Guardian:
 
     def let_go(self, name: bytes) -> None:
         """The worker has ended and its group is gone. A guardian that cannot read it will go at the end anyway."""
-        with socket.socket(fileno=os.dup(self.fd)) as guardian, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as guardian:
             guardian.send(name, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def end(self) -> None:

@@ -96,7 +96,7 @@ def _leave_copies(life_fd: int, guardian_fd: int, name: bytes) -> None:
     copies = [line_for(life_fd, -pid), line_for(life_fd, pid)]
     poll = select.poll()
     poll.register(guardian_fd, select.POLLOUT)
-    with socket.socket(fileno=os.dup(guardian_fd)) as guardian, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guardian_fd)) as guardian:
         if poll.poll(_ROOM_WITHIN_S * 1000):
             socket.send_fds(guardian, [name], copies, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     for copy in copies:

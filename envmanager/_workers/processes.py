@@ -12,7 +12,6 @@ guards it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
@@ -20,7 +19,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import (
     context,
     popen_forkserver,
@@ -39,6 +38,7 @@ import attrs
 from envmanager._workers import descriptors, groups
 from envmanager._workers.descriptors import forking_a_worker, register, wait_for
 from envmanager._workers.server import Server, ServerGone
+from envmanager.interrupts import blocked_in_children
 
 _util: Any = util  # type stubs leave out what is needed here
 _spawning: Any = popen_spawn_posix
@@ -182,7 +182,7 @@ def _start_spawned(process_obj: Any, _: float) -> _Started:
     data_fd = _describe(process_obj, fds)
     try:
         command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=data_fd)
-        with _interrupts_blocked():
+        with blocked_in_children():
             pid = _util.spawnv_passfds(spawn.get_executable(), command, [tracker_fd, data_fd, *fds.fds])
     finally:
         os.close(data_fd)
@@ -190,7 +190,7 @@ def _start_spawned(process_obj: Any, _: float) -> _Started:
 
 
 def _start_forked(process_obj: Any, _: float) -> _Started:
-    with _interrupts_blocked(), forking_a_worker(), warnings.catch_warnings():
+    with blocked_in_children(), forking_a_worker(), warnings.catch_warnings():
         # The user chose fork; the docs say what it means for a trainer with threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
@@ -210,16 +210,6 @@ def _own_child(pid: int) -> _Started:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A child begins with a Ctrl-C blocked, until it says otherwise."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 _STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], _Started]]] = {

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 import attrs
 
 from envmanager._workers import boot, descriptors, groups, lifeline
-from envmanager.interrupts import let_through
+from envmanager.interrupts import blocked_in_children, let_through
 
 _util: Any = util  # its type stubs leave out what is needed here
 _forkserver: Any = forkserver
@@ -67,7 +67,8 @@ class Server:
         program = os.fsdecode(spawn.get_executable())
         arguments = [program, *_util._args_from_interpreter_flags(), "-c", command]
         try:
-            pid: int = _util.spawnv_passfds(os.fsencode(program), arguments, [theirs.fileno()])
+            with blocked_in_children():
+                pid: int = _util.spawnv_passfds(os.fsencode(program), arguments, [theirs.fileno()])
             _send_lifeline(ours, alive_r, pid)
         except BaseException:
             ours.close()
@@ -179,6 +180,7 @@ def serve(requests_fd: int, preload: list[str]) -> None:
     os.setpgid(0, 0)  # a Ctrl-C, or another signal to the trainer's group, is not for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
+    _util._close_stdin()
     boot.cap_threads()
     boot.preload(preload)
     _Nursery(requests_fd).run()
@@ -221,8 +223,10 @@ class _Nursery:
         except OSError as error:
             _answer(answer_fd, -(error.errno or errno.EIO))
             os.close(answer_fd)
-        for fd in others:
-            os.close(fd)
+            return error.errno != errno.EMFILE
+        finally:
+            for fd in others:
+                os.close(fd)
         return True
 
     def _fork(self, answer_fd: int, fds: list[int]) -> None:
