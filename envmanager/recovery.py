@@ -135,8 +135,9 @@ class Recovery:
                 said = self._decide(refusal, is_answered=False)
                 if said:
                     return said
-            except BaseException:  # a Ctrl-C while it is waited for: the next call starts it
+            except BaseException:  # a Ctrl-C meanwhile: the next call begins anew
                 replacement.is_started = False
+                replacement.generation += 1
                 raise
         return []
 

@@ -848,6 +848,27 @@ def train_with_a_server_that_hangs(start_s: float) -> None:
         announce("error", type(error).__name__, getattr(error, "phase", "-"), time.monotonic() - before)
 
 
+def train_across_an_interrupted_replacement() -> None:
+    """The new server hangs while a worker is to be replaced, until a Ctrl-C; the next one does not."""
+    with started(FakeEnvironment, 2, restarts=RestartPolicy(backoff_s=0)) as manager:
+        manager.reset()
+        os.environ["TRAINER"] = str(os.getpid())
+        __import__("cv2")
+        os.kill(pid_of_server(), signal.SIGKILL)
+        os.kill(pids_of(manager)[1], signal.SIGKILL)
+        announce("replacing")
+        try:
+            while True:
+                manager.step()
+        except KeyboardInterrupt:
+            announce("interrupted")
+        del sys.modules["cv2"]
+        os.kill(pid_of_server(), signal.SIGKILL)
+        while not any(info.lost for info in manager.step(Wait.all())):
+            pass
+        announce("stepped", len(manager.step(Wait.all())))
+
+
 class StopsWhenUnpickled:
     """Something that is sent to a worker, which is stopped before it has read the rest."""
 
