@@ -28,14 +28,16 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.child import worker
+from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
+from envmanager._workers.lifeline import NAME
 from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
-from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.errors import EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
 from envmanager.hosting import GroupFactory, StartReport
@@ -51,9 +53,10 @@ __all__ = ["SubprocessEnvManager", "worker"]
 
 
 _DESCRIPTORS_PER_WORKER = 3
-"""The connection, the pidfd, and under forkserver the pipe that tells the exit code."""
+"""The connection, the pidfd, and under forkserver the socket that tells the exit code."""
 _MORE_DESCRIPTORS = 32
-"""The manager's own (two pipes, two memories, an epoll), those that starting a process takes for a moment, and room."""
+"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
+a moment, and room."""
 
 
 class SubprocessEnvManager(EnvManager):
@@ -217,6 +220,7 @@ class SubprocessEnvManager(EnvManager):
             memory_fd=self._resources.memory_fd,
             steps_fd=self._resources.step_queue.write_fd,
             life_fd=self._resources.life_read_fd,
+            guardian_fd=self._guardian_fd(worker_id),
             crash_fd=self._resources.crash_fd,
             n_slots=self._n_slots,
             timeouts=options.timeouts,
@@ -229,6 +233,19 @@ class SubprocessEnvManager(EnvManager):
             self._resources.watch(handle)
         handle.send(CommandName.START)
         return handle
+
+    def _guardian_fd(self, worker_id: int) -> int:
+        try:
+            return self._resources.guardian_fd()
+        except OSError as error:
+            raise WorkerError(
+                f"worker {worker_id} could not be started, because the process that guards workers could not: {error}. "
+                "Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
+                worker_id=worker_id,
+                env_ids=self._env_rows.blocks[worker_id],
+                phase="start",
+                cause=str(error),
+            ) from error
 
     def _wait_for_start(self) -> None:
         """Wait for all workers' specs, then lay out the memory they share."""
@@ -342,6 +359,7 @@ class _Resources:
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
+        self._guardian: Guardian | None = None
         with descriptors.standard_open():
             self._open(events, learn_specs)
 
@@ -353,6 +371,13 @@ class _Resources:
         descriptors.register(self.life_read_fd)
         descriptors.register(self._life_write_fd)
 
+    def guardian_fd(self) -> int:
+        """Where workers leave their lifelines; OSError when there can be no guardian."""
+        with held():
+            if self._guardian is None:
+                self._guardian = Guardian(self.life_read_fd)
+            return self._guardian.fd
+
     def watch(self, handle: WorkerHandle) -> None:
         """Take a worker into care."""
         self._handles.add(handle)
@@ -363,6 +388,8 @@ class _Resources:
         self._handles.discard(handle)
         self.step_queue.forget(handle)
         handle.release()
+        if handle.process.is_buried and self._guardian is not None:
+            self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
 
     def retire(self, handle: WorkerHandle) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
@@ -401,6 +428,9 @@ class _Resources:
         self._closed = True
         for handle in list(self._handles):
             self.drop(handle)
+        if self._guardian is not None:
+            os.write(self._life_write_fd, b"\0")  # groups whose leaders nobody could bury end now
+            self._guardian.end()
         self.step_queue.close()
         for fd in (self.memory_fd, self.crash_fd, self.life_read_fd, self._life_write_fd):
             descriptors.close(fd)

@@ -350,7 +350,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _redirect_output(fds)
     crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
-    lifeline.arm(fds["life"])
+    lifeline.arm(fds["life"], fds["guardian"], lifeline.NAME.pack(launch.worker_id, launch.generation))
     # A forked worker has the trainer's generators, and all would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)

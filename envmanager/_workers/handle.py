@@ -104,6 +104,7 @@ class LaunchPlan:
     memory_fd: int
     steps_fd: int
     life_fd: int
+    guardian_fd: int
     crash_fd: int
     n_slots: int
     timeouts: Timeouts
@@ -178,6 +179,7 @@ class WorkerHandle:
             "steps": plan.steps_fd,
             "memory": plan.memory_fd,
             "life": plan.life_fd,
+            "guardian": plan.guardian_fd,
             "crash": plan.crash_fd,
         }
         launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory)
@@ -186,9 +188,12 @@ class WorkerHandle:
             environ = None if plan.environ is None else dict(plan.environ)
             arguments = (wrapped, environ, pickle.dumps(launch))
             name = f"envmanager-worker-{self.worker_id}"
-            self.process = ChildProcess(plan.start_method, name, boot.run, arguments)
+            deadline = time.monotonic() + plan.timeouts.start_s
+            self.process = ChildProcess(plan.start_method, name, boot.run, arguments, deadline=deadline)
         except BaseException as error:
             descriptors.close(self.fd)
+            if isinstance(error, TimeoutError):
+                raise self._no_answer(CommandName.START) from error
             if isinstance(error, OSError | EOFError):
                 raise self._cannot_start(error) from error
             raise
@@ -477,6 +482,9 @@ class WorkerHandle:
     def timed_out(self, during: CommandName) -> WorkerTimedOut:
         """Stop a process that did not answer in time, and say so."""
         self.kill()
+        return self._no_answer(during)
+
+    def _no_answer(self, during: CommandName) -> WorkerTimedOut:
         return WorkerTimedOut(
             worker_id=self.worker_id,
             env_ids=self.env_ids,
