@@ -408,7 +408,8 @@ class EnvManager(ABC):
             previous = None if worker.previous_step is None else worker.previous_step.current
             actions = self._actions.pop(response.worker_id, None)
             lost = self._recovery.handed_out(response)
-            info = StepInfo(previous, self._own(response.payload), None if lost else actions, response.worker_id, lost)
+            current = self._own(response.payload)
+            info = StepInfo(previous, current, None if lost else actions, response.worker_id, lost, self._specs)
             self._mark_handed_out(response)
             worker.previous_step = info
             infos.append(info)
@@ -508,7 +509,7 @@ class EnvManager(ABC):
         return [answers[worker_id] for worker_id in sorted(answers) if worker_id not in recovery.dropped]
 
     def _first_step(self, response: EnvironmentResponse) -> StepInfo:
-        info = StepInfo(None, self._own(response.payload), None, response.worker_id)
+        info = StepInfo(None, self._own(response.payload), None, response.worker_id, specs=self._specs)
         self.env_workers[response.worker_id].previous_step = info
         return info
 

@@ -241,7 +241,6 @@ def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
 
         last = infos[-1].current["default"]
         made = infos[-1].transitions()
-        assert made is not None
         assert (last.terminated.tolist(), last.truncated.tolist()) == ([True, False], [False, True])
         assert made.next_obs[:, 2].tolist() == [7, 7]
         assert last.obs[:, 2].tolist() == [0, 0]
