@@ -103,7 +103,7 @@ class ManagerContract:
             for info in manager.reset():
                 made = info.transitions("default")
                 assert (made.obs.shape, made.next_obs.shape, made.action.shape) == ((0, 5), (0, 5), (0,))
-                assert (made.obs.dtype, made.action.dtype, made.reward.dtype) == (np.int64, np.int64, np.float32)
+                assert [part.dtype for part in (made.obs, made.action, made.reward)] == [np.int64, np.int64, np.float32]
 
     @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
     def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:

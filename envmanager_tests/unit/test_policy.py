@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from envmanager.errors import UsageError
 from envmanager.policy import RandomPolicy
-from envmanager.specs import ArraySpec, BehaviorSpec, check_batch
+from envmanager.fitting import check_batch
+from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import AgentSteps
 from envmanager.trees import leaves
 

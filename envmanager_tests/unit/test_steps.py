@@ -195,7 +195,9 @@ def test_where_there_are_no_transitions_there_are_arrays_of_no_rows_as_the_spec_
 def test_when_no_agent_is_in_both_there_are_no_transitions():
     made = pair(steps_of([1]), steps_of([2])).transitions()
 
-    assert [len(part) for part in (made.obs["x"], made.action, made.reward, made.next_obs["x"], made.agent_id)] == [0] * 5
+    assert [len(part) for part in (made.obs["x"], made.action, made.reward, made.next_obs["x"], made.agent_id)] == [
+        0
+    ] * 5
     assert made.next_obs["x"].dtype == steps_of([1]).obs["x"].dtype
 
 
