@@ -173,7 +173,10 @@ class SideBySide(EnvGroup):
         for env_id, casting in zip(self.env_ids, self._castings, strict=True):
             casting.belong_to(env_id, self.casts, strict=check_values)
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
-        self._specs = self._merged_specs()
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._n_known = [0] * len(self._environments)
+        for row, environment in enumerate(self._environments):
+            self._learn(row, environment.behavior_specs)
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -223,11 +226,16 @@ class SideBySide(EnvGroup):
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         yield from super()._at(rows)
-        self._look_for_behaviors()  # a call may have brought agents in
+        for row, environment in enumerate(self._environments):  # what was done may have brought agents in
+            self.current_env_id = self.env_ids[row]
+            self._learn(row, environment.behavior_specs)
+        self.current_env_id = None
 
-    def _look_for_behaviors(self) -> None:
-        if any(not each.behavior_specs.keys() <= self._specs.keys() for each in self._environments):
-            self._specs = self._merged_specs()
+    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
+        """Know an environment's behaviors; SpecConflict when one has another spec than before."""
+        if len(specs) != self._n_known[row]:
+            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
+            self._n_known[row] = len(specs)
 
     def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Each environment's share of the action rows."""
@@ -247,8 +255,7 @@ class SideBySide(EnvGroup):
         specs = self._environments[row].behavior_specs
         if not isinstance(results, Mapping):
             raise SpecMismatch("the result", "a mapping {behavior: AgentSteps}", describe_value(results))
-        if not specs.keys() <= self._specs.keys():
-            self._specs = self._merged_specs()
+        self._learn(row, specs)
         checked = {}
         for behavior, steps in results.items():
             if behavior not in specs:
@@ -275,12 +282,6 @@ class SideBySide(EnvGroup):
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
-
-    def _merged_specs(self) -> dict[str, BehaviorSpec]:
-        merged: dict[str, BehaviorSpec] = {}
-        for env_id, environment in zip(self.env_ids, self._environments, strict=True):
-            merge_specs(merged, environment.behavior_specs, seen_in="an env before it", now_in=f"env {env_id}")
-        return merged
 
 
 def take_slice(tree: Tree, start: int, stop: int) -> Tree:

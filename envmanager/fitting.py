@@ -172,7 +172,7 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, casting: Casting 
         reason = "out of the dtype's range" if is_same_kind else f"{got} with values that are not of that dtype"
         raise SpecMismatch(path, expected, reason)
     if casting is not None and not is_same_kind:
-        casting.note(path, str(spec), got)
+        casting.note(path, expected, got)
     return cast
 
 
@@ -213,5 +213,5 @@ def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> An
     cast = cast_without_loss(value, spec.dtype)
     if cast is None:
         return value
-    casting.note(path, str(spec), describe_value(value))
+    casting.note(path, f"{spec.dtype}{list(value.shape)}", describe_value(value))
     return cast
