@@ -73,7 +73,7 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
         return None
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-    return cast if _survived(array, cast) else None
+        return cast if _survived(array, cast) else None
 
 
 def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
