@@ -20,8 +20,8 @@ from envmanager.errors import MissingExtra, UsageError
 from envmanager.specs import describe_value
 
 EnvFactory = Callable[..., Any] | str | Sequence[Any]
-"""A callable, a Gymnasium id (``"module:id"``: the module is imported first), ``"module:callable"``, or a list of these,
-one per environment."""
+"""A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. ``"module:id"`` is an id
+that is registered when the module is imported."""
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Gymnasium namespaces that only exist once a library was imported: the library, and the extra that brings it."""

@@ -100,7 +100,8 @@ class DataContract:
                     assert steps.obs["camera"].dtype == np.uint8
                     assert steps.obs["place"].tolist() == [[0.5, 1.5]] * len(steps)
                     assert steps.obs["camera"].tolist() == [7] * len(steps)
-                    assert (steps.reward.dtype, steps.terminated.dtype) == (np.float32, np.bool_)
+                    assert steps.reward.dtype == np.float32
+                    assert steps.terminated.dtype == np.bool_
             told = [event for event in manager.events if isinstance(event, ValuesCast)]
 
         fields = ["obs['place']", "obs['camera']", "reward", "terminated"]

@@ -107,7 +107,7 @@ def test_an_info_that_is_no_dict_is_refused(make_manager: Any, infos: bool, info
         manager.reset()
         manager.recv(ALL)
         manager.send(np.zeros(2, np.int64), [0, 1])
-        with pytest.raises(BadObservation) as raised:
+        with pytest.raises(BadObservation) as raised:  # noqa: PT012  (with a worker each the other comes first)
             manager.recv(ALL)
             manager.recv(ALL)
         assert (raised.value.path, raised.value.env_ids) == ("info", (1,))
@@ -317,7 +317,7 @@ def test_an_id_whose_class_is_in_the_main_module_is_known_to_workers(
 
 def test_an_id_registered_with_what_cannot_be_pickled_is_refused_before_anything_starts(register: Any) -> None:
     register("Locked-v0", Mine, kwargs={"size": threading.Lock()})
-    with pytest.raises(UsageError, match="registered with Gymnasium .* cannot be pickled"):
+    with pytest.raises(UsageError, match=r"registered with Gymnasium .* cannot be pickled"):
         SubprocessEnvManager("Locked-v0")
 
 
