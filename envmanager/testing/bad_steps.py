@@ -47,7 +47,7 @@ BAD_KEYED_STEPS: Mapping[str, Change] = {
     "obs: extra key": _with(obs=lambda obs: {**obs, "extra": obs["echo"]}),
     "obs: no dict": _with(obs=lambda obs: obs["echo"]),
     "obs['place']: shape": _with(obs=lambda obs: {**obs, "place": obs["place"][:, :1]}),
-    "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"] + 1e300}),
+    "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64) + 1e300}),
     "obs['place']: None": _with(obs=lambda obs: {**obs, "place": None}),
 }
 """The same for a KeyedFaultyEnvironment."""
