@@ -99,7 +99,7 @@ class EnvGroup(Environment):
     """The K environments of one worker as one Environment, whose steps can also be taken for some rows only."""
 
     env_ids: tuple[int, ...]
-    casts: list[Cast]
+    casts: list[Cast] = []  # noqa: RUF012  (a group that casts has a list of its own)
     """What was cast and not told yet."""
     generation = 0
     current_env_id: int | None = None

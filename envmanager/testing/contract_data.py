@@ -109,6 +109,15 @@ class DataContract:
         assert sorted(pairs) == sorted((env_id, field) for env_id in range(3) for field in fields)
         assert any("float64" in event.got and "float32" in event.expected for event in told)
 
+    def test_a_replacement_does_not_tell_again_what_is_cast(self) -> None:
+        policy = RestartPolicy(on_exception="restart", backoff_s=0.0)
+        with self.make_manager(_OtherDtypesOnce, 1, restarts=policy) as manager:
+            manager.set_policy("default", _Fives())
+            manager.reset()
+            assert [manager.step(Wait.all())[0].lost is None for _ in range(2)] == [False, True]
+            told = [event.field for event in manager.events if isinstance(event, ValuesCast)]
+        assert sorted(told) == ["obs['camera']", "obs['place']", "reward", "terminated"]
+
     def test_check_values_refuses_to_cast_what_environments_return(self) -> None:
         with self.make_manager(_OtherDtypes, 1, check_values=True) as manager, pytest.raises(BadObservation) as raised:
             manager.reset()
@@ -304,6 +313,19 @@ class _OtherDtypes(FakeEnvironment):
         no = np.zeros(1, np.int64)
         steps = AgentSteps(np.zeros(1, np.int64), self._obs(0), np.zeros(1), no, np.zeros(1, np.bool_))
         return {"default": steps if self._change is None else attrs.evolve(steps, **self._change(steps))}
+
+
+class _OtherDtypesOnce(_OtherDtypes):
+    """Its first generation raises in its first step."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__()
+        self._is_first = context.generation == 0
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        if self._is_first:
+            raise RuntimeError("fell over")
+        return super().step(actions)
 
 
 class _Informs(FakeEnvironment):
