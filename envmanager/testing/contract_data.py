@@ -1,4 +1,4 @@
-"""The part of ManagerContract that is about data: behaviors that appear late, casts, and what does not fit."""
+"""The parts of the managers' contract that are about data: casts, what does not fit, and News of late behaviors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,73 @@ from envmanager.trees import Tree
 
 class DataContract:
     """What every manager does with data."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
+            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
+            lambda steps: {"terminated": np.full(len(steps), 2)},
+            lambda steps: {"reward": np.full(len(steps), "1")},
+        ],
+        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
+    )
+    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
+        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
+            manager.reset()
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
+    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.send(np.array([1, 0], dtype), [1, 0])
+            batch = manager.recv(Wait.all())
+            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
+
+    # What does not fit.
+
+    @pytest.mark.parametrize("values", [{"x": 1, "y": 2}, {0: "x", 1: "y"}, "xy", 2, {"x", "y"}, ["x"]])
+    def test_set_attr_refuses_what_is_no_sequence_of_one_value_each(self, values: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="one value for each of 2"):
+                manager.set_attr("label", values)
+            assert manager.get_attr("label") == ["env 0", "env 1"]
+
+    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
+    def test_an_info_that_is_no_dict_is_refused_though_nobody_asked_for_it(self, info: Any) -> None:
+        with self.make_manager(lambda: _Informs(info), 1) as manager:
+            manager.set_policy("default", _Fives())
+            manager.reset()
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
+
+    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
+    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
+        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
+                manager.send(nothing, env_ids)
+                batch = manager.recv(Wait.all())
+                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
+                assert batch.obs == nothing
+            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
+            assert batch.terminated.any()
+            manager.set_policy("default", _Chooses(nothing))
+            manager.reset()
+            assert manager.step(Wait.all())[0].transitions().action == nothing
+
+
+class NewsContract:
+    """What a manager does that hears its workers' ``News`` and knows all of ManagerOptions."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -123,31 +190,6 @@ class DataContract:
             manager.reset()
         assert raised.value.path == "obs['place']"
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
-            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
-            lambda steps: {"terminated": np.full(len(steps), 2)},
-            lambda steps: {"reward": np.full(len(steps), "1")},
-        ],
-        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
-    )
-    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
-        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
-            manager.reset()
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
-    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
-            manager.send(np.array([1, 0], dtype), [1, 0])
-            batch = manager.recv(Wait.all())
-            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
-
     def test_check_values_refuses_actions_of_another_kind_of_numbers(self) -> None:
         with self.make_manager(EchoEnvironment, 1, check_values=True) as manager:
             manager.reset()
@@ -155,41 +197,6 @@ class DataContract:
             with pytest.raises(BadAction, match="float32"):
                 manager.send(np.ones(1, np.float32), [0])
             manager.send(np.ones(1, np.int32), [0])
-
-    # What does not fit.
-
-    @pytest.mark.parametrize("values", [{"x": 1, "y": 2}, {0: "x", 1: "y"}, "xy", 2, {"x", "y"}, ["x"]])
-    def test_set_attr_refuses_what_is_no_sequence_of_one_value_each(self, values: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            with pytest.raises(UsageError, match="one value for each of 2"):
-                manager.set_attr("label", values)
-            assert manager.get_attr("label") == ["env 0", "env 1"]
-
-    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
-    @pytest.mark.parametrize("infos", [False, True], ids=["infos unasked", "infos asked for"])
-    def test_an_info_that_is_no_dict_is_refused(self, infos: bool, info: Any) -> None:
-        with self.make_manager(lambda: _Informs(info), 1, infos=infos) as manager:
-            manager.set_policy("default", _Fives())
-            manager.reset()
-            with pytest.raises(BadObservation) as raised:
-                manager.step()
-            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
-
-    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
-    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
-        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
-            manager.reset()
-            batch = manager.recv(Wait.all())
-            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
-                manager.send(nothing, env_ids)
-                batch = manager.recv(Wait.all())
-                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
-                assert batch.obs == nothing
-            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
-            assert batch.terminated.any()
-            manager.set_policy("default", _Chooses(nothing))
-            manager.reset()
-            assert manager.step(Wait.all())[0].transitions().action == nothing
 
 
 class _Fives:
