@@ -6,7 +6,6 @@ which its episode ends, with the last observation it had; the observation to act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -41,10 +40,12 @@ def _cut(steps: AgentSteps) -> AgentSteps:
     )
 
 
-def truncated(steps: Steps, playing: Mapping[str, AgentSteps]) -> dict[str, AgentSteps]:
+def truncated(steps: Steps, playing: Steps) -> dict[str, AgentSteps]:
     """The last steps of a healthy worker, with the episodes that had not ended truncated there.
 
     ``playing`` are the steps before them: an agent that is not in them has only just joined, and has nothing to cut.
+    Those who play in them and took no step now (environments to which nothing was sent) are cut as if the worker had
+    failed.
     """
     found = {}
     for name, own in steps.items():
@@ -52,7 +53,24 @@ def truncated(steps: Steps, playing: Mapping[str, AgentSteps]) -> dict[str, Agen
         rows = np.flatnonzero(np.isin(own.agent_id, before.agent_id)) if before is not None else np.arange(0)
         if len(rows):
             found[name] = _truncated(own.take(rows))
-    return found
+    unstepped = {name: before.take(_rows_without(before, steps.get(name))) for name, before in playing.items()}
+    return _side_by_side(found, lost(unstepped))
+
+
+def _rows_without(steps: AgentSteps, others: AgentSteps | None) -> np.ndarray:
+    """The rows of the agents that are not among ``others``."""
+    if others is None:
+        return np.arange(len(steps))
+    return np.flatnonzero(~np.isin(steps.agent_id, others.agent_id))
+
+
+def _side_by_side(some: dict[str, AgentSteps], others: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
+    """The rows of both; where a behavior is in both, in order of agent_id, which is that of the environments."""
+    joined = {**some, **others}
+    for name in some.keys() & others.keys():
+        steps = concat_steps([some[name], others[name]])
+        joined[name] = steps.take(np.argsort(steps.agent_id, kind="stable"))
+    return joined
 
 
 def _truncated(steps: AgentSteps) -> AgentSteps:
@@ -76,7 +94,7 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
         no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
         return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=nobody, reset_info=no_infos)
     if np.array_equal(old.agent_id, first.agent_id):
-        return attrs.evolve(old, obs=copy_tree(first.obs), acting=first.acting, reset_info=first.info)
+        return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
     return _joined(old, first)
 
 

@@ -15,6 +15,7 @@ waiting or in a policy, never between the two halves of something; what was read
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -29,12 +30,12 @@ import attrs
 import numpy as np
 
 from envmanager.env_rows import EnvRows, RowsOfWorker
-from envmanager.errors import BadAction, ManagerClosed, UsageError
+from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog, LateReplyDiscarded, ValuesCast
 from envmanager.fitting import Casting
 from envmanager.gathering import Gathering, StepQueue
 from envmanager.hosting import News
-from envmanager.interrupts import begin_held, end_held, let_through
+from envmanager.interrupts import begin_held, end_held, held, let_through
 from envmanager.last_batches import LastBatches
 from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
@@ -44,6 +45,7 @@ from envmanager.seeding import reseeded
 from envmanager.specs import BehaviorSpec, describe_value, merge_specs
 from envmanager.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.steps import (
+    AGENT_BITS,
     ActionInfo,
     Actions,
     AgentSteps,
@@ -66,7 +68,9 @@ if TYPE_CHECKING:
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerStats"]
 
 _LEAVE_S = 1.0
-"""How long close() waits for another thread to leave its call; it closes anyway then, and that call fails."""
+"""How long close() waits for another thread to leave its call; then that call gives back what it may still use."""
+_TURN_S = 0.1
+"""How long a call that waits for another thread's is deaf to a Ctrl-C."""
 
 
 class EnvWorker(Protocol):
@@ -86,8 +90,10 @@ class EnvWorker(Protocol):
 
 
 class _Use(enum.Enum):
-    """Which of the two ways of stepping is in use between two resets."""
+    """Which of the two ways of stepping is in use between two resets, if any can be."""
 
+    RESETTING = enum.auto()
+    """A reset has begun and not ended: only another one may follow."""
     UNDECIDED = enum.auto()
     STEP = enum.auto()
     SEND_RECV = enum.auto()
@@ -124,6 +130,9 @@ class EnvManager(ABC):
         self._seed = seed
         self._use = _Use.UNDECIDED
         self._closed = self._given_back = False
+        self._owner_pid = os.getpid()
+        self._on_their_way: list[str] = []
+        """The calls that are on their way, each inside the one before it."""
         self._partial_actions = True
         self._specs: dict[str, BehaviorSpec] = {}
         self._has_objects = False
@@ -133,6 +142,10 @@ class EnvManager(ABC):
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
+        """What a call has made, or the error that it raises once, until it has returned; then None.
+
+        A call that was interrupted at its end leaves it to the next one.
+        """
         self._steps = [0] * n_workers
         self._env_steps = 0
         self._times = [WorkerTimes() for _ in range(n_workers)]
@@ -158,7 +171,10 @@ class EnvManager(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Give everything back. Called again when it was interrupted."""
+        """Give everything back, when no call is on its way any more. Called again when it was interrupted."""
+
+    def _stop(self) -> None:  # noqa: B027  (a manager whose workers end with _close needs none)
+        """End the workers, although a call is on its way, in another thread or around this one; ``_close`` follows."""
 
     def _replace(self, worker_id: int) -> EnvWorker:
         """A new worker in the place of one that failed or is to be recycled; the old one is given back.
@@ -225,7 +241,7 @@ class EnvManager(ABC):
 
         The behavior need not have appeared yet. Raises UsageError when the policy has no ``get_action``.
         """
-        self._require_open("set_policy")
+        self._require_usable("set_policy")
         if not callable(getattr(policy, "get_action", None)):
             raise UsageError(f"a policy needs a method get_action(steps), which {describe_value(policy)} has not.")
         self._policies[behavior] = policy if self._tracer is None else self._tracer.policy(behavior, policy)
@@ -237,21 +253,22 @@ class EnvManager(ABC):
         ``options``. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
-        with self._calling("reset"):
-            parsed = ResetConfig.parse(config, n_envs=self.n_envs)
-            if self._seed is not None and parsed.seed is None:
-                config = parsed = attrs.evolve(parsed, seed=self._seed)
-            self._check_can_travel(config)
-            self._require_some_worker()
-            self._discard_steps_in_flight()
-            last_seed = self._last_config.seed if parsed.seed is None else parsed.seed
-            self._last_config = attrs.evolve(parsed, seed=last_seed)
-            responses = self._reset_workers(config)
-            self._seed = None  # later resets go on with the randomness there is, unless they name a seed
-            self._use = _Use.UNDECIDED
-            self._row_behavior = None
-            self._gathering.restart_counting()
-            return [self._first_step(response) for response in responses]
+        has_begun = False
+        try:
+            with self._calling("reset"):
+                parsed = ResetConfig.parse(config, n_envs=self.n_envs)
+                if self._seed is not None and parsed.seed is None:
+                    config = parsed = attrs.evolve(parsed, seed=self._seed)
+                self._check_can_travel(config)
+                self._require_some_worker()
+                has_begun, self._use = True, _Use.RESETTING
+                infos = self._reset(config, parsed)
+                self._use = _Use.UNDECIDED
+        except BaseException:
+            if has_begun:  # and nobody has the first observations, also when an interrupt came at the very end
+                self._use = _Use.RESETTING
+            raise
+        return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Act in all environments that are not waiting, then hand back the steps that are ready.
@@ -267,9 +284,12 @@ class EnvManager(ABC):
             if self._undelivered is None:
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
-                self._undelivered = self._postprocess_steps(self._collect(chosen))
-        infos, self._undelivered = self._undelivered, None
-        return infos  # type: ignore[no-any-return]
+                try:
+                    self._undelivered = self._postprocess_steps(self._collect(chosen))
+                except WorkerError as error:
+                    self._undelivered = error
+        infos = self._deliver()
+        return self.step(wait) if infos is None else infos  # another thread has taken them
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -282,6 +302,8 @@ class EnvManager(ABC):
             behavior, spec = self._only_behavior()
             n, groups = self._env_rows.grouped(env_ids, BadAction)
             actions = checked_actions(spec, actions, n, "send", self._castings[behavior])
+            if self._undelivered is not None:
+                self._refuse_undelivered()
             for group in groups:
                 self._check_can_send(group)
             if self._has_objects:
@@ -304,9 +326,12 @@ class EnvManager(ABC):
                 if self._use is _Use.UNDECIDED:
                     self._offer_first_observations()
                 self._begin_send_recv()
-                self._undelivered = self._batch_of(behavior, self._collect(chosen))
-        batch, self._undelivered = self._undelivered, None
-        return batch  # type: ignore[no-any-return]
+                try:
+                    self._undelivered = self._batch_of(behavior, self._collect(chosen))
+                except WorkerError as error:
+                    self._undelivered = error
+        batch = self._deliver()
+        return self.recv(wait) if batch is None else batch  # another thread has taken it
 
     def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
         """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
@@ -334,6 +359,7 @@ class EnvManager(ABC):
 
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
+        self._require_owner("stats")
         workers = tuple(self._worker_stats(worker) for worker in self.env_workers)
         return ManagerStats(
             workers,
@@ -347,15 +373,25 @@ class EnvManager(ABC):
         )
 
     def close(self) -> None:
-        """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times."""
+        """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times.
+
+        A call that is on its way, in another thread or because a policy closes its manager, raises ManagerClosed. What
+        it may still use is given back when it has ended. In a process that the trainer has forked nothing happens.
+        """
+        if self._owner_pid != os.getpid():
+            return
         self._closed = self._gathering.closed = True  # another thread that waits in a call leaves it now
         self._wake()
-        is_last = self._lock.acquire(timeout=_LEAVE_S)
-        try:
-            self._give_back()
-        finally:
-            if is_last:
-                self._lock.release()
+        with held():
+            has_left = self._lock.acquire(timeout=_LEAVE_S)
+            try:
+                with let_through():
+                    self._stop()
+                if has_left and not self._on_their_way:
+                    self._give_back()
+            finally:
+                if has_left:
+                    self._lock.release()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -370,13 +406,15 @@ class EnvManager(ABC):
         self.close()
 
     def _give_back(self) -> None:
+        """What close() gives back; by close() itself, or else by the last call to end."""
         self._gathering.ready = []
         self._undelivered = None
         self._last_batches.clear()
         for worker in self.env_workers:
             worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
         if not self._given_back:
-            self._close()
+            with let_through():
+                self._close()
             if self._tracer is not None:
                 self._tracer.close()
             self._given_back = True
@@ -396,12 +434,16 @@ class EnvManager(ABC):
             raise UsageError("step() before reset(): call reset() first.")
         with let_through():
             taken = self._take_steps([worker.previous_step for worker in ready])
+        self._require_open("step")
         payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
         if self._has_objects:
             self._check_can_travel(payloads)
         for worker, actions, payload in zip(ready, taken, payloads, strict=True):
-            self._actions[worker.worker_id] = actions
-            self._send_step(worker, CommandName.STEP, payload)
+            if worker is self.env_workers[worker.worker_id] and worker.worker_id not in out:
+                self._actions[worker.worker_id] = actions
+                self._send_step(worker, CommandName.STEP, payload)
+            else:  # it failed in a call that the policy made
+                self._recovery.drop_action(worker.worker_id)
 
     def _take_steps(self, last_steps: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
         """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
@@ -409,30 +451,45 @@ class EnvManager(ABC):
         return call_policies(last_steps, self._policies, self._specs, self._castings)
 
     def _postprocess_steps(self, responses: Sequence[EnvironmentResponse]) -> list[StepInfo]:
-        """Pair each response with its worker's previous step and actions."""
+        """Pair each response with its worker's previous step and actions; then they are handed out."""
         infos = []
         for response in responses:
-            worker = self.env_workers[response.worker_id]
-            previous = None if worker.previous_step is None else worker.previous_step.current
-            actions = self._actions.pop(response.worker_id, None)
-            lost = self._recovery.handed_out(response)
-            current = self._own(response.payload)
-            info = StepInfo(previous, current, None if lost else actions, response.worker_id, lost, self._specs)
-            self._mark_handed_out(response)
-            worker.previous_step = info
-            infos.append(info)
+            worker_id = response.worker_id
+            before = self.env_workers[worker_id].previous_step
+            previous = None if before is None else before.current
+            cut = self._recovery.cut(response) if self._recovery.replacements else None
+            actions = None if cut is not None and cut.lost is not None else self._actions.get(worker_id)
+            if cut is None:
+                infos.append(StepInfo(previous, self._own(response.payload), actions, worker_id, None, self._specs))
+            else:
+                infos.append(StepInfo(previous, cut.payload, actions, worker_id, cut.lost, self._specs))
+        self._hand_out(responses)
+        for info in infos:
+            self._actions.pop(info.worker_id, None)
+            self.env_workers[info.worker_id].previous_step = info
         return infos
 
     def _collect_from(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
         """What is ready in ``step_queue``, by the rules of Wait. Raises a WorkerError that is among it."""
         return self._gathering.collect(step_queue, wait)
 
-    def _mark_handed_out(self, response: EnvironmentResponse) -> None:
-        self._gathering.mark_handed_out(response)
-        if response.name is CommandName.STEP:
-            self._steps[response.worker_id] += 1
-            self._env_steps += self._envs_in_flight[response.worker_id]
-            self._times[response.worker_id].handed_out()
+    def _hand_out(self, responses: Sequence[EnvironmentResponse]) -> None:
+        """All that is made of these responses exists: nothing from here on may fail."""
+        self._gathering.hand_out(responses)
+        for response in responses:
+            if response.name is CommandName.STEP:
+                self._steps[response.worker_id] += 1
+                self._env_steps += self._envs_in_flight[response.worker_id]
+                self._times[response.worker_id].handed_out()
+
+    def _deliver(self) -> Any:
+        """What was made, now returned: nothing is called from where it is taken to the end, so no interrupt comes."""
+        made = self._undelivered
+        if isinstance(made, WorkerError):
+            self._undelivered = None
+            raise made
+        self._undelivered = None
+        return made
 
     def _last_steps(self, worker_id: int) -> Steps:
         """What was last handed out of a worker."""
@@ -467,21 +524,61 @@ class EnvManager(ABC):
         return tracer
 
     def _calling(self, what: str) -> AbstractContextManager[None]:
-        """Around every call: refused after close(), one at a time, and a Ctrl-C waits for its end."""
+        """Around every call: refused where it makes no sense, one at a time, and a Ctrl-C waits for its end."""
         call = _Calling(self, what)
         return call if self._tracer is None else self._tracer.call(what, call)
+
+    def _require_usable(self, what: str) -> None:
+        self._require_owner(what)
+        self._require_open(what)
+
+    def _require_owner(self, what: str) -> None:
+        if self._owner_pid != os.getpid():
+            raise UsageError(
+                f"{what} was called in process {os.getpid()}, which was forked from the manager's own, "
+                f"{self._owner_pid}: the workers belong to that one. Make a new manager in this process."
+            )
 
     def _require_open(self, what: str) -> None:
         if self._closed:
             raise ManagerClosed(what)
+
+    def _refuse_inside_a_call(self, what: str) -> None:
+        outer = self._on_their_way[-1]
+        raise UsageError(
+            f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
+            f"whose. Call it when {outer}() has returned."
+        )
 
     def _require_some_worker(self) -> None:
         if len(self._recovery.dropped) == self.n_workers:
             raise next(iter(self._recovery.out.values())).with_traceback(None)
 
     def _require_use(self, use: _Use) -> None:
+        if self._use is _Use.RESETTING:
+            raise UsageError("the last reset() did not end: call reset() again.")
         if self._use not in (use, _Use.UNDECIDED):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
+
+    def _refuse_undelivered(self) -> None:
+        raise BadAction(
+            "the last recv() was interrupted, and what it had received has not been handed out. Call recv() first. "
+            "Nothing was sent."
+        )
+
+    def _reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
+        self._discard_steps_in_flight()
+        self._require_some_worker()  # the last may have been dropped meanwhile
+        last_seed = self._last_config.seed if parsed.seed is None else parsed.seed
+        self._last_config = attrs.evolve(parsed, seed=last_seed)
+        responses = self._reset_workers(config)
+        infos = [StepInfo(None, self._own(each.payload), None, each.worker_id, specs=self._specs) for each in responses]
+        for info in infos:
+            self.env_workers[info.worker_id].previous_step = info
+        self._seed = None  # later resets go on with the randomness there is, unless they name a seed
+        self._row_behavior = None
+        self._gathering.restart_counting()
+        return infos
 
     def _discard_steps_in_flight(self) -> None:
         self._gathering.drain(self._collect)  # a failure does not matter: the reset revives the worker
@@ -515,11 +612,6 @@ class EnvManager(ABC):
             raise failure
         answers.update(replacements)
         return [answers[worker_id] for worker_id in sorted(answers) if worker_id not in recovery.dropped]
-
-    def _first_step(self, response: EnvironmentResponse) -> StepInfo:
-        info = StepInfo(None, self._own(response.payload), None, response.worker_id, specs=self._specs)
-        self.env_workers[response.worker_id].previous_step = info
-        return info
 
     def _begin_send_recv(self) -> None:
         self._use = _Use.SEND_RECV
@@ -589,18 +681,22 @@ class EnvManager(ABC):
         return behavior, spec
 
     def _batch_of(self, behavior: str, responses: Sequence[EnvironmentResponse]) -> Batch:
-        """What ``recv`` hands out of these responses."""
-        lost = []
-        if self._recovery.replacements:
-            lost = [response.worker_id for response in responses if self._recovery.handed_out(response) is not None]
-        parts = [response.payload[behavior] for response in responses if behavior in response.payload]
-        batch = self._batch(behavior, parts)
-        for worker_id in lost:
-            batch.lost |= np.isin(batch.env_ids, self._env_rows.blocks[worker_id])
+        """What ``recv`` hands out of these responses; then they are handed out."""
+        cuts, shares = [], []
         for response in responses:
-            self._mark_handed_out(response)
-            if behavior in response.payload:
-                self._last_batches.add(response.worker_id, len(response.payload[behavior]), batch)
+            payload = response.payload
+            cut = self._recovery.cut(response) if self._recovery.replacements else None
+            if cut is not None:
+                cuts.append(cut)
+                payload = cut.payload
+            if behavior in payload:
+                shares.append((response.worker_id, payload[behavior]))
+        batch = self._batch(behavior, [steps for _, steps in shares])
+        for cut in cuts:
+            batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
+        last = [(worker_id, self._last_batches.with_rows_of(worker_id, steps, batch)) for worker_id, steps in shares]
+        self._hand_out(responses)
+        self._last_batches.keep(last)
         return batch
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
@@ -609,7 +705,7 @@ class EnvManager(ABC):
             return self._empty_batch(behavior)
         is_view = len(parts) == 1 and self._zero_copy
         steps = parts[0] if is_view else concat_steps(parts)
-        if len(steps) < self.n_envs:
+        if len(steps.agent_id) < self._env_rows.n_envs:
             return Batch.of(steps, is_view=is_view)
         if len(parts) > 1 and (np.diff(steps.agent_id) < 0).any():
             steps = steps.take(np.argsort(steps.agent_id))
@@ -683,8 +779,15 @@ class EnvManager(ABC):
             )
 
 
+_MOVES = frozenset(["reset", "step", "send", "recv"])
+"""The calls that move the environments on: they are never made inside another call."""
+
+
 class _Calling:
-    """``with`` one call of a manager. What goes wrong because of a close() meanwhile is told as ManagerClosed."""
+    """``with`` one call of a manager. What a close() meanwhile could not give back is given back at its end.
+
+    Interrupts are held before the lock is taken, and until it was given back: none can leave it taken.
+    """
 
     __slots__ = ("_is_outermost", "_manager", "_what")
 
@@ -693,15 +796,35 @@ class _Calling:
         self._what = what
 
     def __enter__(self) -> None:
-        if self._manager._closed:
-            raise ManagerClosed(self._what)
-        self._manager._lock.acquire()
+        manager = self._manager
+        if manager._closed or manager._owner_pid != os.getpid():
+            manager._require_usable(self._what)
         self._is_outermost = begin_held()
+        try:
+            while not manager._lock.acquire(timeout=_TURN_S):
+                self._look_up()
+            if manager._on_their_way and self._what in _MOVES:
+                manager._lock.release()
+                manager._refuse_inside_a_call(self._what)
+        except BaseException:
+            end_held(self._is_outermost)
+            raise
+        manager._on_their_way.append(self._what)
+
+    def _look_up(self) -> None:
+        """While another thread has its turn: see whether the manager was closed, or a Ctrl-C came."""
+        self._manager._require_open(self._what)
+        with let_through():
+            pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        manager = self._manager
+        manager._on_their_way.pop()
         try:
-            end_held(self._is_outermost)
+            if manager._closed and not manager._on_their_way:
+                manager._give_back()
         finally:
-            self._manager._lock.release()
-        if isinstance(error, Exception) and self._manager._closed:
+            manager._lock.release()
+            end_held(self._is_outermost)
+        if manager._closed and (error is None or isinstance(error, Exception)):
             raise ManagerClosed(self._what) from error

@@ -94,7 +94,9 @@ class EnvRows:
             ids = as_array(env_ids)
         except ValueError as ragged:
             raise error(f"{expected} {ragged}.") from ragged
-        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+        if ids.shape == (0,):
+            return np.zeros(0, np.int64), []
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise error(f"{expected} {describe_value(ids if ids.ndim else env_ids)}.")
         numbers = ids.tolist()  # Python's own arithmetic is faster for the few that most calls name
         unknown = [number for number in numbers if not 0 <= number < self.n_envs]

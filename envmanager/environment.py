@@ -114,6 +114,10 @@ class EnvGroup(Environment):
     def subjects(self) -> Sequence[Any]:
         """The K user's objects, in env_id order."""
 
+    @abstractmethod
+    def abandon(self, error: BaseException) -> None:
+        """In a process that an environment forked: raise ``error`` where the next call of an environment would be."""
+
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Where the next steps may be written; ignored by environments whose agents come and go."""
 
@@ -143,6 +147,17 @@ class EnvGroup(Environment):
         return [subject.render() for subject in self._at(rows)]
 
 
+class Abandoned:
+    """In the place of an environment, which it keeps: whatever is asked of it raises."""
+
+    def __init__(self, environment: Any, error: BaseException) -> None:
+        self._environment = environment
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
 def attribute_of(subject: Any, name: str) -> Any:
     """``subject.name``, also where it is wrapped: Gymnasium's wrappers do not forward attributes by themselves."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
@@ -163,7 +178,7 @@ class SideBySide(EnvGroup):
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
     ) -> None:
-        self._environments = tuple(environments)
+        self._environments: list[Any] = list(environments)
         self.env_ids = tuple(env_ids)
         self._infos = infos
         self._check_values = check_values
@@ -193,6 +208,9 @@ class SideBySide(EnvGroup):
     @property
     def subjects(self) -> Sequence[Any]:
         return [environment.subject for environment in self._environments]
+
+    def abandon(self, error: BaseException) -> None:
+        self._environments[:] = [Abandoned(environment, error) for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         results = []

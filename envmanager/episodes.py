@@ -36,10 +36,12 @@ class Episodes:
     """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
     ``count``: episodes that ended; ``lost``: those that were cut because their worker failed. ``on_end`` is called with
-    the behavior, the agent_id and the return of each that ends.
+    the behavior, the agent_id and the return of each that ends. Without ``keeps_returns``, ``returns`` stays empty, and
+    a billion episodes, or agents one after the other, take no more memory than those who play.
     """
 
     on_end: Callable[[str, int, float], Any] | None = None
+    keeps_returns: bool = True
     env_steps: int = 0
     worker_steps: int = 0
     count: int = 0
@@ -48,6 +50,7 @@ class Episodes:
     recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
     _place_of: dict[int, int] = attrs.field(factory=dict, init=False)
     _agent_at: list[int] = attrs.field(factory=list, init=False)
+    _free: list[int] = attrs.field(factory=list, init=False)
     _running: np.ndarray = attrs.field(factory=lambda: np.zeros(64), init=False)
     _rows_of: dict[int, _Rows] = attrs.field(factory=dict, init=False)
 
@@ -90,7 +93,8 @@ class Episodes:
     def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
         for place, value in zip(places.tolist(), self._running[places].tolist(), strict=True):
             agent_id = self._agent_at[place]
-            self.returns[agent_id].append(value)
+            if self.keeps_returns:
+                self.returns[agent_id].append(value)
             self.recent.append(value)
             if self.on_end is not None:
                 self.on_end(behavior, agent_id, value)
@@ -101,7 +105,10 @@ class Episodes:
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         rows = self._rows_of.get(info.worker_id)
         if rows is None or rows.agent_ids != agent_ids:
-            rows = self._rows_of[info.worker_id] = self._look_up(info, agent_ids)
+            new = self._look_up(info, agent_ids)
+            if rows is not None:
+                self._forget_those_who_left(rows, new)
+            rows = self._rows_of[info.worker_id] = new
         return rows
 
     def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _Rows:
@@ -114,10 +121,26 @@ class Episodes:
         for agent_id in steps.agent_id.tolist():
             place = self._place_of.get(agent_id)
             if place is None:
-                place = self._place_of[agent_id] = len(self._agent_at)
-                self._agent_at.append(agent_id)
-                self.returns[agent_id] = []
+                place = self._place_of[agent_id] = self._new_place(agent_id)
+                if self.keeps_returns:
+                    self.returns.setdefault(agent_id, [])
             places.append(place)
+        return np.array(places, dtype=np.intp)
+
+    def _new_place(self, agent_id: int) -> int:
+        if self._free:
+            place = self._free.pop()
+            self._agent_at[place] = agent_id
+            return place
+        self._agent_at.append(agent_id)
         if len(self._agent_at) > len(self._running):
             self._running = np.append(self._running, np.zeros(len(self._agent_at)))
-        return np.array(places, dtype=np.intp)
+        return len(self._agent_at) - 1
+
+    def _forget_those_who_left(self, before: _Rows, now: _Rows) -> None:
+        """Others may have the places of agents that are not there any more, once there is no return to remember."""
+        left = set().union(*(places.tolist() for places in before.places))
+        for place in left.difference(*(places.tolist() for places in now.places)):
+            if self._running[place] == 0.0:
+                del self._place_of[self._agent_at[place]]
+                self._free.append(place)

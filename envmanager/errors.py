@@ -13,7 +13,7 @@
     ├── ManagerClosed            a call after close()
     ├── UsageError               a call that makes no sense now, or options that do not fit together
     │   └── ConfigError          a config that cannot be understood
-    └── MissingExtra             an optional library is not installed
+    └── MissingExtra             an optional library is not installed; a ModuleNotFoundError too
 
 The rule: the text is for people (what happened, to which worker, during what, with what evidence, what to do), the
 fields are for programs, and both survive pickling.
@@ -200,11 +200,15 @@ class ConfigError(UsageError):
     """A config that cannot be understood."""
 
 
-class MissingExtra(EnvManagerError):
-    """An optional library is not installed; the text ends with the pip command."""
+class MissingExtra(EnvManagerError, ModuleNotFoundError):
+    """An optional library is not installed; the text ends with the pip command.
+
+    Modules that need a library raise it when they are imported, where others expect an ImportError.
+    """
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:
         wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra}]'"
         super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}")
+        self.name = library
         self.library = library
         self.extra = extra

@@ -93,6 +93,8 @@ def _resolve_text(text: str) -> GymnasiumId | Importable:
         raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
     try:
         importlib.import_module(module)
+    except MissingExtra:
+        raise
     except ImportError as error:
         raise UsageError(f"env {text!r} cannot be found: {error}.") from error
     if not name.replace(".", "_").isidentifier():

@@ -2,10 +2,10 @@
 
 ::
 
-    step queue ──▶ arrive ──▶ ready ──▶ hand out     failures go through Recovery first
+    step queue ──▶ arrive ──▶ ready ──▶ collect ──▶ hand_out     failures go through Recovery first
 
-The rule: what arrived and was not handed out stays in ``ready``, at most one answer per worker and perhaps its failure
-after it, so an error, an interrupt or a time-out loses nothing.
+The rule: what arrived stays in ``ready``, at most one answer per worker and perhaps its failure after it, until all
+that is made of it exists; so an error, an interrupt or a time-out loses nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
@@ -54,12 +54,12 @@ class Gathering:
         self._in_flight = 0
 
     def collect(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
-        """What is ready, by the rules of ``wait``. Raises a WorkerError that is among it."""
+        """What is ready, by the rules of ``wait``; it stays ready until ``hand_out``. Raises a WorkerError among it."""
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         self._take_arrived(step_queue)
         if len(self._offered(wait)) < wait.min_ready:
             self._wait_for_more(step_queue, wait, deadline)
-        return self._hand_out(wait)
+        return self._chosen(wait)
 
     def _wait_for_more(self, step_queue: StepQueue, wait: Wait, deadline: float | None) -> None:
         self._count_in_flight()
@@ -82,6 +82,8 @@ class Gathering:
     def _take_arrived(self, step_queue: StepQueue) -> None:
         if self._recovery.replacements:
             self._start_due()
+        if self._arrived:
+            self.arrive(self._arrived.popleft())
         try:
             while True:
                 self.arrive(step_queue.get_nowait())
@@ -100,7 +102,8 @@ class Gathering:
 
     def arrive(self, response: EnvironmentResponse) -> None:
         """Take an answer; one that comes of dealing with another has its turn after that."""
-        self._require_open()
+        if self.closed:
+            self._require_open()
         if self._is_arriving:
             self._arrived.append(response)
             return
@@ -114,7 +117,12 @@ class Gathering:
 
     def _take(self, response: EnvironmentResponse) -> None:
         if response.name is CommandName.STEP:
-            if self._recovery.recycles(response):
+            try:
+                is_recycled = self._recovery.recycles(response)
+            except BaseException:  # no memory for the copy that it takes: the answer has its turn again
+                self._arrived.append(response)
+                raise
+            if is_recycled:
                 self._start_due()
             else:
                 self.ready.append(response)
@@ -168,11 +176,9 @@ class Gathering:
     def _begin(self, response: EnvironmentResponse) -> None:
         """A replacement's first observations: handed out once the last answer of the worker before it has been."""
         is_answered = self._answer_of(response.worker_id) is not None
-        recycled = self._recovery.begun(response)
-        if recycled is not None:
-            self.ready.append(recycled)
-        elif not is_answered:
-            self.ready.append(response)
+        first = self._recovery.begun(response)
+        if not is_answered:
+            self.ready.append(first)
 
     def _enough(self, wait: Wait) -> bool:
         in_flight = self._in_flight  # within one call only failures change it, those of replacements too
@@ -196,27 +202,29 @@ class Gathering:
             each for each in offered if each.name is not CommandName.FAILED or self._answer_of(each.worker_id) is each
         ]
 
-    def _hand_out(self, wait: Wait) -> list[EnvironmentResponse]:
-        """Take what may be handed out from ``ready``; a failure among it is raised and the rest stays."""
-        chosen = self._offered(wait)
-        if wait.max_ready is not None:
-            chosen = chosen[: wait.max_ready]
+    def _chosen(self, wait: Wait) -> list[EnvironmentResponse]:
+        """What may be handed out of ``ready``; a failure among it is raised, once, and the rest stays."""
+        chosen = self._offered(wait)[: wait.max_ready]
         for response in chosen:
             if response.name is CommandName.FAILED:
                 self.ready = [other for other in self.ready if other is not response]
                 self._workers[response.worker_id].waiting = False
                 raise response.payload
-        if len(chosen) == len(self.ready):
-            self.ready = []
-        else:
-            taken = {id(response) for response in chosen}
-            self.ready = [response for response in self.ready if id(response) not in taken]
-        return list(chosen)
+        return chosen
 
-    def mark_handed_out(self, response: EnvironmentResponse) -> None:
+    def hand_out(self, responses: Sequence[EnvironmentResponse]) -> None:
+        """All that is made of these responses exists: they are handed out."""
+        taken = {id(response) for response in responses}
+        self.ready = [response for response in self.ready if id(response) not in taken]
+        for response in responses:
+            self._hand_out(response)
+
+    def _hand_out(self, response: EnvironmentResponse) -> None:
         """The worker is not waiting any more, unless it was replaced meanwhile: then that is told next."""
         worker_id = response.worker_id
         replacement = self._recovery.replacements.get(worker_id)
+        if replacement is not None:
+            replacement = self._recovery.handed_out(response)
         self._workers[worker_id].waiting = replacement is not None
         if replacement is not None or worker_id in self._recovery.dropped:
             self._recovery.unanswered.add(worker_id)
@@ -239,10 +247,8 @@ class Gathering:
             except EnvManagerError as error:
                 failure = failure or error
                 continue
-            for response in responses:
-                self._recovery.handed_out(response)
-                self.mark_handed_out(response)
-                answers[response.worker_id] = response
+            self.hand_out(responses)
+            answers.update({response.worker_id: response for response in responses})
         return answers, failure
 
     def _is_held_back(self, response: EnvironmentResponse, wait: Wait) -> bool:

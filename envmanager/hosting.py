@@ -5,6 +5,7 @@ The rule: one table from command to function; nothing here knows about pipes or 
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import attrs
 
 from envmanager.environment import EnvContext, EnvGroup, build_group
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
 from envmanager.factories import call_factory
 from envmanager.fitting import Cast
 from envmanager.options import ManagerOptions, ResetConfig
@@ -105,25 +106,43 @@ class GroupFactory:
     def __call__(self) -> EnvGroup:
         """The environments, side by side. When one cannot be made, those before it are closed."""
         made: list[Any] = []
+        own_pid = os.getpid()
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
                 made.append(_make(factory, context))
-            env_ids = [context.env_id for context in self.contexts]
-            group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+            group = self._group_of(made)
         except BaseException:
-            for environment in made:
-                _close_quietly(environment)
+            if os.getpid() == own_pid:  # else a factory has forked, and they are the other process's
+                for environment in made:
+                    _close_quietly(environment)
             raise
         group.generation = self.contexts[0].generation
         return group
+
+    def _group_of(self, made: list[Any]) -> EnvGroup:
+        env_ids = [context.env_id for context in self.contexts]
+        try:
+            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        except _OF_THE_FACTORY:
+            raise
+        except Exception as error:
+            raise env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start") from error
+
+
+_OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
+"""What a factory, or what it has made, can be told about itself.
+
+Any other error of this library comes from a manager inside the environment, and is about a worker of that one.
+"""
 
 
 def _make(factory: Any, context: EnvContext) -> Any:
     try:
         return call_factory(factory, context)
+    except _OF_THE_FACTORY:
+        raise
     except Exception as error:
-        env_ids = [context.env_id]
-        raise describe_failure(error, worker_id=context.worker_id, env_ids=env_ids, phase="start") from error
+        raise env_raised(error, worker_id=context.worker_id, env_ids=[context.env_id], phase="start") from error
 
 
 def _close_quietly(environment: Any) -> None:
@@ -194,6 +213,11 @@ def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[
         return BadObservation(
             worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
         )
+    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
+
+
+def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
+    """``error`` as what the environment's own code raised, with its traceback as text and itself as the cause."""
     raised = EnvRaised(
         worker_id=worker_id,
         env_ids=env_ids,

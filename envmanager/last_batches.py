@@ -26,13 +26,18 @@ class LastBatches:
         for batches in self._batches:
             batches.clear()
 
-    def add(self, worker_id: int, n_rows: int, batch: Batch) -> None:
-        """``batch`` holds ``n_rows`` rows of this worker."""
-        if n_rows == len(self._env_rows.blocks[worker_id]):
-            self._batches[worker_id] = [batch]
-        else:  # the other rows are in earlier batches, which must outlive the memory they are views of
-            kept = [each.copy() if each.is_view else each for each in (*self._batches[worker_id], batch)]
-            self._batches[worker_id] = _still_last(kept, self._env_rows.blocks[worker_id])
+    def with_rows_of(self, worker_id: int, steps: AgentSteps, batch: Batch) -> list[Batch]:
+        """What is to be kept for a worker once ``batch``, in which it has ``steps``, has been handed out."""
+        if len(steps.agent_id) == len(self._env_rows.blocks[worker_id]):
+            return [batch]
+        # The other rows are in earlier batches, which must outlive the memory they are views of.
+        kept = [each.copy() if each.is_view else each for each in (*self._batches[worker_id], batch)]
+        return _still_last(kept, self._env_rows.blocks[worker_id])
+
+    def keep(self, batches: Sequence[tuple[int, list[Batch]]]) -> None:
+        """A batch has been handed out; these are the results of ``with_rows_of`` for the workers in it."""
+        for worker_id, own in batches:
+            self._batches[worker_id] = own
 
     def over(self, first: AgentSteps, worker_id: int) -> AgentSteps:
         """``first``, the worker's steps since the reset, with the observations handed out after it."""

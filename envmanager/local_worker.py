@@ -100,7 +100,7 @@ class LocalWorker:
 
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its answer is asked for, and never before a step in flight."""
-        command = CommandName(name)
+        command = name if name.__class__ is CommandName else CommandName(name)
         if command in (CommandName.STEP, CommandName.STEP_ROWS):
             self._step = (command, payload)
             return

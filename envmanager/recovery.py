@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import numpy as np
 
 from envmanager import cut_episodes, events
 from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
@@ -29,7 +30,7 @@ class Replacement:
     """A worker's next generation, from the decision until its first observations are handed out.
 
     ``cause`` is why an episode is cut; None at a reset, and when a healthy worker is recycled: ``held`` is then the
-    step to hand out with the new generation's first observations. ``response`` holds these, once they are there.
+    step to hand out with the new generation's first observations. ``response`` brings these, once they are there.
     """
 
     generation: int
@@ -38,6 +39,19 @@ class Replacement:
     held: EnvironmentResponse | None = None
     is_started: bool = False
     response: EnvironmentResponse | None = None
+
+
+@attrs.frozen
+class Cut:
+    """What a trainer gets of the first response of a worker's new generation.
+
+    ``lost``: why the steps in flight are lost, if they are. ``unstepped``: int64, the agents that took no step; their
+    rows only say that their episode was cut.
+    """
+
+    payload: Steps
+    lost: Lost | None
+    unstepped: np.ndarray
 
 
 class Recovery:
@@ -84,7 +98,7 @@ class Recovery:
             self.unanswered.add(worker_id)
         elif replacement is None and not is_answered:
             self.steps_lost += 1
-        verdict = self._supervisor.judge(error, time.monotonic())
+        verdict = self._supervisor.judge(worker_id, error, time.monotonic())
         if not isinstance(verdict, Replace):
             return self._give_up(response, verdict)
         self._plan(worker_id, error, verdict.delay_s)
@@ -151,29 +165,38 @@ class Recovery:
         """When (monotonic seconds) the next replacement is to be started; None when there is none to start."""
         return min((each.start_at for each in self.replacements.values() if not each.is_started), default=None)
 
-    def begun(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
-        """The first observations of a replacement are there; the step they belong to, for a recycled worker."""
-        worker_id = response.worker_id
-        replacement = self.replacements[worker_id]
-        if replacement.held is None:
-            replacement.response = response
-            return None
-        del self.replacements[worker_id]
-        old = cut_episodes.truncated(replacement.held.payload, self._last_steps(worker_id))
-        return attrs.evolve(replacement.held, payload=cut_episodes.followed_by(old, response.payload))
+    def begun(self, response: EnvironmentResponse) -> EnvironmentResponse:
+        """The first observations of a replacement are there; what is to be handed out with them."""
+        replacement = self.replacements[response.worker_id]
+        held = replacement.held
+        replacement.response = response if held is None else attrs.evolve(held, payload=response.payload)
+        return replacement.response
 
-    def handed_out(self, response: EnvironmentResponse) -> Lost | None:
-        """Why the episodes of this response were cut; its payload then becomes what a trainer gets of it."""
+    def cut(self, response: EnvironmentResponse) -> Cut | None:
+        """What a trainer gets of this response, when it is the first of a new generation that cuts episodes."""
         replacement = self.replacements.get(response.worker_id)
         if replacement is None or replacement.response is not response:
             return None
+        last = self._last_steps(response.worker_id)
+        if replacement.held is not None:
+            stepped: Steps = replacement.held.payload
+            old, lost = cut_episodes.truncated(stepped, last), None
+        elif replacement.cause is not None:
+            stepped = {}
+            old, lost = cut_episodes.lost(last), Lost(replacement.cause, replacement.generation)
+        else:  # a reset: no episode was cut
+            return None
+        payload = cut_episodes.followed_by(old, response.payload)
+        return Cut(payload, lost, np.setdiff1d(_agent_ids(old), _agent_ids(stepped)))
+
+    def handed_out(self, response: EnvironmentResponse) -> Replacement | None:
+        """A trainer has a response of a worker that is replaced; the replacement, unless it has begun with that."""
+        replacement = self.replacements[response.worker_id]
+        if replacement.response is not response:
+            return replacement
         del self.replacements[response.worker_id]
         self.unanswered.discard(response.worker_id)
-        if replacement.cause is None:  # a reset: no episode was cut
-            return None
-        old = cut_episodes.lost(self._last_steps(response.worker_id))
-        response.payload = cut_episodes.followed_by(old, response.payload)
-        return Lost(replacement.cause, replacement.generation)
+        return None
 
     # Recycling.
 
@@ -183,10 +206,10 @@ class Recovery:
         if limit is None or response.name is not CommandName.STEP:
             return False
         worker_id = response.worker_id
-        self._steps_of_generation[worker_id] += 1
-        if self._steps_of_generation[worker_id] < limit or not any(map(_begins_anew, response.payload.values())):
+        steps = self._steps_of_generation[worker_id] + 1
+        if steps < limit or not any(map(_begins_anew, response.payload.values())):
+            self._steps_of_generation[worker_id] = steps
             return False
-        steps = self._steps_of_generation[worker_id]
         held = attrs.evolve(response, payload={name: own.copy() for name, own in response.payload.items()})
         generation = self.generations[worker_id] + 1
         self.replacements[worker_id] = Replacement(generation, None, time.monotonic(), held)
@@ -210,6 +233,10 @@ class Recovery:
         self.take_back(worker_id)
         self._workers[worker_id].waiting = True
         self.replacements[worker_id] = Replacement(self.generations[worker_id] + 1, None, time.monotonic())
+
+
+def _agent_ids(steps: Steps) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *(own.agent_id for own in steps.values())])
 
 
 def _begins_anew(steps: Any) -> bool:

@@ -83,6 +83,8 @@ def _find_kind(kind: str) -> Callable[..., Any]:
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=kind):
         try:
             loaded: Callable[..., Any] = entry_point.load()
+        except MissingExtra:
+            raise
         except ImportError as error:
             raise _missing(entry_point, error) from error
         return loaded

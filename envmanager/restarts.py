@@ -45,7 +45,7 @@ class Supervisor:
         self._recent: list[deque[tuple[float, WorkerError]]] = [deque() for _ in range(n_workers)]
         self._jitter = random.Random() if jitter is None else jitter
 
-    def judge(self, error: Exception, now: float) -> Replace | GiveUp:
+    def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
         """What to do about a worker that failed with ``error`` at ``now`` (monotonic seconds)."""
         policy = self._policy
         if not isinstance(error, WorkerError):
@@ -54,7 +54,7 @@ class Supervisor:
             return GiveUp(error)
         if policy.max_restarts == 0:
             return GiveUp(error, drop=policy.then == "drop")
-        recent = self._recent[error.worker_id]
+        recent = self._recent[worker_id]
         while recent and now - recent[0][0] > policy.within_s:
             recent.popleft()
         if len(recent) >= policy.max_restarts:

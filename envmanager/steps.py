@@ -424,6 +424,7 @@ def add_ends_and_infos(steps: AgentSteps, parts: list[AgentSteps]) -> None:
 
 
 def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:
-    if not lists or any(part is None for part in lists):
+    known = [part for part in lists if part is not None]
+    if not known or len(known) < len(lists):
         return None
-    return [entry for part in lists if part is not None for entry in part]
+    return [entry for part in known for entry in part]

@@ -131,6 +131,7 @@ class SubprocessEnvManager(EnvManager):
         )
         _require_linux()
         self._env_factory = env_factory
+        self._log_dir = None if log_dir is None else os.path.abspath(log_dir)  # the trainer may go elsewhere
         self._factories = factories_for(env_factory, n_envs)
         self._starting: list[WorkerHandle] = []
         self._all_agent_ids = only_agents(range(n_envs))
@@ -171,7 +172,8 @@ class SubprocessEnvManager(EnvManager):
                 on_news=weakly(self._hear),
                 rotates=self._zero_copy,
             )
-        handle = self._launch(worker_id, factory)
+        with descriptors.standard_open():
+            handle = self._launch(worker_id, factory)
         self._starting.append(handle)
         return handle
 
@@ -210,7 +212,7 @@ class SubprocessEnvManager(EnvManager):
             n_slots=self._n_slots,
             timeouts=options.timeouts,
             environ=environ,
-            log_path=_log_path(options.log_dir, worker_id, generation),
+            log_dir=self._log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
         with held():  # a worker that nobody watches would be left behind
@@ -309,6 +311,9 @@ class SubprocessEnvManager(EnvManager):
     def _wake(self) -> None:
         self._resources.step_queue.wake()
 
+    def _stop(self) -> None:
+        self._resources.stop()
+
     def _close(self) -> None:
         self._resources.close()
         self._finalizer.detach()
@@ -328,6 +333,10 @@ class _Resources:
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
+        with descriptors.standard_open():
+            self._open(events, hear)
+
+    def _open(self, events: EventLog, hear: Any) -> None:
         self.step_queue = StepQueue(events, on_news=weakly(hear), on_retired=weakly(self.drop))
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
@@ -362,12 +371,14 @@ class _Resources:
         if os.getpid() != self._owner_pid or self._closed:
             return  # in a process that the trainer forked, the workers are not its own
         try:
-            self._stop(list(self._handles))
+            self.stop()
         finally:
             with held():
                 self._give_back()
 
-    def _stop(self, handles: list[WorkerHandle]) -> None:
+    def stop(self) -> None:
+        """End all workers, inside ``close_s``; what belongs to them is still there."""
+        handles = list(self._handles)
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()
@@ -399,16 +410,6 @@ def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerH
         for handle in left.values():
             handle.pump()  # a worker that blocks on a full pipe cannot end
     return list(left.values())
-
-
-def _log_path(log_dir: str | None, worker_id: int, generation: int) -> str | None:
-    if log_dir is None:
-        return None
-    try:
-        os.makedirs(log_dir, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"log_dir {log_dir!r} cannot be made: {error}.") from error
-    return os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
 
 
 def _require_linux() -> None:

@@ -12,6 +12,7 @@ The rule: any writer with ``add_scalar(tag, value, step)`` will do, PyTorch's an
 from __future__ import annotations
 
 import importlib
+import secrets
 from typing import Any, Protocol
 
 from envmanager.errors import MissingExtra
@@ -53,9 +54,11 @@ def scalars_of(stats: ManagerStats) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """A SummaryWriter of tensorboardX that writes into ``log_dir``; close it. Raises MissingExtra."""
+    """A SummaryWriter of tensorboardX that writes into a new file in ``log_dir``; close it. Raises MissingExtra."""
     try:
         library = importlib.import_module("tensorboardX")
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
-    return library.SummaryWriter(log_dir)
+    # Its file is named by the second and the machine: something that nobody can guess keeps two writers apart, and
+    # nobody can have put a link there.
+    return library.SummaryWriter(log_dir, filename_suffix=f".{secrets.token_hex(4)}")

@@ -28,6 +28,7 @@ from envmanager.errors import UsageError
 from envmanager.events import Died, Event, LateReplyDiscarded, Started, TimedOut
 from envmanager.interrupts import held
 from envmanager.policy import Policy
+from envmanager.private_files import open_privately
 from envmanager.steps import ActionInfo, AgentSteps
 
 _EVERY_NS = 1_000_000_000
@@ -82,7 +83,7 @@ class Tracer:
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
         """Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
 
-        A file that is there is replaced.
+        A file that is there is emptied. It can be read by the user alone: the texts of failures are in it.
         """
         self._path = os.path.abspath(path)  # the trainer may go to another directory
         if self._path in _being_written:
@@ -99,7 +100,7 @@ class Tracer:
         self.trainer = SpanTrack(self, _TRAINER)
         self.workers = [SpanTrack(self, 1 + worker_id) for worker_id in range(len(env_ids_of_workers))]
         try:
-            with open(self._path, "w", encoding="utf-8") as file:
+            with open(self._path, "w", encoding="utf-8", opener=open_privately) as file:
                 file.write("[\n" + ",\n".join(self._names(env_ids_of_workers)))
         except OSError as error:
             raise UsageError(f"the trace {path!r} cannot be written: {error.strerror}.") from error
@@ -197,7 +198,7 @@ def _readable(text: str) -> str:
 
 
 def _open_existing(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_CREAT)
+    return open_privately(path, flags & ~os.O_CREAT)
 
 
 class _TracedPolicy:

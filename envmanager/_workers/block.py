@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager._workers.memory import map_memory
+from envmanager._workers.memory import make_private, map_memory
 from envmanager.specs import BehaviorSpec
 from envmanager.steps import AgentSteps, RowBuffer, only_agents
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
@@ -80,6 +80,10 @@ class Block:
         self.counts = self._array((layout.n_slots, n_workers, n_behaviors, 3), np.dtype(np.int32))
         self.action_counts = self._array((n_workers, n_behaviors), np.dtype(np.int32))
         self.columns = {behavior.name: self._columns(behavior) for behavior in layout.behaviors}
+
+    def make_private(self, fd: int) -> None:
+        """In a forked process: the arrays keep what is in them, and share it with nobody."""
+        make_private(self._map, fd)
 
     @property
     def size_bytes(self) -> int:

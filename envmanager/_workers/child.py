@@ -26,7 +26,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import crash_report, descriptors, lifeline
+from envmanager._workers import crash_report, descriptors, forks, lifeline
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
@@ -76,6 +76,8 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
         if hasattr(parent_conn, "use_group"):
             parent_conn.use_group(group)
     except BaseException as error:
+        if forks.is_fork:
+            raise
         env_ids = [c.env_id for c in factory.contexts] if isinstance(factory, GroupFactory) else [worker_id]
         failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase="start")
     while True:
@@ -107,6 +109,8 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_i
     except TrainerGone:
         raise  # nobody is there to be told
     except BaseException as error:
+        if forks.is_fork:
+            raise
         # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.
         failure = describe_failure(
             error, worker_id=worker_id, env_ids=env_ids_of_failure(group, worker_id), phase=phase_of(command.name)
@@ -123,7 +127,6 @@ class Launch:
     generation: int
     seed: int
     pickled_factory: bytes
-    log_path: str | None
 
 
 class TrainerGone(ConnectionError):
@@ -146,6 +149,7 @@ class Transport:
         self.generation = launch.generation
         self.ticket = 0
         self.slot = 0
+        self.block: Block | None = None
         self.rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
         self.unanswerable: Unanswerable | None = None
@@ -162,7 +166,17 @@ class Transport:
             self.unanswerable = Unanswerable(error)
 
     def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
-        self.rows = WorkerRows(Block(layout, self.fds["memory"]), self.worker_id, group.env_ids)
+        self.block = Block(layout, self.fds["memory"])
+        self.rows = WorkerRows(self.block, self.worker_id, group.env_ids)
+
+    def cut_off(self) -> None:
+        """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
+        if self.block is not None:
+            self.block.make_private(self.fds["memory"])
+        if self.group is not None:
+            self.group.abandon(TrainerGone())
+        # Not "life": it dies with the trainer too.
+        descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 
     def news(self) -> News | None:
         """What there is to tell besides an answer."""
@@ -354,15 +368,16 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _redirect_output(fds, launch.log_path)
-    crash_report.enable(fds["crash"], launch.worker_id)
+    _redirect_output(fds)
+    crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
     lifeline.arm(fds["life"])
     # A forked worker has the trainer's generators, and all would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
     transport = Transport(fds, launch)
+    forks.watch(lambda: _leave_worker(transport, crash_fd))
     try:
-        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+        _obey_to_the_end(transport, launch)
     except TrainerGone:
         # It may be noticed here before the life pipe tells; who ended now would leave its simulators behind.
         lifeline.end_group()
@@ -370,17 +385,34 @@ def main(fds: dict[str, int], launch: Launch) -> None:
         lifeline.end_others()
 
 
-def _redirect_output(fds: Mapping[str, int], log_path: str | None) -> None:
-    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere."""
-    if log_path is not None:
-        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log_fd, 1)
-        os.dup2(log_fd, 2)
-        os.close(log_fd)
-    else:
-        for name, number in (("stdout", 1), ("stderr", 2)):
-            if name in fds:
-                os.dup2(fds[name], number)
-                os.close(fds[name])
+def _leave_worker(transport: Transport, crash_fd: int) -> None:
+    transport.cut_off()
+    crash_report.leave(crash_fd)
+
+
+def _obey_to_the_end(transport: Transport, launch: Launch) -> None:
+    """Be the worker. What an environment forks comes here when it leaves the environment's code, and ends."""
+    try:
+        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+    except BaseException as error:
+        if forks.is_fork:
+            forks.end(None if isinstance(error, TrainerGone) else error)
+        raise
+    if forks.is_fork:
+        forks.end(None)
+
+
+def _redirect_output(fds: Mapping[str, int]) -> None:
+    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere.
+
+    Input is nobody's: else a simulator would take what is meant for the trainer.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if name in fds:
+            os.dup2(fds[name], number)
+            os.close(fds[name])
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -13,14 +13,26 @@ _PART_BYTES = 1 << 20
 """More than faulthandler writes for a hundred threads. The file has holes: only what is written takes memory."""
 _READ_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 4000
+_STDERR = 2
 
 
-def enable(fd: int, worker_id: int) -> None:
-    """In a worker: write what happened into its part of the file when it crashes."""
-    # Opened anew, for a position of its own.
-    own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-    os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
+def enable(fd: int, worker_id: int) -> int:
+    """In a worker: write what happened into its part of the file when it crashes. The descriptor for that."""
+    try:
+        # Opened anew, for a position of its own.
+        own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # no /proc: told on stderr
+        own_fd = os.dup(_STDERR)
+    else:
+        os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
     faulthandler.enable(file=own_fd, all_threads=True)
+    return own_fd
+
+
+def leave(own_fd: int) -> None:
+    """In a process forked from a worker: its crash is not the worker's, and is told on stderr."""
+    faulthandler.enable(file=_STDERR, all_threads=True)
+    os.close(own_fd)
 
 
 def take(fd: int, worker_id: int) -> str:

@@ -2,7 +2,7 @@
 
 The rule: every descriptor the library opens in the trainer is registered here. A child forked by us closes all of
 them but its own; a child forked by the user's code closes all of them, so that it can neither keep workers alive nor
-stop them.
+stop them. None of them is 0, 1 or 2: those are for what programs read and print.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import contextlib
 import os
 import resource
 import select
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, ClassVar
 
 from envmanager.errors import UsageError
+from envmanager.interrupts import held
 
+CLOSED = -1
+"""In place of the number of a descriptor that was closed: the number may be somebody else's now."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
+_STDERR = 2
 
 
 def register(fd: int) -> int:
@@ -47,15 +52,73 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError when this process may not open ``n_more`` descriptors, before the first is opened."""
+    """Raise UsageError when this process may not open ``n_more`` descriptors, before the first is opened.
+
+    Without /proc nobody tells how many are open; then the kernel refuses the first that is too many.
+    """
     limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + n_more
+    try:
+        needed = len(os.listdir("/proc/self/fd")) + n_more
+    except FileNotFoundError:
+        return
     if limit != resource.RLIM_INFINITY and needed > limit:
         at_most = "" if ceiling == resource.RLIM_INFINITY or ceiling >= needed else f" (at most {ceiling} here)"
         raise UsageError(
             f"this process may have {limit} open files (RLIMIT_NOFILE) and would need {needed}: raise the limit with "
             f"`ulimit -n {needed}`{at_most}, or use fewer workers (n_workers=…), each with more environments."
         )
+
+
+def open_standard() -> list[int]:
+    """Have those of 0, 1 and 2 that are closed lead to /dev/null; which these were."""
+    opened = []
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # the lowest that is free
+        os.set_inheritable(fd, True)
+        opened.append(fd)
+    os.close(fd)
+    return opened
+
+
+class standard_open:  # noqa: N801  (used like a function)
+    """While the library opens descriptors or starts processes: 0, 1 and 2 are taken, by /dev/null if by nobody else.
+
+    Else a pipe of ours may get such a number, and what an environment prints goes into it.
+    """
+
+    _lock = threading.Lock()
+    _n_inside = 0
+    _opened: ClassVar[list[int]] = []
+
+    def __enter__(self) -> None:
+        own = standard_open
+        with held(), own._lock:
+            own._opened += open_standard()
+            own._n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        own = standard_open
+        with held(), own._lock:
+            own._n_inside -= 1
+            while own._n_inside == 0 and own._opened:
+                os.close(own._opened.pop())
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked child: nobody is inside, and what was opened stays."""
+        cls._lock, cls._n_inside = threading.Lock(), 0
+        cls._opened.clear()
+
+
+def lead_nowhere(fds: Sequence[int]) -> None:
+    """Have descriptors lead to /dev/null: whoever still uses them does no harm, and nobody else gets their numbers."""
+    with contextlib.suppress(OSError):
+        os.close(fds[0])  # there is room for one more then
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        if fd != null:
+            os.dup2(null, fd, inheritable=False)
+    if null not in fds:
+        os.close(null)
 
 
 def forget(fd: int) -> None:
@@ -70,12 +133,13 @@ def create_memory(name: str) -> int:
     return register(fd)
 
 
-def close(fd: int) -> None:
-    """Close a registered descriptor; twice does no harm."""
+def close(fd: int) -> int:
+    """Close a registered descriptor; CLOSED, to be remembered in its place."""
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):
             os.close(fd)
+    return CLOSED
 
 
 def close_all_but(keep: set[int]) -> None:
@@ -87,6 +151,7 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def _after_fork_in_child() -> None:
+    standard_open.forget()
     if not _forking_a_worker:
         close_all_but(set())
 

@@ -20,7 +20,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -28,6 +27,7 @@ import attrs
 from envmanager._workers import boot, crash_report, descriptors
 from envmanager._workers.block import Block, WorkerRows
 from envmanager._workers.child import Launch
+from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import ChildProcess
 from envmanager._workers.wire import (
     ATTACH_CODE,
@@ -54,7 +54,6 @@ from envmanager.timing import WorkerTimes
 _READ_SIZE = 1 << 20
 _DESCRIPTORS_TO_START = 16
 """More than starting one process takes for a moment: refused before, nothing is left half open."""
-_OUTPUT_TAIL_BYTES = 2000
 WHILE_BYTES_COME_S = 1.0
 """A reply that is on its way at its deadline gets so much longer with every part that arrives."""
 
@@ -112,7 +111,7 @@ class LaunchPlan:
     n_slots: int
     timeouts: Timeouts
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
-    log_path: str | None
+    log_dir: str | None
 
 
 class WorkerHandle:
@@ -149,12 +148,32 @@ class WorkerHandle:
         self._rows: WorkerRows | None = None
         self._inbox = bytearray()
         self._replies: list[_Reply] = []
+        self._log: OutputLog | None = None
         self._released = False
         self.hung_up = False
         self._start_process(pickled_factory)
 
     def _start_process(self, pickled_factory: bytes) -> None:
         descriptors.require_room(_DESCRIPTORS_TO_START)
+        stdio = self._open_output()
+        try:
+            self._start_process_with(pickled_factory, stdio)
+        finally:
+            for fd in stdio.values():
+                os.close(fd)
+
+    def _open_output(self) -> dict[str, int]:
+        """Where the output of the worker goes: its log, or what a process forked from the server would not inherit.
+
+        In a block of ``standard_open``.
+        """
+        plan = self._plan
+        if plan.log_dir is not None:
+            self._log, fd = OutputLog.open(plan.log_dir, self.worker_id, plan.generation)
+            return {"stdout": fd, "stderr": os.dup(fd)}
+        return {"stdout": os.dup(1), "stderr": os.dup(2)} if plan.start_method == "forkserver" else {}
+
+    def _start_process_with(self, pickled_factory: bytes, stdio: dict[str, int]) -> None:
         ours, theirs = socket.socketpair()
         self.fd, worker_fd = descriptors.register(ours.detach()), theirs.detach()
         os.set_blocking(self.fd, False)
@@ -166,8 +185,7 @@ class WorkerHandle:
             "life": plan.life_fd,
             "crash": plan.crash_fd,
         }
-        launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory, plan.log_path)
-        stdio = _open_stdio() if plan.start_method == "forkserver" else {}
+        launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory)
         try:
             wrapped = {name: descriptors.Fd(fd) for name, fd in {**fds, **stdio}.items()}
             environ = None if plan.environ is None else dict(plan.environ)
@@ -180,8 +198,7 @@ class WorkerHandle:
                 raise self._cannot_start(error) from error
             raise
         finally:
-            for fd in (worker_fd, *stdio.values()):
-                os.close(fd)
+            os.close(worker_fd)
 
     def _cannot_start(self, error: Exception) -> WorkerError:
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -328,9 +345,11 @@ class WorkerHandle:
         in_memory = self._rows is not None and self._rows.write_actions(actions, rows)
         data = b"" if in_memory else dumps_command(payload)
         self._slot = (self._slot + 1) % self._plan.n_slots
-        self._step_ticket = self._ticket + 1
+        ticket, flags = self._ticket + 1, IN_MEMORY if in_memory else 0
+        frame = COMMAND.pack(ticket, CODES[command], self._slot, flags, 0, len(data)) + data
+        self._ticket = self._step_ticket = ticket  # not before there was memory for the message
         self._await(CommandName.STEP, deadline)
-        self._write(CODES[command], IN_MEMORY if in_memory else 0, data, deadline)
+        self._push(frame, deadline)
 
     def is_answer(self, ticket: int, generation: int) -> bool:
         """Whether a record answers the step in flight."""
@@ -393,28 +412,28 @@ class WorkerHandle:
     # The connection.
 
     def _write(self, code: int, flags: int, data: bytes, deadline: float) -> None:
+        frame = COMMAND.pack(self._ticket + 1, code, self._slot, flags, 0, len(data)) + data
         self._ticket += 1
-        frame = COMMAND.pack(self._ticket, code, self._slot, flags, 0, len(data)) + data
-        is_outermost = begin_held()  # half a message would leave the worker waiting for the rest for ever
-        try:
-            self._push(frame, deadline)
-        finally:
-            end_held(is_outermost)
+        self._push(frame, deadline)
 
     def _push(self, frame: bytes, deadline: float) -> None:
         """Write all of ``frame``, reading meanwhile what the worker writes: both ways may be full.
 
         Gives up at the deadline or when the worker is gone; whoever waits for the answer is told so.
         """
-        left = memoryview(frame)
-        while left:
-            try:
-                left = left[os.write(self.fd, left) :]
-            except (BrokenPipeError, ConnectionResetError):
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline or not self._wait_for_room(deadline):
+        is_outermost = begin_held()  # half a message would leave the worker waiting for the rest for ever
+        try:
+            left = memoryview(frame)
+            while left and self.fd != descriptors.CLOSED:
+                try:
+                    left = left[os.write(self.fd, left) :]
+                except (BrokenPipeError, ConnectionResetError):
                     return
+                except BlockingIOError:
+                    if time.monotonic() >= deadline or not self._wait_for_room(deadline):
+                        return
+        finally:
+            end_held(is_outermost)
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()
@@ -432,12 +451,12 @@ class WorkerHandle:
         Answers to older requests are dropped.
         """
         n_before = len(self._inbox)
-        while True:
+        while self.fd != descriptors.CLOSED:
             try:
                 part = os.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
-            except OSError:  # it ended with something of ours unread; or released
+            except OSError:  # it ended with something of ours unread
                 part = b""
             if not part:
                 self.hung_up = True
@@ -513,11 +532,11 @@ class WorkerHandle:
             self._released = True
             self._rows = None
             self.process.release()
-            descriptors.close(self.fd)
+            self.fd = descriptors.close(self.fd)
 
     def _last_words(self) -> str:
         """What the process left behind: the end of its log, and the report of a crash in native code."""
-        return "\n".join(filter(None, [self._output_tail(), self._crash_report()]))
+        return "\n".join(filter(None, ["" if self._log is None else self._log.tail(), self._crash_report()]))
 
     def _crash_report(self) -> str:
         if not descriptors.is_registered(self._plan.crash_fd):  # close() came meanwhile
@@ -525,16 +544,6 @@ class WorkerHandle:
         with contextlib.suppress(OSError):
             return crash_report.take(self._plan.crash_fd, self.worker_id)
         return ""
-
-    def _output_tail(self) -> str:
-        if self._plan.log_path is None:
-            return ""
-        try:
-            with Path(self._plan.log_path).open("rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _OUTPUT_TAIL_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
 
 
 def _unheard(_: News, __: int) -> None:
@@ -549,12 +558,3 @@ def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
 def _timeout_s(timeouts: Timeouts, command: CommandName) -> float:
     phase = phase_of(command)
     return float(getattr(timeouts, f"{phase}_s", timeouts.call_s))
-
-
-def _open_stdio() -> dict[str, int]:
-    """Copies of where this process's output goes, for a worker forked from the server."""
-    copies = {}
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        with contextlib.suppress(OSError):  # closed
-            copies[name] = os.dup(number)
-    return copies

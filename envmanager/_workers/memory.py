@@ -13,12 +13,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from envmanager import cgroups
 from envmanager.errors import UsageError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FIXED = 0x10
 
 
 def map_memory(fd: int, size_bytes: int) -> Any:
@@ -38,6 +40,14 @@ def map_memory(fd: int, size_bytes: int) -> Any:
     return memory
 
 
+def make_private(memory: Any, fd: int) -> None:
+    """In a forked process: keep a copy of what is in ``memory``, in its place, and share no more of it."""
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    address = ctypes.addressof(memory)
+    if _libc.mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
+
+
 def allocate(fd: int, size_bytes: int) -> None:
     """Give the memory its size; UsageError when the machine or its cgroup has less."""
     available = available_bytes()
@@ -52,37 +62,37 @@ def allocate(fd: int, size_bytes: int) -> None:
 def _does_not_fit(size_bytes: int, available: int) -> str:
     return (
         f"the environments' observations and actions need {size_bytes / 2**20:.0f} MiB of shared memory, but only "
-        f"{available / 2**20:.0f} MiB are free. Run fewer environments, make observations smaller, or leave out "
-        "zero_copy (which needs three times as much)."
+        f"{available / 2**20:.0f} MiB are free on this machine, or left of what the process's cgroup (a container's "
+        "limit) allows. Run fewer environments, make observations smaller, or leave out zero_copy (which needs three "
+        "times as much)."
     )
 
 
 def available_bytes() -> int:
-    """How much memory may still be taken: the least of the machine's and the cgroup's."""
-    limits = [_mem_available()]
-    for root in ("/sys/fs/cgroup", f"/sys/fs/cgroup{_cgroup_path()}"):
-        limit, used = _read_number(f"{root}/memory.max"), _read_number(f"{root}/memory.current")
-        if limit is not None and used is not None:
-            limits.append(max(0, limit - used))
-    return min(limits)
+    """How much memory may still be taken: the least of the machine's and of what each cgroup around us has left."""
+    left = (_left(folder, *names) for folder in cgroups.folders("memory") for names in _LIMITS)
+    return min([_mem_available(), *(each for each in left if each is not None)])
+
+
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""For version 2 and version 1 of cgroups: the limit, what is used, and what of that is files nobody reads any more."""
+
+
+def _left(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
+    """What a cgroup has left; None when it has no limit. What the kernel gives back when it is asked counts as left."""
+    limits, uses = cgroups.words(folder / limit), cgroups.words(folder / used)
+    if len(limits) != 1 or len(uses) != 1 or not (limits[0].isdigit() and uses[0].isdigit()):  # "max": no limit
+        return None
+    stat = cgroups.words(folder / "memory.stat")
+    reserve = dict(zip(stat[::2], stat[1::2], strict=False)).get(reclaimable, "0")
+    return max(0, int(limits[0]) - max(0, int(uses[0]) - int(reserve)))
 
 
 def _mem_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 2**62
-
-
-def _cgroup_path() -> str:
-    try:
-        return Path("/proc/self/cgroup").read_text().splitlines()[0].rpartition(":")[2].rstrip("/")
-    except (OSError, IndexError):
-        return ""
-
-
-def _read_number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # "max" means no limit
-        return None
+    words = cgroups.words(Path("/proc/meminfo"))
+    if "MemAvailable:" in words:
+        return int(words[words.index("MemAvailable:") + 1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # nobody tells how much of it is in use

@@ -33,7 +33,7 @@ from multiprocessing.context import set_spawning_popen
 from typing import Any
 
 from envmanager._workers import boot
-from envmanager._workers.descriptors import close, forking_a_worker, register, wait_for
+from envmanager._workers.descriptors import close, forking_a_worker, register, standard_open, wait_for
 
 _util: Any = util  # its type stubs leave out what is needed here
 _server = forkserver.ForkServer()
@@ -187,7 +187,7 @@ def default_start_method() -> str:
 
 def start_server() -> None:
     """Start the private forkserver unless it runs; it ends with this process."""
-    with _server_lock:
+    with _server_lock, standard_open():
         loaded = [name for name in PRELOADABLE if name in sys.modules]
         os.environ[boot.PRELOAD_VARIABLE] = " ".join([*loaded, "envmanager._workers.child"])
         _server.set_forkserver_preload(["envmanager._workers.boot"])

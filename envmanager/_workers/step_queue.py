@@ -14,7 +14,6 @@ observations, and one that is not needed any more is watched until it has ended.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import queue
@@ -113,7 +112,7 @@ class StepQueue:
     def wake(self) -> None:
         """Have a ``get`` in another thread raise queue.Empty, now and always."""
         self._is_woken = True
-        with contextlib.suppress(OSError):  # closed
+        if self.write_fd != descriptors.CLOSED:
             os.write(self.write_fd, RECORD.pack(0, _NOBODY, 0, 0, 0, 0, 0, 0, 0, 0))
 
     def _stop_watching(self, handle: WorkerHandle, fd: int) -> None:
@@ -295,5 +294,5 @@ class StepQueue:
         """Give back the pipe. The workers must have gone."""
         descriptors.forget(self._epoll.fileno())
         self._epoll.close()
-        descriptors.close(self._read_fd)
-        descriptors.close(self.write_fd)
+        self._read_fd = descriptors.close(self._read_fd)
+        self.write_fd = descriptors.close(self.write_fd)

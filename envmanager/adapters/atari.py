@@ -15,16 +15,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 
-from envmanager.errors import MissingExtra
+from envmanager.extras import needed_by
 
-try:
+with needed_by("Atari", extra="atari"):
     import ale_py
     import cv2
-except ImportError as error:
-    raise MissingExtra("Atari", library=error.name or "ale_py", extra="atari") from error
+    import gymnasium
 
 _NOOP = 0
 

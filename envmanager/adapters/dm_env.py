@@ -10,9 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dm_env
 import numpy as np
-from dm_env import specs as dm_specs
 
 from envmanager.adapters.rows import (
     RowReader,
@@ -25,10 +23,15 @@ from envmanager.adapters.rows import (
 )
 from envmanager.environment import Environment
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.fitting import Casting
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.steps import AgentSteps, Steps
 from envmanager.trees import Tree
+
+with needed_by("envmanager.adapters.dm_env", extra="dm_env"):
+    import dm_env
+    from dm_env import specs as dm_specs
 
 BEHAVIOR = "default"
 

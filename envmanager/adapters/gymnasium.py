@@ -14,7 +14,7 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_number, flag, real_number
 from envmanager.adapters.spaces import behavior_spec, rows_reader
-from envmanager.environment import EnvGroup
+from envmanager.environment import Abandoned, EnvGroup
 from envmanager.fitting import Casting, fitting_array
 from envmanager.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.steps import AgentSteps, RowBuffer, Steps, only_agents
@@ -47,7 +47,7 @@ class GymnasiumEnvironment(EnvGroup):
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
     ) -> None:
-        self._envs = tuple(envs)
+        self._envs = list(envs)
         self.env_ids = tuple(env_ids)
         self._all = range(len(self._envs))
         self._infos = infos
@@ -90,6 +90,9 @@ class GymnasiumEnvironment(EnvGroup):
     def subject(self) -> Any:
         return self._envs[0]
 
+    def abandon(self, error: BaseException) -> None:
+        self._envs[:] = [Abandoned(env, error) for env in self._envs]
+
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``, whose views are kept for when it is offered again."""
         rows = self._known.get(id(buffer))
@@ -107,9 +110,9 @@ class GymnasiumEnvironment(EnvGroup):
         rows = self._rows
         rows.clear()
         infos = []
-        for row, reset in enumerate(self._resets):
+        for row, env in enumerate(self._envs):
             self.current_env_id = self.env_ids[row]
-            infos.append(self._restart(reset, rows.obs[row], seed=seeds[row]))
+            infos.append(self._restart(env, row, rows.obs[row], seed=seeds[row]))
         self.current_env_id = None
         return {BEHAVIOR: rows.finish(0, infos, [], keep_infos=self._infos)}
 
@@ -152,7 +155,7 @@ class GymnasiumEnvironment(EnvGroup):
                     out, len(rewards), terminated, truncated
                 ):
                     write_obs(out.final_obs[len(ended)], obs, views[-1])
-                    ended.append(self._restart(self._resets[chosen[len(rewards)]], views))
+                    ended.append(self._restart(env, chosen[len(rewards)], views))
                 elif obs.__class__ is np.ndarray and obs.dtype is plain_dtype and obs.shape == plain_shape:
                     views[0][...] = obs
                 else:
@@ -167,9 +170,9 @@ class GymnasiumEnvironment(EnvGroup):
         out.reward[:] = rewards
         return out.finish(len(ended), infos, ended, keep_infos=self._infos)
 
-    def _restart(self, reset: Resetter, views: list[Any], seed: int | None = None) -> Any:
+    def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
-        result = reset(seed=seed, options=None if self._options is None else dict(self._options))
+        result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("what reset returned", "a tuple of 2 (obs, info)", describe_value(result))
         check_info(result[1], "info of reset")

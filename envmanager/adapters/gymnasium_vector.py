@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import check_info
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.environment import Environment
+from envmanager.extras import needed_by
 from envmanager.fitting import Casting, fitting_array
 from envmanager.specs import (
     ArraySpec,
@@ -34,6 +34,9 @@ from envmanager.specs import (
 )
 from envmanager.steps import AgentSteps, Steps, take_rows
 from envmanager.trees import Tree, build, leaves, leaves_like, map_tree, paths
+
+with needed_by("envmanager.adapters", extra="gymnasium"):
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
@@ -76,7 +79,7 @@ class VectorEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         self._acting = np.ones(self._n, np.bool_)
-        obs, infos = self._reset(seed=self._seed(seeds[0]), options=_own(self._options))
+        obs, infos = self._reset(self._vector_env, seed=self._seed(seeds[0]), options=_own(self._options))
         nobody = np.zeros(self._n, np.bool_)
         reward = np.zeros(self._n, np.float32)
         return {BEHAVIOR: self._steps(self._rows(obs), reward, nobody, nobody.copy(), infos)}

@@ -86,7 +86,7 @@ class ParallelEnvironment(Environment):
 
     def _begin(self, seed: int | None) -> list[_Row]:
         """Reset the environment: a joining row for each agent of the new episode."""
-        result = self._reset(seed=seed, options=None if self._options is None else dict(self._options))
+        result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("what reset returned", "a tuple of 2 dicts (obs, info)", describe_value(result))
         if not self._env.agents:

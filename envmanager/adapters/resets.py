@@ -14,27 +14,26 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """Calls ``env.reset``, whose signature it looks at once."""
+    """Calls ``env.reset``, at whose signature it looks once."""
 
     def __init__(self, env: Any) -> None:
-        self._env = env
         named, takes_any = _parameters(env.reset)
         self._always = [name for name in _ARGUMENTS if name in named]
         self._if_given = [name for name in _ARGUMENTS if name not in named and takes_any]
         self._never = [name for name in _ARGUMENTS if name not in named and not takes_any]
 
-    def __call__(self, *, seed: Any, options: Any) -> Any:
+    def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
         """What ``reset`` returns; UsageError when it does not take what was given."""
         given = {"seed": seed, "options": options}
         for name in self._never:
             if _is_there(given[name]):
                 raise UsageError(
-                    f"{type(self._env).__qualname__}.reset() has no parameter {name!r}, but the manager's reset was "
+                    f"{type(env).__qualname__}.reset() has no parameter {name!r}, but the manager's reset was "
                     f"given {name}: write `def reset(self, *, seed=None, options=None)`, or reset without {name}."
                 )
         arguments = {name: given[name] for name in self._always}
         arguments.update((name, given[name]) for name in self._if_given if _is_there(given[name]))
-        return self._env.reset(**arguments)
+        return env.reset(**arguments)
 
 
 def _is_there(value: Any) -> bool:

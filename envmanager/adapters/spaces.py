@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from envmanager.adapters.rows import RowReader, compact_bound, read_array, read_dict, read_tuple
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.trees import Tree
+
+with needed_by("envmanager.adapters", extra="gymnasium"):
+    from gymnasium import spaces
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
+
+from envmanager.extras import needed_by
+
+with needed_by("envmanager.bench", extra="bench"):
+    import gymnasium
 
 EPISODE_STEPS = 200
 

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
-
 from envmanager.bench.figures import Bars, Curve, bars, step_times, worker_step_costs
 from envmanager.bench.summary import CellSummary
+from envmanager.extras import needed_by
+from envmanager.new_files import replacing
+
+with needed_by("envmanager.bench.plots", extra="bench"):
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
 
 OURS, PEER, LINEAR = "#1f6feb", "#b8bec7", "#57606a"
 
@@ -25,7 +28,9 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> list[Path]:
     for group in bars(summaries):
         figures[f"steps-per-second-{group.workload}-{group.n_envs}.png"] = draw_bars(group)
     for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=120)
+        with replacing(folder / name) as file:
+            figure.savefig(file, dpi=120, format="png")
+        file.close()
     return [folder / name for name in figures]
 
 

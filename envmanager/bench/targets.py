@@ -43,7 +43,10 @@ class Target:
 
 @attrs.frozen
 class Outcome:
-    """What was measured for a target; ``value`` and ``met`` are None when it was not measured."""
+    """What was measured for a target; ``value`` and ``met`` are None when it was not measured.
+
+    ``met`` is None too for a cost of nothing or less: that is how much the measurement is off, and no cost.
+    """
 
     target: Target
     value: float | None = None
@@ -51,9 +54,14 @@ class Outcome:
     against: str | None = None
 
     @property
+    def is_lost_in_noise(self) -> bool:
+        """Whether it was measured, and is smaller than what can be measured."""
+        return self.value is not None and self.target.at_most and self.value <= 0
+
+    @property
     def met(self) -> bool | None:
         """Whether the target is reached."""
-        if self.value is None:
+        if self.value is None or self.is_lost_in_noise:
             return None
         return self.value <= self.target.goal if self.target.at_most else self.value >= self.target.goal
 

@@ -1,4 +1,4 @@
-"""The command line: ``envmanager run``, ``envmanager check`` and ``envmanager tune``.
+"""The command line: ``envmanager run``, ``train``, ``tune``, ``check`` and ``bench``.
 
 The rule: without the extra ``cli`` the command still exists and says what to install.
 """
@@ -8,11 +8,20 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from envmanager.cli.loading import EXIT_INTERRUPTED, loading
+
 NEEDED = ("typer", "rich")
 
 
 def main() -> int:
     """Run the command line on ``sys.argv``; the exit code."""
+    try:
+        return _main()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _main() -> int:
     missing = [library for library in NEEDED if find_spec(library) is None]
     if missing:
         print(
@@ -20,6 +29,6 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    from envmanager.cli.app import run_command_line
-
+    with loading():
+        from envmanager.cli.app import run_command_line
     return run_command_line(sys.argv[1:])

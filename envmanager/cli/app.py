@@ -24,6 +24,7 @@ from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.live import LiveDisplay
+from envmanager.cli.loading import loading
 from envmanager.cli.plan import Plan, check_out
 from envmanager.cli.run import exit_code_of, run
 from envmanager.cli.tune import TunePlan, tune
@@ -178,6 +179,9 @@ def train_command(
         Path | None, typer.Option("--dir", metavar="DIR", help="Where checkpoints go; runs/NAME OF CONFIG if unset.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Begin anew, and delete what an earlier training has left in DIR.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write how it went there too.")] = None,
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard there.")
@@ -187,14 +191,16 @@ def train_command(
     """Train policies and show how it goes; checkpoints are left behind, and the policies tried at the end.
 
     Options given here come before those of CONFIG. Ends with exit code 0 when all steps were taken, 1 after an error,
-    2 after a mistake in the call. Ctrl-C (130) and SIGTERM (143) end the step that is being taken, and save.
+    2 after a mistake in the call, such as a DIR that holds a training already. Ctrl-C (130) and SIGTERM (143) end the
+    step that is being taken, and save.
     """
     tables = load_config(config, TRAINING_TABLES)
     tables["manager"] = _with(tables["manager"], {"kind": manager, "wait": wait})
     tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed})
     check_out(out)
-    train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
-    plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume)
+    with loading():
+        train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
+    plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume, force=force)
     console = Console(highlight=False)
     display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
     raise typer.Exit(train.train(plan, display, out=out, board=board))

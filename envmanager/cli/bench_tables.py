@@ -17,6 +17,7 @@ QUIET_SPREAD = 1.3
 """By so much the bare environment's runs may differ before it is said."""
 
 MET = {True: Text("met", style="green"), False: Text("not met", style="red"), None: Text("not measured", style="dim")}
+LOST = Text("lost in the noise", style="yellow")
 
 
 def cell_title(summary: CellSummary) -> Text:
@@ -100,7 +101,7 @@ def target_table(outcomes: Sequence[Outcome]) -> Table:
         measured = "" if outcome.value is None else f"{outcome.value:.3g}"
         table.add_row(
             *(f"{target.workload} {target.n_envs}", target.about, against, f"{sign} {target.goal:g}", measured),
-            *(outcome.by or "", MET[outcome.met]),
+            *(outcome.by or "", LOST if outcome.is_lost_in_noise else MET[outcome.met]),
         )
     return table
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.errors import ConfigError, UsageError
+from envmanager.errors import ConfigError, MissingExtra, UsageError
 from envmanager.factories import Importable
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
@@ -85,6 +85,8 @@ def load_policy(text: str) -> Any:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")
     try:
         found = Importable(module, attribute).load()
+    except MissingExtra:
+        raise
     except (ImportError, AttributeError) as error:
         raise UsageError(f"policy {text!r} cannot be found: {error}.") from error
     if not callable(found):
@@ -98,6 +100,8 @@ def check_out(out: Path | None) -> None:
         return
     if out.is_dir():
         raise UsageError(f"--out {out} is a directory; name a file.")
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out {out} is no regular file, and would be replaced by one; name another.")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {out.parent}; make it first.")
     if not os.access(out.parent, os.W_OK | os.X_OK):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import attrs
 
 from envmanager.cli.plan import Plan
 from envmanager.episodes import Episodes
+from envmanager.new_files import write_anew
 from envmanager.stats import ManagerStats
 
 
@@ -58,42 +57,24 @@ class RunSummary:
             "episodes_lost": self.episodes.lost,
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
-            "return": _sayable(self.returns()),
-            "episode_returns": _sayable(self.episodes.returns_by_env()),
+            "return": sayable(self.returns()),
+            "episode_returns": sayable(self.episodes.returns_by_env()),
             "wait_share": self.stats.wait_share,
             "verdict": self.stats.verdict,
-            "workers": _sayable([attrs.asdict(worker) for worker in self.stats.workers]),
+            "workers": sayable([attrs.asdict(worker) for worker in self.stats.workers]),
         }
 
 
-def _sayable(data: Any) -> Any:
+def sayable(data: Any) -> Any:
+    """Plain data in which None is said for numbers that JSON cannot say."""
     if isinstance(data, dict):
-        return {key: _sayable(value) for key, value in data.items()}
+        return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_sayable(value) for value in data]
+        return [sayable(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path``, one line per name."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
-    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``: into a new file beside it, which then takes its place."""
-    file_descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(file_descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -22,18 +22,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from envmanager import tensorboard
 from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
-from envmanager.cli.summary import write_json
-from envmanager.errors import EnvManagerError, MissingExtra
-
-try:
-    from envmanager.training.controller import Update
-    from envmanager.training.evaluation import mean_and_spread
-    from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
-except ImportError as error:
-    raise MissingExtra("envmanager train", library=error.name or "torch", extra="torch") from error
-from envmanager import tensorboard
+from envmanager.cli.summary import sayable, write_json
+from envmanager.errors import EnvManagerError
+from envmanager.training.controller import Update
+from envmanager.training.evaluation import mean_and_spread
+from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str | None) -> int:
@@ -54,7 +50,7 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str 
     for name, text in summary_lines(plan, result):
         print(f"{name:<12}{text}")
     if out is not None:
-        write_json(out, result.to_json())
+        write_json(out, sayable(result.to_json()))
     return EXIT_DONE if signals.number is None else 128 + signals.number
 
 
@@ -73,35 +69,62 @@ class Stopping(Signals):
 
 
 class Reports:
-    """Tells a display and a TensorBoard writer."""
+    """Tells a display and a TensorBoard writer: of each behavior an update every ``EVERY_S`` seconds, and the last one.
+
+    Behaviors that learn together are updated in the same moment, so each has a clock of its own.
+    """
 
     EVERY_S = 0.5
 
     def __init__(self, display: Display, writer: tensorboard.ScalarWriter | None) -> None:
         self._display = display
         self._writer = writer
-        self._due = 0.0
+        self._due: dict[str | None, float] = {}
+        self._untold: dict[str, tuple[TrainingRun, Update]] = {}
 
     def started(self, run: TrainingRun) -> None:
         self._display.show_start(run)
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         now = time.monotonic()
-        if now < self._due or run.controller is None or run.manager is None:
-            return
-        self._due = now + self.EVERY_S
-        self._display.show_update(run, update, now)
-        if self._writer is not None:
-            for name, figure in update.figures.items():
-                self._writer.add_scalar(f"{update.behavior}/{name}", figure, update.n_steps)
-            self._writer.add_scalar("return/mean", run.controller.episodes.mean_of_recent(), update.n_steps)
-            tensorboard.write_stats(self._writer, run.manager.stats(), update.n_steps)
+        self._untold[update.behavior] = run, update
+        if self._is_due(update.behavior, now):
+            self._tell(run, update, now)
+        if self._is_due(None, now):
+            self._tell_of_all(run, update)
 
     def saved(self, path: Path) -> None:
+        untold = list(self._untold.values())
+        for run, update in untold:
+            self._tell(run, update, time.monotonic())
+        if untold:
+            self._tell_of_all(*untold[-1])
         self._display.show_line(f"checkpoint  {path}")
 
     def evaluating(self, n_episodes: int) -> None:
         self._display.show_line(f"evaluating  {n_episodes:,} episodes")
+
+    def _is_due(self, what: str | None, now: float) -> bool:
+        is_due = now >= self._due.get(what, 0.0)
+        if is_due:
+            self._due[what] = now + self.EVERY_S
+        return is_due
+
+    def _tell(self, run: TrainingRun, update: Update, now: float) -> None:
+        del self._untold[update.behavior]
+        self._display.show_update(run, update, now)
+        if self._writer is not None:
+            for name, figure in update.figures.items():
+                self._writer.add_scalar(f"{update.behavior}/{name}", figure, update.n_steps)
+
+    def _tell_of_all(self, run: TrainingRun, update: Update) -> None:
+        """What is not of one behavior."""
+        if self._writer is None or run.controller is None or run.manager is None:
+            return
+        mean = run.controller.episodes.mean_of_recent()
+        if not math.isnan(mean):  # no episode has ended yet
+            self._writer.add_scalar("return/mean", mean, update.n_steps)
+        tensorboard.write_stats(self._writer, run.manager.stats(), update.n_steps)
 
 
 class Display(ABC):
@@ -197,7 +220,7 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
     return {
         "time": f"{seconds:.0f} s",
         "steps": f"{controller.n_steps:,}/{goal:,}",
-        "steps/s": f"{controller.episodes.env_steps / seconds:,.0f}" if seconds > 0 else "–",
+        "steps/s": f"{(controller.n_steps - run.n_steps_before) / seconds:,.0f}" if seconds > 0 else "–",
         "episodes": f"{controller.episodes.count:,}",
         "return": "–" if math.isnan(mean) else f"{mean:.4g}",
         "version": str(update.version),
@@ -208,7 +231,7 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
     """How it went, as names and texts."""
     lines = [
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
-        ("steps", f"{result.n_steps:,} in {result.wall_s:.1f} s"),
+        ("steps", _steps_taken(result)),
     ]
     if not math.isnan(result.mean_return):
         lines.append(("return", f"{result.mean_return:.4g} while training, mean of the last episodes"))
@@ -222,3 +245,8 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
         lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
     lines.append(("checkpoint", str(plan.checkpoints)))
     return lines
+
+
+def _steps_taken(result: TrainingResult) -> str:
+    taken = f"{result.n_steps - result.n_steps_before:,} in {result.wall_s:.1f} s"
+    return f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken

@@ -21,7 +21,6 @@ import attrs
 from envmanager.cli.display import count
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of, set_policies
-from envmanager.cli.summary import write_text
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.cli.tuning import (
     Trial,
@@ -36,6 +35,7 @@ from envmanager.cli.tuning import (
 )
 from envmanager.cores import count_cores
 from envmanager.errors import ConfigError, EnvManagerError, UsageError
+from envmanager.new_files import write_anew
 from envmanager.options import ManagerOptions, Wait
 from envmanager.policy import RandomPolicy
 from envmanager.probing import measure
@@ -129,7 +129,7 @@ class _Tuning:
         if self.plan.out is None:
             return [*lines, f"run it: {command_line(settings)}"]
         remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
-        write_text(self.plan.out, config_text(settings, remark=remark))
+        write_anew(self.plan.out, config_text(settings, remark=remark))
         return [*lines, f"run it: envmanager run {self.plan.out}"]
 
     def _halve_until_the_end(self) -> None:

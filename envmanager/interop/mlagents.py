@@ -21,22 +21,21 @@ from typing import Any
 import numpy as np
 
 from envmanager.env_manager import EnvManager
-from envmanager.errors import EnvRaised, MissingExtra, UsageError
+from envmanager.errors import EnvRaised, UsageError
+from envmanager.extras import needed_by
+from envmanager.interop.mlagents_config import config_errors
+from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
+from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
 
-try:
+with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.env_manager import EnvironmentStep
     from mlagents.trainers.env_manager import EnvManager as MlagentsManager
     from mlagents.trainers.policy import Policy
     from mlagents_envs.base_env import BehaviorSpec
     from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
 
-    from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
-    from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
-except ModuleNotFoundError as error:
-    raise MissingExtra("MlagentsEnvManager", library=error.name or "mlagents", extra=None) from error
-
-__all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory"]
+__all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "config_errors"]
 
 
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]

@@ -8,7 +8,8 @@
 
 An observation is a dict: ``observations``, a tuple of float32 arrays; ``group_id`` int32; ``group_reward`` float32; and
 for discrete actions ``action_mask``, a tuple with an array per branch in which true means *not* available, as in
-ML-Agents. An action is a dict of ``continuous``, float32, and ``discrete``, int32, or of one of them.
+ML-Agents (an environment may also give one array for several branches). An action is a dict of ``continuous``, float32,
+and ``discrete``, int32, or of one of them.
 
 The rule: what a step says of an agent is in that agent's row, under the number that ML-Agents itself gave it.
 """
@@ -21,17 +22,20 @@ from typing import Any
 
 import attrs
 import numpy as np
-from mlagents_envs.base_env import ActionTuple, BaseEnv
-from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig, EngineConfigurationChannel
-from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
-from mlagents_envs.side_channel.side_channel import SideChannel
-from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
 from envmanager.steps import AgentSteps, Steps, concat_rows, take_rows
 from envmanager.trees import Tree, leaves
+
+with needed_by("MlagentsEnvironment", extra=None):
+    from mlagents_envs.base_env import ActionTuple, BaseEnv
+    from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig, EngineConfigurationChannel
+    from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
+    from mlagents_envs.side_channel.side_channel import SideChannel
+    from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
 STATS = "environment_stats"
 """The key in the first agent's info under which a step's statistics travel: ``{name: [(value, aggregation), …]}``."""
@@ -239,12 +243,19 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
     }
     branches = spec.observation.get("action_mask")
     if branches is not None:
-        obs["action_mask"] = (
-            zeros(branches, len(steps))
-            if masks is None
-            else tuple(np.array(masks_of_branch, np.bool_) for masks_of_branch in masks)
-        )
+        obs["action_mask"] = zeros(branches, len(steps)) if not masks else _masks_by_branch(masks, branches)
     return obs
+
+
+def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
+    """An array per branch, of our own; also where the environment has one for several branches.
+
+    ML-Agents' trainers put the arrays side by side, so it is all the same to them how many there are.
+    """
+    if len(masks) == len(branches):
+        return tuple(np.array(mask, np.bool_) for mask in masks)
+    side_by_side = np.concatenate([np.asarray(mask, np.bool_) for mask in masks], axis=1)
+    return tuple(np.split(side_by_side, np.cumsum([branch.shape[0] for branch in branches])[:-1], axis=1))
 
 
 def _flags(n: int, rows: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -15,12 +15,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from mlagents.trainers.action_info import ActionInfo as MlagentsActionInfo
-from mlagents_envs.base_env import DecisionSteps, TerminalSteps
 
+from envmanager.extras import needed_by
 from envmanager.specs import object_array
 from envmanager.steps import AGENT_BITS, ActionInfo, AgentSteps, take_rows
 from envmanager.trees import Tree
+
+with needed_by("MlagentsEnvManager", extra=None):
+    from mlagents.trainers.action_info import ActionInfo as MlagentsActionInfo
+    from mlagents_envs.base_env import DecisionSteps, TerminalSteps
 
 _CALL, _ROW = "call", "row"
 """Outputs of an ActionInfo: the ML-Agents ActionInfo of a whole policy call, and which row of it this row is."""

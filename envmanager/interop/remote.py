@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymnasium import Wrapper
-
 from envmanager.environment import attribute_of
+from envmanager.extras import needed_by
+
+with needed_by("envmanager.interop", extra="gymnasium"):
+    from gymnasium import Wrapper
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
-from stable_baselines3.common.vec_env import VecEnv
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
+
+with needed_by("as_sb3_vec_env", extra=None):
+    from gymnasium import spaces
+    from gymnasium.vector.utils import concatenate, create_empty_array
+    from stable_baselines3.common.vec_env import VecEnv
 
 Indices = int | Iterable[int] | None
 

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
 
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.trees import Tree
+
+with needed_by("envmanager.interop", extra="gymnasium"):
+    from gymnasium import Space, spaces
 
 BatchMaker = Callable[[Tree], Any]
 """A tree of ``[n, …]`` as an element of the batched space."""

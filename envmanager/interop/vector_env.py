@@ -17,15 +17,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
 from envmanager.steps import Batch, take_rows, with_rows
 from envmanager.trees import Tree
+
+with needed_by("as_vector_env", extra="gymnasium"):
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 

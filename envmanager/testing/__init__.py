@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from envmanager.extras import needed_by
+
 if TYPE_CHECKING:
     from envmanager.testing.contract import EnvironmentContract, ManagerContract
     from envmanager.testing.environment_check import Finding, check_environment
@@ -56,4 +58,5 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'envmanager.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"envmanager.testing.{home}"), name)
+    with needed_by(f"envmanager.testing.{name}", extra=None):
+        return getattr(importlib.import_module(f"envmanager.testing.{home}"), name)

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Normal
 
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec
 from envmanager.trees import Tree, build, leaves
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
+    from torch.distributions import Categorical, Distribution, Normal
 
 
 class Discrete(nn.Module):

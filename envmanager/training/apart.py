@@ -23,13 +23,16 @@ from typing import Any
 import attrs
 import cloudpickle
 import numpy as np
-import torch
-from torch import nn
 
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.extras import needed_by
 from envmanager.policy import Policy
 from envmanager.steps import StepInfo
 from envmanager.training.trainer import Arrays, Trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import nn
 
 _CLOSE_S = 10.0
 

@@ -7,75 +7,115 @@
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` names it; the one before
-it is removed only after that.
+it is removed only after that. Removed are files that a checkpoint's own ``state.json`` names, and nothing else: it is
+written first, so that this holds for one that was never finished too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import attrs
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
+from envmanager.new_files import write_anew
 
-_LATEST, _STATE = "latest", "state.json"
+with needed_by("envmanager.training", extra="torch"):
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file, save_file
+
+LATEST, _STATE = "latest", "state.json"
 
 
 @attrs.frozen
 class Checkpoint:
-    """``facts`` for JSON; ``arrays`` by file and name."""
+    """``facts`` for JSON; ``arrays`` by file and name. ``facts["run"]`` tells the checkpoints of one training."""
 
     facts: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
 
 
 def save(directory: Path, name: str, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and make it the latest; where it is. Raises OSError, and then the one before still stands."""
+    """Write a checkpoint and make it the latest; where it is. Raises OSError, and then the one before still stands.
+
+    The checkpoints that the same run wrote before are removed. Whatever else is in the directory stays.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f"{name}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    for file, arrays in checkpoint.arrays.items():
-        whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        save_file(whole, unfinished / f"{quote(file, safe='')}.safetensors")
-        _flush(unfinished / f"{quote(file, safe='')}.safetensors")
-    (unfinished / _STATE).write_text(json.dumps(checkpoint.facts, indent=1))
-    _flush(unfinished / _STATE)
-    finished = directory / name
-    shutil.rmtree(finished, ignore_errors=True)
-    unfinished.rename(finished)
-    temporary = directory / f"{_LATEST}.unfinished"
-    temporary.write_text(name)
-    _flush(temporary)
-    temporary.replace(directory / _LATEST)
-    for old in directory.iterdir():
-        if old.is_dir() and old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
+    unfinished = directory / f"{name}.{secrets.token_hex(4)}.unfinished"
+    unfinished.mkdir()  # anew, so nobody has put links into it
+    try:
+        _write(unfinished, checkpoint)
+        finished = _free(directory, name)
+        unfinished.rename(finished)
+    except BaseException:
+        remove(unfinished, checkpoint.facts)
+        raise
+    write_anew(directory / LATEST, finished.name)
+    for old, facts in written(directory).items():
+        if old != finished and facts.get("run") == checkpoint.facts.get("run"):
+            remove(old, facts)
     return finished
 
 
 def load_latest(directory: Path) -> Checkpoint:
     """The newest checkpoint. Raises UsageError when there is none, or it cannot be read."""
     try:
-        path = directory / (directory / _LATEST).read_text().strip()
+        name = (directory / LATEST).read_text().strip()
+        path = directory / Path(name).name
         facts = json.loads((path / _STATE).read_text())
-        arrays = {file: load_file(path / f"{quote(file, safe='')}.safetensors") for file in facts["files"]}
+        arrays = {file: load_file(_arrays_in(path, file)) for file in facts["files"]}
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no checkpoint in {directory} to resume from ({error.filename} is missing)."
         ) from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UsageError(f"the checkpoint in {directory} cannot be read: {error}.") from error
     return Checkpoint(facts, arrays)
+
+
+def written(directory: Path) -> dict[Path, dict[str, Any]]:
+    """The checkpoints in a directory, finished or not, of whichever run, with their facts."""
+    found = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        facts = _facts_of(path)
+        if facts is not None:
+            found[path] = facts
+    return found
+
+
+def remove(path: Path, facts: Mapping[str, Any]) -> None:
+    """Remove the files of a checkpoint, and its folder if nothing else is in it. What cannot be removed stays."""
+    for own in [*(_arrays_in(path, file) for file in facts["files"]), path / _STATE]:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def facts_and_arrays(
+    states: Mapping[str, tuple[dict[str, np.ndarray], dict[str, Any]]], *, run: str | None
+) -> Checkpoint:
+    """One checkpoint from the states of several parts, by name; ``run`` tells those of one training from others."""
+    facts = {"run": run, "files": list(states), "parts": {name: own for name, (_, own) in states.items()}}
+    return Checkpoint(facts, {name: arrays for name, (arrays, _) in states.items()})
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    (folder / _STATE).write_text(json.dumps(checkpoint.facts, indent=1))
+    _flush(folder / _STATE)
+    for file, arrays in checkpoint.arrays.items():
+        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, _arrays_in(folder, file))
+        _arrays_in(folder, file).chmod((folder / _STATE).stat().st_mode)  # as the umask has it; safetensors' is 0600
+        _flush(_arrays_in(folder, file))
 
 
 def _flush(path: Path) -> None:
@@ -83,7 +123,30 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def facts_and_arrays(states: Mapping[str, tuple[dict[str, np.ndarray], dict[str, Any]]]) -> Checkpoint:
-    """One checkpoint from the states of several parts, by name."""
-    facts = {"files": list(states), "parts": {name: own for name, (_, own) in states.items()}}
-    return Checkpoint(facts, {name: arrays for name, (arrays, _) in states.items()})
+def _free(directory: Path, name: str) -> Path:
+    """``name``, or if that is taken (a training that stopped at the step at which it was resumed), ``name-2``, …"""
+    return next(path for path in _candidates(directory / name) if not os.path.lexists(path))
+
+
+def _candidates(path: Path) -> Iterator[Path]:
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
+
+
+def _arrays_in(folder: Path, file: str) -> Path:
+    return folder / f"{quote(file, safe='')}.safetensors"
+
+
+def _facts_of(path: Path) -> dict[str, Any] | None:
+    """What the ``state.json`` in a folder says; None when this is no checkpoint, or only a link to one."""
+    if path.is_symlink() or not path.is_dir() or (path / _STATE).is_symlink() or not (path / _STATE).is_file():
+        return None
+    try:
+        facts = json.loads((path / _STATE).read_text())
+        is_ours = all(isinstance(file, str) for file in facts["files"]) and isinstance(facts["parts"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return facts if is_ours else None

@@ -78,7 +78,7 @@ class TrainerController:
             raise UsageError(f"max_policy_lag must be at least 0, not {max_policy_lag}.")
         self.manager = manager
         self.trainers = dict(trainers)
-        self.episodes = Episodes()
+        self.episodes = Episodes(keeps_returns=False)
         self.n_steps = 0
         """How many steps of agents the trainers have learned from or will."""
         self._wait = None if wait is None else Wait.parse(wait)

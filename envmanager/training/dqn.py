@@ -18,10 +18,9 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.specs import BehaviorSpec
@@ -31,6 +30,10 @@ from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device
 from envmanager.training.replay import Replay
 from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
 from envmanager.training.trainer import Arrays, Trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
 
 
 @attrs.frozen(kw_only=True)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+from envmanager.extras import needed_by
 from envmanager.specs import ArraySpec
 from envmanager.trees import Tree, leaves, leaves_like
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
 
 SMALLEST_IMAGE = 36
 """Three axes, two of them at least so long, are an image: the convolutions need so much."""

@@ -16,10 +16,9 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from envmanager.errors import UsageError
+from envmanager.extras import needed_by
 from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.specs import ArraySpec, BehaviorSpec
@@ -30,6 +29,10 @@ from envmanager.training.states import anneal, learner_state, load_learner, mean
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 from envmanager.trees import leaves
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ The rule: it stops only between two steps of the controller, so what is saved is
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,19 +20,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
-import torch
 
 from envmanager.errors import ConfigError, UsageError
+from envmanager.extras import needed_by
 from envmanager.options import ManagerOptions, ResetConfig, Wait
 from envmanager.registry import make_manager, structure
 from envmanager.seeding import derive_seed
 from envmanager.stats import ManagerStats
-from envmanager.training import checkpoints
+from envmanager.training import checkpoints, run_folder
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.evaluation import Evaluation, evaluate
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import make_trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
@@ -71,9 +75,18 @@ class TrainingPlan:
     trainers: Mapping[str, Mapping[str, Any]]
     directory: Path
     resume: bool = False
+    """Go on with the training in ``directory``."""
+    force: bool = False
+    """Begin anew where there is one, and delete what it has left; nothing else."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.resume and self.force:
+            raise UsageError("a training either goes on (resume) or begins anew (force), not both.")
 
     @classmethod
-    def parse(cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False) -> TrainingPlan:
+    def parse(
+        cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
+    ) -> TrainingPlan:
         """From the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
         training = structure(TrainingOptions, config.get("training") or {}, where="training")
         tables = config.get("manager") or {}
@@ -86,17 +99,20 @@ class TrainingPlan:
         for behavior, table in trainers.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"trainers.{behavior} should be a mapping, but is {table!r}.")
-        return cls(manager, training, trainers, directory, resume)
+        return cls(manager, training, trainers, directory, resume, force)
 
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
-        return self.directory / "checkpoints"
+        return self.directory / run_folder.CHECKPOINTS
 
 
 @attrs.frozen
 class TrainingResult:
-    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``."""
+    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``.
+
+    Of the ``n_steps`` this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
+    """
 
     ended: str
     n_steps: int
@@ -104,14 +120,21 @@ class TrainingResult:
     mean_return: float
     evaluation: Evaluation | None
     stats: ManagerStats
+    n_steps_before: int = 0
+
+    @property
+    def steps_per_s(self) -> float:
+        """How fast this run was."""
+        return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
             "ended": self.ended,
             "n_steps": self.n_steps,
+            "n_steps_before": self.n_steps_before,
             "wall_s": self.wall_s,
-            "steps_per_s": self.n_steps / self.wall_s if self.wall_s else 0.0,
+            "steps_per_s": self.steps_per_s,
             "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
             "evaluation": None
             if self.evaluation is None
@@ -151,6 +174,11 @@ class TrainingRun:
         self.trainers: dict[str, Trainer] = {}
         self.controller: TrainerController | None = None
         self.began = 0.0
+        self.n_steps_before = 0
+        """How many steps the training that this one goes on with had taken."""
+        self._id: str | None = secrets.token_hex(
+            8
+        )  # in every checkpoint, also of a training that goes on with this one
         self._report = report
         self._stops = False
         self._saved_at = 0
@@ -161,8 +189,9 @@ class TrainingRun:
         self._stops = True
 
     def go(self) -> TrainingResult:
-        """Train to the end, or until ``stop()``."""
+        """Train to the end, or until ``stop()``. Raises UsageError for a folder that holds something else."""
         training = self.plan.training
+        run_folder.check(self.plan.directory, resume=self.plan.resume, force=self.plan.force)
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
@@ -175,6 +204,8 @@ class TrainingRun:
             )
             if self.plan.resume:
                 self._restore(controller)
+            if self.plan.force:
+                run_folder.clear(self.plan.directory)
             resumed_at = controller.n_steps if self.plan.resume else None
             self._log = stack.enter_context(EpisodeLog(self.plan.directory, resumed_at=resumed_at))
             controller.episodes.on_end = self._episode_ended
@@ -187,7 +218,9 @@ class TrainingRun:
             mean_return = controller.episodes.mean_of_recent()
             evaluation = None if self._stops else self._evaluate(manager)
             ended = "stopped" if self._stops else "done"
-            return TrainingResult(ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats())
+            return TrainingResult(
+                ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats(), self.n_steps_before
+            )
 
     def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
         plan, training = self.plan, self.plan.training
@@ -231,8 +264,9 @@ class TrainingRun:
 
     def _save(self, controller: TrainerController) -> None:
         states = {f"trainer-{behavior}": trainer.state() for behavior, trainer in self.trainers.items()}
-        states["controller"] = (_generators(), {"n_steps": controller.n_steps})
-        checkpoint = checkpoints.facts_and_arrays(states)
+        recent = list(controller.episodes.recent)
+        states["controller"] = (_generators(), {"n_steps": controller.n_steps, "recent_returns": recent})
+        checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
         self._report.saved(checkpoints.save(self.plan.checkpoints, f"{controller.n_steps:012d}", checkpoint))
         self._saved_at = controller.n_steps
 
@@ -249,7 +283,10 @@ class TrainingRun:
                     f"the checkpoint in {self.plan.checkpoints} does not fit the trainer of {behavior!r}: {error}. "
                     "Resume with the config it was written with."
                 ) from error
-        controller.n_steps = self._saved_at = int(checkpoint.facts["parts"]["controller"]["n_steps"])
+        counts = checkpoint.facts["parts"]["controller"]
+        controller.n_steps = self._saved_at = self.n_steps_before = int(counts["n_steps"])
+        controller.episodes.recent.extend(counts.get("recent_returns", ()))
+        self._id = checkpoint.facts.get("run")
         _set_generators(checkpoint.arrays["controller"])
         if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))

@@ -13,11 +13,11 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = [
-    ["errors", "interrupts", "timing", "trees", "weak_calls", "cores", "placement"],
-    ["specs", "stats", "seeding", "events"],
+    ["errors", "interrupts", "timing", "trees", "weak_calls", "cgroups", "placement", "private_files", "new_files"],
+    ["specs", "stats", "seeding", "events", "cores", "extras"],
     ["tensorboard"],
-    ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.spin"],
-    ["_workers.memory"],
+    ["_workers.descriptors", "_workers.lifeline", "_workers.crash_report", "_workers.forks", "_workers.spin"],
+    ["_workers.memory", "_workers.output_log"],
     ["steps", "_workers.boot"],
     ["fitting"],
     ["environment", "policy", "options"],

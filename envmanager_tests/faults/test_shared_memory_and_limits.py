@@ -32,10 +32,11 @@ from envmanager import (
     Wait,
     WorkerDied,
     WorkerError,
+    cgroups,
 )
 from envmanager._workers import memory
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
-from envmanager_tests.faults import scripts
+from envmanager_tests.faults import scripts, scripts_of_workers
 from envmanager_tests.faults.scripts import NO_RESTARTS, living, program, started
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
@@ -140,6 +141,42 @@ def test_case_35_shared_memory_that_does_not_fit_is_refused_before_it_is_touched
     with nothing_left_behind(), pytest.raises(UsageError, match="shared memory") as raised:
         SubprocessEnvManager(FourMebibytes, 2, start_method=start_method, zero_copy=zero_copy)
     assert "1 MiB are free" in str(raised.value)
+
+
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A group that allows 192 MiB, below this process's own."""
+    around = [folder for folder in cgroups.folders("memory") if any((folder / name).exists() for name in LIMIT_FILES)]
+    if not around:
+        pytest.skip("there is no cgroup that limits memory")
+    folder = around[0] / f"envmanager-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error.strerror}")
+    try:
+        name = next((name for name in LIMIT_FILES if (folder / name).exists()), None)
+        if name is None:
+            pytest.skip("the cgroup around this process does not hand on the control of memory")
+        (folder / name).write_text(str(192 << 20))
+        yield folder
+    finally:
+        scripts.until(lambda: not (folder / "cgroup.procs").read_text(), "all processes have left the cgroup")
+        folder.rmdir()
+
+
+def test_case_35_shared_memory_that_does_not_fit_into_the_cgroup_is_refused_and_kills_nobody(
+    small_cgroup: Path,
+) -> None:
+    with program(scripts_of_workers.train_in_a_cgroup, str(small_cgroup)) as trainer:
+        (words,) = trainer.announced("refused")
+        assert "cgroup" in words
+        trainer.announced("made")
+        assert (trainer.ended(), trainer.errors()) == (0, "")
+        trainer.until_all_gone()
 
 
 def test_case_35_shared_memory_that_cannot_be_allocated_though_it_seemed_to_fit_is_an_error_and_no_sigbus() -> None:
@@ -343,6 +380,40 @@ def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
         assert trainer.announced("exit") == [["EXIT(?)"]], "only the server knew how its children end"
         assert (trainer.ended(), trainer.errors()) == (0, "")
+        trainer.until_all_gone()
+
+
+# A machine, or a container, without /proc.
+
+
+@contextmanager
+def without_proc(function: Any, *arguments: Any) -> Iterator[scripts.Program]:
+    if os.getuid() != 0:
+        pytest.skip("only root can hide /proc")
+    with program(function, *arguments) as trainer:
+        yield trainer
+
+
+@every_start_method
+def test_without_proc_workers_step_and_are_replaced(start_method: str, tmp_path: Path) -> None:
+    with without_proc(scripts_of_workers.train_without_proc, start_method, str(tmp_path)) as trainer:
+        assert trainer.announced("stepped") == [["12", "SIGSEGV"]]
+        assert trainer.announced("told") == [["True"]], "the end of the log, where the crash is told then"
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@every_start_method
+def test_without_proc_simulators_end_with_their_workers_and_with_the_trainer(start_method: str, tmp_path: Path) -> None:
+    with without_proc(scripts_of_workers.train_simulators_without_proc, start_method, str(tmp_path)) as trainer:
+        (first,), _ = trainer.announced("first"), trainer.announced("closed")
+        scripts.until_gone(map(int, first))
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["a word without an end"] * 2
+        (second,) = trainer.announced("second")
+        assert {int(pid) for pid in second} <= trainer.family().keys()
+
+        trainer.kill()
+
         trainer.until_all_gone()
 
 

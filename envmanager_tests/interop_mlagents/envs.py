@@ -215,6 +215,30 @@ class CorridorEnv(BaseEnv):
             channel.stats["Corridor/Length"].append((float(length), StatsAggregationMethod.AVERAGE))
 
 
+class MaskedCorridorEnv(CorridorEnv):
+    """A second branch that does nothing, and one mask over both: the agent may not stay, nor use the last action."""
+
+    SPEC = BehaviorSpec([observation_spec(2)], ActionSpec.create_discrete((3, 2)))
+    MASK = (False, True, False, False, True)
+
+    def get_steps(self, behavior_name: str) -> tuple[DecisionSteps, TerminalSteps]:
+        decisions, terminals = super().get_steps(behavior_name)
+        columns = (decisions.obs, decisions.reward, decisions.agent_id)
+        mask = np.array([self.MASK] * len(decisions))
+        return DecisionSteps(*columns, [mask], decisions.group_id, decisions.group_reward), terminals
+
+    def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
+        assert action.discrete.shape[1] == 2
+        assert not self.MASK[action.discrete[0, 0]]
+        assert not self.MASK[3 + action.discrete[0, 1]]
+        super().set_actions(behavior_name, action)
+
+
+def make_masked_corridor(worker_id: int, side_channels: Sequence[SideChannel]) -> CorridorEnv:
+    """A corridor with two branches of actions and one mask."""
+    return MaskedCorridorEnv(worker_id, side_channels)
+
+
 def make_corridor(worker_id: int, side_channels: Sequence[SideChannel]) -> CorridorEnv:
     """ML-Agents' kind of environment factory."""
     return CorridorEnv(worker_id, side_channels)

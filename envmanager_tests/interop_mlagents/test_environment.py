@@ -13,7 +13,7 @@ from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
 from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
 from mlagents_envs.side_channel.stats_side_channel import StatsAggregationMethod, StatsSideChannel
 
-from envmanager import ArraySpec, EnvContext, RandomPolicy, SimpleEnvManager, UsageError
+from envmanager import ArraySpec, BadObservation, EnvContext, RandomPolicy, SimpleEnvManager, UsageError
 from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory
 from envmanager.testing.environment_check import check_environment
 from envmanager_tests.interop_mlagents.envs import (
@@ -144,6 +144,48 @@ def test_behaviors_without_agents_or_actions_are_left_alone():
     environment.step({"Walker": {"discrete": np.zeros((1, 1))}, "Flyer": {"continuous": np.zeros((0, 1))}})
 
     assert [behavior for behavior, _ in environment.env.actions] == ["Walker"]
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        [[[0, 1, 1, 1, 0]]],
+        [[[0, 1]], [[1]], [[1, 0]]],
+        [[[0, 1, 1]], [[1, 0]]],
+    ],
+    ids=["one for all branches", "more than there are branches", "one per branch"],
+)
+def test_masks_are_those_of_the_branches_however_many_arrays_they_come_in(masks):
+    environment = adapted(HYBRID, Frame([Agent(1)]), Frame([Agent(1)], masks=masks))
+    begin(environment)
+
+    of_branches = environment.step({})["Walker"].obs["action_mask"]
+
+    assert [mask.tolist() for mask in of_branches] == [[[False, True, True]], [[True, False]]]
+    assert all(mask.dtype == bool for mask in of_branches)
+
+
+def test_an_agentless_step_and_one_without_arrays_have_masks_of_their_shape():
+    environment = adapted(HYBRID, Frame([Agent(1)]), Frame(masks=[np.zeros((0, 5))]), Frame([Agent(1)], masks=[]))
+    begin(environment)
+
+    for n in (0, 1):
+        of_branches = environment.step({})["Walker"].obs["action_mask"]
+        assert [mask.shape for mask in of_branches] == [(n, 3), (n, 2)]
+
+
+@pytest.mark.parametrize("width", [3, 4, 6])
+def test_a_mask_over_all_branches_of_another_width_breaks_the_spec(width):
+    factory = MlagentsFactory(
+        lambda worker_id, channels: ScriptedEnv(
+            {"Walker": HYBRID}, {"Walker": Frame([Agent(1)])}, {"Walker": Frame([Agent(1)], masks=[[[0] * width]])}
+        )
+    )
+    with SimpleEnvManager(factory) as manager:
+        manager.set_policy("Walker", RandomPolicy(manager.behavior_specs["Walker"]))
+        manager.reset()
+        with pytest.raises(BadObservation, match="action_mask"):
+            manager.step()
 
 
 def test_masks_travel_and_are_false_where_ml_agents_gives_none():

@@ -22,7 +22,12 @@ from mlagents.trainers.stats import StatsReporter
 
 from envmanager import SimpleEnvManager, SubprocessEnvManager
 from envmanager.interop.mlagents import MlagentsEnvManager, MlagentsFactory
-from envmanager_tests.interop_mlagents.envs import CorridorEnv, make_corridor, make_mortal_corridor
+from envmanager_tests.interop_mlagents.envs import (
+    CorridorEnv,
+    make_corridor,
+    make_masked_corridor,
+    make_mortal_corridor,
+)
 from envmanager_tests.interop_mlagents.policies import ToldPolicy
 from envmanager_tests.interop_mlagents.training import train
 
@@ -112,6 +117,14 @@ def test_a_recurrent_policy_trains(tmp_path):
     )
 
     assert len(training.rewards) == 2
+
+
+def test_one_mask_over_several_branches_trains(tmp_path):
+    bridge = MlagentsEnvManager(SubprocessEnvManager(MlagentsFactory(make_masked_corridor), n_envs=2))
+
+    training = train(bridge, tmp_path, max_steps=1000)
+
+    assert len(training.rewards) == 1
 
 
 def trained_by(manager):

@@ -350,3 +350,46 @@ def test_configs_are_understood_without_the_libraries_of_the_command_line():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
 
     assert (done.returncode, done.stdout.strip()) == (0, "set()")
+
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    '''Ctrl-C in the moment in which a module is first asked for; a library may catch what comes of it.'''
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                if CAUGHT:
+                    return
+                raise
+
+MODULE = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupting())
+from envmanager.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["", "caught by a library"])
+@pytest.mark.parametrize(
+    "module", ["typer", "rich.console", "numpy", "envmanager.registry", "torch", "envmanager.training.run"]
+)
+def test_ctrl_c_while_a_command_loads_ends_it_without_a_word(folder, module, caught):
+    if module == "torch":
+        pytest.importorskip("torch")
+    (folder / "train.yaml").write_text("manager: {env: CartPole-v1}\ntrainers: {default: {kind: ppo}}\n")
+    code = INTERRUPTED.replace("CAUGHT", str(caught))
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, module, "train", "train.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert not (folder / "runs").exists()

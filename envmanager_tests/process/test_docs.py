@@ -170,8 +170,10 @@ def test_every_decision_is_listed() -> None:
     assert [note.name for note in (DOCS / "decisions").glob("0*.md") if f"({note.name})" not in listed] == []
 
 
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings_and_holds_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mkdocs")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # the hook's own bytecode lies among the pages
 
     run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)], ROOT)
     assert (tmp_path / "reference.html").stat().st_size > 100_000
+    assert [path for path in tmp_path.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")] == []

@@ -17,14 +17,18 @@ import pytest
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    BadAction,
     EnvContext,
     EnvManager,
+    EnvRaised,
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
+    UsageError,
     Wait,
 )
 from envmanager_tests.envs import EchoGym
+from envmanager_tests.interrupting import interrupted
 
 pytestmark = pytest.mark.untraced
 
@@ -197,3 +201,185 @@ def test_an_interrupt_while_environments_in_this_process_are_made_again_asks_for
         (info,) = manager.step()
         assert info.lost is not None
         assert manager.stats().workers[0].generation == 2
+
+
+# One interrupt, at every call in turn that a call of the manager makes.
+
+
+class Echoing:
+    """``send`` and ``recv`` with an action that was never given before, and what became of it."""
+
+    def __init__(self, manager: EnvManager) -> None:
+        self.manager = manager
+        self.action = 0
+
+    def reset(self) -> None:
+        self.manager.reset()
+        self.last = self.manager.recv(Wait.all()).obs
+
+    def send(self, action: int | None = None) -> None:
+        if action is None:
+            self.action += 1
+            action = self.action
+        self.manager.send(np.full(2, action), [0, 1])
+
+    def check(self, batch: Any) -> None:
+        ended = batch.terminated | batch.truncated
+        shown = batch.obs.copy()
+        if ended.any():
+            shown[ended] = batch.final_obs
+        assert (shown[:, 3] == self.action).all(), "not the step of the last action"
+        assert (shown[:, 2] == self.last[:, 2] + 1).all(), "a step is missing"
+        self.last = batch.obs
+
+    def round(self) -> None:
+        self.send()
+        self.check(self.manager.recv(Wait.all()))
+
+
+def nobody_holds_the_manager(manager: EnvManager) -> None:
+    thread = threading.Thread(target=manager.stats)
+    asked = threading.Thread(target=lambda: manager.get_attr("spec"))
+    for each in (thread, asked):
+        each.start()
+        each.join(60.0)
+        assert not each.is_alive(), "another thread waits for ever"
+
+
+def sweep(function: Any, begin: Any, go_on: Any) -> int:
+    """Interrupt ``function()`` at each of its calls in turn, each time after ``begin()`` and before ``go_on()``."""
+    for nth in range(1, 10_000):
+        begin()
+        if not interrupted(function, nth):
+            return nth - 1
+        go_on()
+    raise AssertionError("it never ends")
+
+
+def or_reset(go_on: Any, reset: Any) -> Any:
+    """``go_on``; but an environment in this process that was interrupted in its own step asks for a reset."""
+
+    def do() -> None:
+        try:
+            go_on()
+        except EnvRaised as error:
+            if error.type_name != "KeyboardInterrupt":
+                raise
+            reset()
+
+    return do
+
+
+EVERY_KIND = pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SimpleEnvManager(EchoGym, 2),
+        lambda: SubprocessEnvManager(EchoGym, 2),
+        lambda: SubprocessEnvManager(EchoGym, 2, zero_copy=True, n_workers=1),
+        lambda: SubprocessEnvManager(EchoGym, 2, local_envs=1),
+    ],
+    ids=["simple", "processes", "zero-copy", "share"],
+)
+
+
+@EVERY_KIND
+def test_an_interrupt_at_any_call_of_recv_loses_nothing_and_no_old_action_is_taken(make: Any) -> None:
+    with make() as manager:
+        echo = Echoing(manager)
+        echo.reset()
+
+        def go_on() -> None:
+            with pytest.raises(BadAction, match=r"still waiting|was interrupted"):
+                echo.send(10**6)
+            echo.check(manager.recv(Wait.all()))
+            with pytest.raises(UsageError, match="nothing is in flight"):
+                manager.recv(Wait.all())
+
+        def receive() -> None:
+            manager.recv(Wait.all())
+
+        def begin() -> None:
+            echo.round()
+            echo.send()
+
+        assert sweep(receive, begin, or_reset(go_on, echo.reset)) > 50
+        nobody_holds_the_manager(manager)
+
+
+@EVERY_KIND
+def test_an_interrupt_at_any_call_of_send_leaves_it_done_or_not_done(make: Any) -> None:
+    with make() as manager:
+        echo = Echoing(manager)
+        echo.reset()
+
+        def go_on() -> None:
+            try:
+                echo.send()  # not done: now it is
+            except BadAction:  # done: the environments have the action before this one
+                echo.action -= 1
+            echo.check(manager.recv(Wait.all()))
+
+        assert sweep(echo.send, echo.round, go_on) > 20
+        nobody_holds_the_manager(manager)
+
+
+@EVERY_KIND
+def test_after_an_interrupt_at_any_call_of_reset_only_a_reset_goes_on(make: Any) -> None:
+    with make() as manager:
+        echo = Echoing(manager)
+        echo.reset()
+        n_refused = 0
+
+        def go_on() -> None:
+            nonlocal n_refused
+            episodes = echo.last[:, 4].copy()
+            try:
+                echo.send()
+            except UsageError:
+                n_refused += 1
+                with pytest.raises(UsageError, match="call reset\\(\\) again"):
+                    manager.recv()
+            else:  # the reset had not begun
+                echo.check(manager.recv(Wait.all()))
+                assert (echo.last[:, 4] - episodes <= 1).all()
+            echo.reset()
+
+        n_calls = sweep(manager.reset, echo.round, go_on)
+        assert n_refused > n_calls / 2
+        nobody_holds_the_manager(manager)
+
+
+@EVERY_KIND
+def test_an_interrupt_at_any_call_of_step_loses_nothing(make: Any) -> None:
+    policy = Numbering()
+    with make() as manager:
+        manager.set_policy("default", policy)
+        manager.reset()
+        last = np.zeros(2, np.int64)
+
+        def check_all(infos: Any) -> None:
+            for info in infos:
+                check(info)
+                made, ids = info.transitions(), info.current["default"].env_id
+                assert (made.next_obs[:, 2] == last[ids] + 1).all(), "a step is missing"
+                last[ids] = made.next_obs[:, 2]
+
+        def step() -> None:
+            check_all(manager.step(Wait.all()))
+
+        def reset() -> None:
+            for info in manager.reset():
+                steps = info.current["default"]
+                last[steps.env_id] = steps.obs[:, 2]
+
+        assert sweep(lambda: manager.step(Wait.all()), step, or_reset(step, reset)) > 50
+        nobody_holds_the_manager(manager)
+
+
+@EVERY_KIND
+def test_an_interrupt_at_any_call_of_get_attr_leaves_the_manager_as_it_was(make: Any) -> None:
+    with make() as manager:
+        echo = Echoing(manager)
+        echo.reset()
+        assert sweep(lambda: manager.get_attr("spec"), echo.round, echo.round) > 20
+        nobody_holds_the_manager(manager)

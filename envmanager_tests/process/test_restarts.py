@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 
 from envmanager import (
+    EnvContext,
     EnvManager,
+    EnvRaised,
     RestartPolicy,
+    RestartsExhausted,
+    SimpleEnvManager,
     StepInfo,
     SubprocessEnvManager,
     Timeouts,
@@ -246,6 +250,39 @@ def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
         assert last.obs[:, 2].tolist() == [0, 0]
 
 
+LAYOUTS = {
+    "in this process": lambda make, **options: SimpleEnvManager(make, 3, **options),
+    "one worker": lambda make, **options: SubprocessEnvManager(make, 3, n_workers=1, **options),
+    "two workers": lambda make, **options: SubprocessEnvManager(make, 5, n_workers=2, **options),
+    "views": lambda make, **options: SubprocessEnvManager(make, 3, n_workers=1, zero_copy=True, **options),
+    "a share": lambda make, **options: SubprocessEnvManager(make, 4, n_workers=1, local_envs=1, **options),
+}
+
+
+@pytest.mark.parametrize("start", LAYOUTS.values(), ids=LAYOUTS)
+def test_environments_that_were_sent_nothing_when_their_worker_was_recycled_are_marked_as_lost(start: Any) -> None:
+    with start(EchoGym, restarts=RestartPolicy(recycle_after_steps=1)) as manager:
+        manager.reset()
+        first = manager.recv(Wait.all())
+        manager.send(np.arange(manager.n_envs) + 10, first.env_ids)
+        last = manager.recv(Wait.all()).copy()
+        for action in range(20, 27):  # the other steps of environment 1, whose episodes take eight
+            manager.send(np.array([action]), [1])
+            batch = manager.recv(Wait.all())
+
+        assert batch.env_ids.tolist() == [0, 1, 2], "all environments of its worker, in order"
+        assert batch.lost.tolist() == [True, False, True]
+        assert batch.reward.tolist() == [0, 26, 0]
+        assert (batch.terminated.tolist(), batch.truncated.tolist()) == ([False, True, False], [True, False, True])
+        assert batch.obs[:, 0].tolist() == [0, 1, 2]
+        assert not batch.obs[:, 2:].any(), "not the first observations of the new generation"
+        assert batch.final_obs.tolist() == [last.obs[0].tolist(), [1, 0, 8, 26, 0], last.obs[2].tolist()]
+        actions = np.arange(manager.n_envs) + 30
+        manager.send(actions, np.arange(manager.n_envs))
+        assert manager.recv(Wait.all()).obs[:, 3].tolist() == actions.tolist()
+        assert manager.stats().steps_lost == 0
+
+
 def n_leaked(pid: int) -> int:
     """How many descriptors of the kind that Leak leaks a process holds."""
     held = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
@@ -331,3 +368,72 @@ def test_a_loop_that_only_looks_at_transitions_survives_a_worker_that_dies() -> 
                 n_transitions += len(transitions.reward)
                 n_lost += info.lost is not None
     assert n_lost == 1
+
+
+# A manager inside an environment.
+
+
+class DiesAtOnce(FakeEnvironment):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__()
+        if context.env_id == DIES:
+            os._exit(5)
+
+
+DIES = 3
+"""Which of the inner environments: the outer manager has no worker of that number."""
+
+
+class NeedsOthers(FakeEnvironment):
+    """Environment 1 dies in its second step; when made again it needs a manager of its own, which cannot start."""
+
+    def __init__(self, context: EnvContext, inner: type = DiesAtOnce, n_inner: int = DIES + 1) -> None:
+        super().__init__()
+        self._dies = context.env_id == 1 and context.generation == 0
+        if context.generation > 0:
+            SubprocessEnvManager(inner, n_inner)
+
+    def step(self, actions: Any) -> Any:
+        if self._dies:
+            os._exit(1)
+        return super().step(actions)
+
+
+class NobodyLives(FakeEnvironment):
+    def __init__(self) -> None:
+        os._exit(5)
+
+
+class NeedsOneOther(NeedsOthers):
+    """The inner worker that dies has the number of a healthy outer one."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context, NobodyLives, 1)
+
+
+@pytest.mark.parametrize("factory", [NeedsOthers, NeedsOneOther])
+def test_what_a_manager_inside_an_environment_raises_is_charged_to_the_worker_of_that_environment(factory: Any) -> None:
+    restarts = RestartPolicy(max_restarts=2, backoff_s=0.0, on_exception="restart")
+    with SubprocessEnvManager(factory, 2, restarts=restarts) as manager:
+        manager.set_policy("default", NumberedActions())
+        manager.reset()
+        with pytest.raises(RestartsExhausted) as caught:
+            manager.step(Wait.all())
+
+        assert (caught.value.worker_id, caught.value.env_ids) == (1, (1,))
+        assert isinstance(caught.value.last, EnvRaised)
+        assert caught.value.last.type_name == "WorkerDied"
+        assert [(worker.failed, worker.restarts) for worker in manager.stats().workers] == [(False, 0), (True, 2)]
+        assert [info.worker_id for info in manager.step(Wait.all())] == [0]
+
+
+def test_a_manager_inside_an_environment_that_was_closed_is_the_environments_mistake() -> None:
+    def make() -> FakeEnvironment:
+        inner = SimpleEnvManager(FakeEnvironment)
+        inner.close()
+        inner.reset()
+        return FakeEnvironment()
+
+    for kind in (SimpleEnvManager, SubprocessEnvManager):
+        with pytest.raises(EnvRaised, match="raised ManagerClosed during start"):
+            kind(make)

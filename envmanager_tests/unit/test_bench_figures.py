@@ -104,6 +104,15 @@ def test_targets_are_met_not_met_or_not_measured():
     assert "not measured" in text
 
 
+def test_a_cost_below_nothing_is_not_shown_as_met():
+    turns = [turn("bare", 1), turn("ours-processes", 50_000), turn("ours-step", 100_000)]
+
+    text = printed(target_table(outcomes([CellSummary.of(turns)])))
+
+    (of_step,) = (line for line in text.splitlines() if "step() above" in line)
+    assert of_step.endswith("lost in the noise")
+
+
 def test_reasons_are_said_once():
     out = [LeftOut("noop", n, f"sb3-{kind}", "missing", "No module") for n in (8, 64) for kind in ("dummy", "subproc")]
     out += [LeftOut("noop", n, "ours-any", "failed", "it hung") for n in (8, 64)]

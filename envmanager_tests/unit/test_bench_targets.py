@@ -63,6 +63,21 @@ def test_what_step_costs_is_the_difference_per_worker_step():
     assert (found.value, found.met) == (pytest.approx(10.0), True)
 
 
+def test_a_cost_below_nothing_says_nothing():
+    found = outcome(
+        *(turn("bare", 1), turn("ours-processes", 50_000), turn("ours-step", 100_000)),
+        about="step() above send/recv, µs per worker step",
+    )
+
+    assert (found.value, found.met, found.is_lost_in_noise) == (pytest.approx(-10.0), None, True)
+
+
+def test_cores_that_no_clock_has_seen_are_no_target_met():
+    turns = [turn("bare", 20, workload="waiting"), turn("ours-any", 160, workload="waiting", cores=0.0)]
+
+    assert outcome(*turns, about="cores used by the trainer").met is None
+
+
 def test_what_was_not_measured_is_neither_met_nor_not():
     found = outcome(turn("bare", 9), turn("ours-simple", 100), about="in-process")
 

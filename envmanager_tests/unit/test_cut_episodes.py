@@ -223,6 +223,23 @@ def test_who_has_only_just_joined_has_nothing_to_truncate():
     assert cut["walker"].final_obs.tolist() == [102, 103.5]
 
 
+def test_who_was_sent_nothing_is_cut_as_by_a_failure_and_rows_stay_in_order():
+    before = {"walker": steps_of([1, 2, 3], says=90)}
+    cut = truncated({"walker": steps_of([2], says=100, terminated=[2], reward=[7])}, before)["walker"]
+
+    assert cut.agent_id.tolist() == [1, 2, 3]
+    assert cut.reward.tolist() == [0, 7, 0]
+    assert cut.terminated.tolist() == [False, True, False]
+    assert cut.truncated.tolist() == [True, False, True]
+    assert cut.final_obs.tolist() == [91, 102.5, 93], "what each of them has last seen"
+
+
+def test_who_had_ended_before_and_was_sent_nothing_has_nothing_to_cut():
+    before = {"walker": steps_of([1, 2], says=90, terminated=[1], acting=[2])}
+
+    assert truncated({"walker": steps_of([2], says=100)}, before)["walker"].agent_id.tolist() == [2]
+
+
 def test_the_infos_of_a_recycled_worker_are_those_of_its_step_and_of_the_new_episodes():
     steps = steps_of([1, 2], says=100, terminated=[1], infos=True)
     cut = truncated({"walker": steps}, {"walker": steps_of([1, 2], says=90)})
@@ -255,10 +272,8 @@ def last_of(worker_id, *batches, blocks=((0, 1, 2), (3, 4))):
     last = LastBatches(EnvRows(blocks))
     for env_ids, says in batches:
         batch = Batch.of(rows(env_ids, says))
-        for number, block in enumerate(blocks):
-            n_rows = len(set(env_ids) & set(block))
-            if n_rows:
-                last.add(number, n_rows, batch)
+        shares = [rows([env_id for env_id in env_ids if env_id in block], says) for block in blocks]
+        last.keep([(number, last.with_rows_of(number, own, batch)) for number, own in enumerate(shares) if len(own)])
     return last.over(rows(blocks[worker_id], 0), worker_id).obs.tolist()
 
 
@@ -392,7 +407,7 @@ def test_whoever_was_playing_loses_one_episode_and_nobody_else_does(last, first)
 def test_whoever_was_in_the_step_of_a_recycled_worker_ends_there_as_it_did_or_truncated(steps, before, first):
     both = followed_by(truncated(steps, before), first)
 
-    old_ids = {}
+    old_ids = {name: [] for name in {**steps, **before}}
     for name, own in steps.items():
         known = before[name].agent_id.tolist() if name in before else []
         old_ids[name] = [agent_id for agent_id in own.agent_id.tolist() if agent_id in known]
@@ -406,6 +421,15 @@ def test_whoever_was_in_the_step_of_a_recycled_worker_ends_there_as_it_did_or_tr
                 reward=row["reward"],
                 terminated=row["terminated"],
                 info=row["info"],
+            )
+    for name, own in before.items():
+        known = steps[name].agent_id.tolist() if name in steps else []
+        unstepped = [agent_id for agent_id in own.agent_id[own.acting_rows].tolist() if agent_id not in known]
+        old_ids[name] = sorted(old_ids[name] + unstepped) if old_ids[name] and unstepped else old_ids[name] + unstepped
+        for agent_id in unstepped:
+            last = row_of(own, agent_id)
+            assert row_of(both[name], agent_id) == expected_after(
+                own, first.get(name), agent_id, final_obs=last["obs"], reward=0.0, terminated=False, info={}
             )
     check_beginnings(both, first, old_ids)
     for own in both.values():

@@ -41,3 +41,8 @@ def test_environments_are_sorted_by_worker():
         (0, [0, 1], [2, 1]),
         (2, [0, 1], [3, 0]),
     ]
+
+
+@pytest.mark.parametrize("nobody", [[], (), np.zeros(0), np.zeros(0, np.int64)])
+def test_nobody_is_grouped_into_nothing(nobody):
+    assert EnvRows([(0, 1, 2), (3, 4)]).grouped(nobody, BadAction) == (0, [])

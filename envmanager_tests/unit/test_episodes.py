@@ -166,3 +166,44 @@ def test_each_episode_that_ends_is_told_with_its_behavior_and_return():
     episodes.add(first(seer=agents(env(0)), doer=agents(env(0, 1), env(1))))
     episodes.add(later(seer=agents(env(0), reward=2.0), doer=agents(env(0, 1), env(1), reward=1.0, ended=[env(1)])))
     assert ends == [("doer", env(1), 1.0)]
+
+
+def places_of(episodes):
+    return len(episodes._agent_at), len(episodes._place_of), len(episodes._running)
+
+
+def test_agents_that_come_back_under_new_ids_take_no_more_memory():
+    episodes = Episodes(keeps_returns=False)
+    ends = []
+    episodes.on_end = lambda *end: ends.append(end)
+    episodes.add(first(default=agents(env(0, 0), env(1, 0))))
+    for k in range(1000):
+        episodes.add(later(default=agents(env(0, k), env(1, 0), reward=[k, 1.0], ended=[env(0, k)])))
+        episodes.add(later(default=agents(env(0, k + 1), env(1, 0))))
+
+    assert ends == [("default", env(0, k), float(k)) for k in range(1000)]
+    assert (episodes.returns, episodes.count) == ({}, 1000)
+    assert places_of(episodes) == (3, 2, 64), "two who play, and one who has just left"
+
+
+def test_an_agent_that_is_not_in_every_step_keeps_its_running_return():
+    episodes = counted(
+        first(default=agents(env(0), env(1))),
+        later(default=agents(env(0), env(1), reward=[1.0, 2.0])),
+        later(default=agents(env(0), reward=1.0)),
+        later(default=agents(env(0), env(1), reward=[1.0, 3.0], ended=[env(1)])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [], "1": [5.0]}
+
+
+def test_an_agent_that_comes_back_under_its_own_id_goes_on_with_its_returns():
+    episodes = counted(
+        first(default=agents(env(0), env(1))),
+        later(default=agents(env(0), env(1), reward=2.0, ended=[env(1)])),
+        later(default=agents(env(0))),
+        later(default=agents(env(0), env(1))),
+        later(default=agents(env(0), env(1), reward=3.0, ended=[env(1)])),
+    )
+
+    assert episodes.returns_by_env() == {"0": [], "1": [2.0, 3.0]}

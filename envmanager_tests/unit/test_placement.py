@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 import gymnasium
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager import cores
+from envmanager import cgroups, cores
 from envmanager.environment import EnvContext, build_group
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
@@ -301,39 +300,38 @@ def test_a_probed_environment_can_be_used_like_the_one_in_it():
 @pytest.fixture
 def cgroup(tmp_path, monkeypatch) -> Iterator[object]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(cores, "_own_cgroup", lambda: PurePosixPath("/a/b"))
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
+    (tmp_path / "own").write_text("3:memory:/other\n2:cpu,cpuacct:/a/b\n0::/a/b\n")
 
-    def write(**files):
+    def write(files):
         for name, text in files.items():
-            path = tmp_path / name.replace("__", "/")
+            path = tmp_path / "cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_name(path.name.replace("cpu_max", "cpu.max")).write_text(text)
-        return cores.count_cores(tmp_path)
+            path.write_text(text)
+        return cores.count_cores()
 
     return write
 
 
 def test_without_a_cgroup_the_affinity_counts(cgroup):
-    assert cgroup() == 8
+    assert cgroup({}) == 8
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000", 8), ("250000 100000", 3), ("5000 100000", 1), ("", 8)])
 def test_a_cgroups_quota_counts_and_a_part_of_a_core_is_one(cgroup, text, expected):
-    assert cgroup(a__b__cpu_max=text) == expected
+    assert cgroup({"a/b/cpu.max": text}) == expected
 
 
 def test_a_quota_further_up_counts_too(cgroup):
-    assert cgroup(a__b__cpu_max="max 100000", a__cpu_max="200000 100000") == 2
+    assert cgroup({"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}) == 2
 
 
-def test_quotas_of_version_1_count(cgroup, tmp_path):
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("400000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup() == 4
-
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert cgroup() == 8
+@pytest.mark.parametrize("folder", ["cpu", "cpu/a", "cpu/a/b", "cpu,cpuacct/a/b"])
+def test_quotas_of_version_1_count_wherever_they_are(cgroup, folder):
+    period = {f"{folder}/cpu.cfs_period_us": "100000\n"}
+    assert cgroup({f"{folder}/cpu.cfs_quota_us": "400000\n", **period}) == 4
+    assert cgroup({f"{folder}/cpu.cfs_quota_us": "-1\n", **period}) == 8
 
 
 def test_the_real_cores_can_be_counted():

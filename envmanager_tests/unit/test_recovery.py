@@ -140,10 +140,11 @@ class Bench:
         """What a manager hands out in one call."""
         found = []
         for response in self.gathering.collect(self.queue, Wait(**{"timeout_s": 0.0, **wait})):
-            lost = self.recovery.handed_out(response)
-            self.gathering.mark_handed_out(response)
-            self.last[response.worker_id] = response.payload
-            steps = response.payload["default"]
+            cut = self.recovery.cut(response)
+            payload = response.payload if cut is None else cut.payload
+            self.gathering.hand_out([response])
+            self.last[response.worker_id] = payload
+            steps, lost = payload["default"], None if cut is None else cut.lost
             found.append(Told(response.worker_id, str(response.name), lost, float(steps.obs[0]), steps))
         return found
 

@@ -56,7 +56,7 @@ def supervisor(n_workers=1, jitter=None, **policy):
 
 def judged(judge, times, error=None):
     """Which of these failures end in a replacement."""
-    return [isinstance(judge.judge(died() if error is None else error, now), Replace) for now in times]
+    return [isinstance(judge.judge(0, died() if error is None else error, now), Replace) for now in times]
 
 
 # What is a fault.
@@ -64,12 +64,12 @@ def judged(judge, times, error=None):
 
 @pytest.mark.parametrize("error", FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_is_replaced_at_once(error):
-    assert supervisor().judge(error, 100.0) == Replace(0.0)
+    assert supervisor().judge(0, error, 100.0) == Replace(0.0)
 
 
 @pytest.mark.parametrize("error", EXCEPTIONS.values(), ids=EXCEPTIONS.keys())
 def test_an_exception_of_the_environment_is_raised_whatever_the_budget(error):
-    assert supervisor(max_restarts=100, then="drop").judge(error, 0.0) == GiveUp(error)
+    assert supervisor(max_restarts=100, then="drop").judge(0, error, 0.0) == GiveUp(error)
 
 
 @pytest.mark.parametrize("error", EXCEPTIONS.values(), ids=EXCEPTIONS.keys())
@@ -89,7 +89,7 @@ def test_an_exception_that_is_raised_spends_no_budget():
 def test_what_is_not_about_a_worker_is_raised_and_never_restarted():
     error = UsageError("two specs for one behavior")
 
-    assert supervisor(max_restarts=100, on_exception="restart", then="drop").judge(error, 0.0) == GiveUp(error)
+    assert supervisor(max_restarts=100, on_exception="restart", then="drop").judge(0, error, 0.0) == GiveUp(error)
 
 
 # The budget.
@@ -118,25 +118,25 @@ def test_a_failure_that_was_refused_spends_nothing():
 def test_each_worker_has_a_budget_of_its_own():
     judge = supervisor(n_workers=3, max_restarts=1)
 
-    verdicts = [judge.judge(died(worker_id), 0.0) for worker_id in (0, 1, 2, 1)]
+    verdicts = [judge.judge(worker_id, died(worker_id), 0.0) for worker_id in (0, 1, 2, 1)]
     assert [type(verdict) for verdict in verdicts] == [Replace, Replace, Replace, GiveUp]
 
 
 def test_without_a_budget_the_fault_itself_is_raised():
     error = died()
 
-    assert supervisor(max_restarts=0).judge(error, 0.0) == GiveUp(error)
-    assert supervisor(max_restarts=0, then="drop").judge(error, 0.0) == GiveUp(error, drop=True)
+    assert supervisor(max_restarts=0).judge(0, error, 0.0) == GiveUp(error)
+    assert supervisor(max_restarts=0, then="drop").judge(0, error, 0.0) == GiveUp(error, drop=True)
 
 
 @pytest.mark.parametrize(("then", "drop"), [("raise", False), ("drop", True)])
 def test_past_the_budget_the_first_and_the_last_failure_in_the_window_are_told(then, drop):
     judge = supervisor(max_restarts=2, within_s=10.0, then=then)
     forgotten, first, second, last = (died(exit=name) for name in ("EXIT(0)", "EXIT(1)", "EXIT(2)", "EXIT(3)"))
-    judge.judge(forgotten, 0.0)
-    judge.judge(first, 20.0)
-    judge.judge(second, 21.0)
-    verdict = judge.judge(last, 22.0)
+    judge.judge(0, forgotten, 0.0)
+    judge.judge(0, first, 20.0)
+    judge.judge(0, second, 21.0)
+    verdict = judge.judge(0, last, 22.0)
 
     assert isinstance(verdict, GiveUp)
     assert verdict.drop is drop
@@ -150,11 +150,11 @@ def test_past_the_budget_the_first_and_the_last_failure_in_the_window_are_told(t
 def test_a_worker_that_is_forgiven_has_its_whole_budget_again_and_the_others_have_not():
     judge = supervisor(n_workers=2, max_restarts=1, backoff_s=1.0)
     for worker_id in (0, 1):
-        judge.judge(died(worker_id), 0.0)
+        judge.judge(worker_id, died(worker_id), 0.0)
     judge.forgive(0)
 
-    assert judge.judge(died(0), 1.0) == Replace(0.0)
-    assert isinstance(judge.judge(died(1), 1.0), GiveUp)
+    assert judge.judge(0, died(0), 1.0) == Replace(0.0)
+    assert isinstance(judge.judge(1, died(1), 1.0), GiveUp)
 
 
 @given(
@@ -168,7 +168,7 @@ def test_no_window_ever_holds_more_restarts_than_allowed(max_restarts, within_s,
     now = 0.0
     for worker_id, later_s in failures:
         now += later_s
-        if isinstance(judge.judge(died(worker_id), now), Replace):
+        if isinstance(judge.judge(worker_id, died(worker_id), now), Replace):
             restarted[worker_id].append(now)
 
     for times in restarted.values():
@@ -180,7 +180,7 @@ def test_no_window_ever_holds_more_restarts_than_allowed(max_restarts, within_s,
 
 
 def delays(judge, n):
-    return [judge.judge(died(), float(k)).delay_s for k in range(n)]
+    return [judge.judge(0, died(), float(k)).delay_s for k in range(n)]
 
 
 def test_the_first_restart_comes_at_once_and_each_further_one_twice_as_late():
@@ -192,7 +192,7 @@ def test_the_first_restart_comes_at_once_and_each_further_one_twice_as_late():
 def test_the_delay_grows_with_the_restarts_in_the_window_only():
     judge = supervisor(max_restarts=9, within_s=10.0, backoff_s=0.5)
 
-    assert [judge.judge(died(), now).delay_s for now in (0.0, 1.0, 2.0, 100.0, 101.0)] == [0.0, 0.5, 1.0, 0.0, 0.5]
+    assert [judge.judge(0, died(), now).delay_s for now in (0.0, 1.0, 2.0, 100.0, 101.0)] == [0.0, 0.5, 1.0, 0.0, 0.5]
 
 
 def test_without_a_backoff_every_restart_comes_at_once():
@@ -217,8 +217,8 @@ def test_a_delay_is_at_least_half_of_what_is_meant_and_never_more(seed, backoff_
 def test_workers_that_fail_together_do_not_come_back_together():
     judge = supervisor(n_workers=50, jitter=random.Random(0), max_restarts=2, backoff_s=1.0)
     for worker_id in range(50):
-        judge.judge(died(worker_id), 0.0)
-    second = [judge.judge(died(worker_id), 1.0).delay_s for worker_id in range(50)]
+        judge.judge(worker_id, died(worker_id), 0.0)
+    second = [judge.judge(worker_id, died(worker_id), 1.0).delay_s for worker_id in range(50)]
 
     assert len(set(second)) == 50
     assert max(second) - min(second) > 0.4

@@ -67,3 +67,11 @@ def test_what_is_written_can_be_read_back(tmp_path):
         found |= {value.tag: (value.simple_value, event.step) for value in event.summary.value}
         data = data[16 + length :]
     assert found == {f"envmanager/{tag}": (value, 7) for tag, value in tensorboard.scalars_of(STATS).items()}
+
+
+def test_two_writers_in_the_same_second_have_a_file_each(tmp_path):
+    pytest.importorskip("tensorboardX")
+    for _ in range(2):
+        tensorboard.make_writer(str(tmp_path)).close()
+
+    assert len(list(tmp_path.iterdir())) == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -202,6 +204,34 @@ def test_the_trainer_may_change_its_directory(tmp_path, monkeypatch):
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, where):
     with pytest.raises(UsageError, match="trace"):
         SimpleEnvManager(FakeEnvironment, trace=str(tmp_path / where))
+
+
+def test_a_trace_is_for_its_owner_alone_also_in_the_place_of_a_file_that_was_not(path):
+    Path(path).write_text("of another run")
+    os.chmod(path, 0o666)
+    with SimpleEnvManager(FakeEnvironment, trace=path):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert "of another run" not in Path(path).read_text()
+
+
+def test_a_trace_does_not_follow_a_symbolic_link(tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run.json").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(UsageError, match="symbolic link"):
+        SimpleEnvManager(FakeEnvironment, trace=str(tmp_path / "run.json"))
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_trace_that_becomes_a_symbolic_link_ends_with_a_warning(tracer, path, tmp_path, caplog):
+    (tmp_path / "victim").write_text("precious")
+    os.unlink(path)
+    os.symlink(tmp_path / "victim", path)
+    with caplog.at_level(logging.WARNING, "envmanager"):
+        tracer.close()
+
+    assert len(caplog.records) == 1
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_in_process_the_trainer_and_its_worker_are_drawn(path):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-import envpool
-
 from envmanager.bench.contender import Contender, Together, repeated
 from envmanager.bench.roster import CannotTakePart
+from envmanager.extras import needed_by
+
+with needed_by("the contender envpool", extra=None):
+    import envpool
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "pong": ("Pong-v5", {"use_fire_reset": False}),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
-
 from envmanager.bench.contender import Together, env_fns
+from envmanager.extras import needed_by
+
+with needed_by("the contender gymnasium", extra="gymnasium"):
+    import gymnasium
 
 
 class Vector(Together):

@@ -7,12 +7,15 @@ from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
-from pufferlib import vector
-from pufferlib.emulation import GymnasiumPufferEnv
 
 from envmanager.bench.contender import Contender, env_fns, random_actions
 from envmanager.bench.roster import CannotTakePart
 from envmanager.cores import count_cores
+from envmanager.extras import needed_by
+
+with needed_by("the contender pufferlib", extra=None):
+    from pufferlib import vector
+    from pufferlib.emulation import GymnasiumPufferEnv
 
 MOST_PER_CORE = 8
 """Its workers never sleep for long: of many more than there are cores each gets its turn too seldom to be measured."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-
 from envmanager.bench.contender import Contender
 from envmanager.bench.envs import make_env
+from envmanager.extras import needed_by
+
+with needed_by("the contender rllib", extra=None):
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 
 class Runner(Contender):

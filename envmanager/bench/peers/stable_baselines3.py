@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stable_baselines3.common import vec_env
-
 from envmanager.bench.contender import Together, env_fns
+from envmanager.extras import needed_by
+
+with needed_by("the contender sb3", extra=None):
+    from stable_baselines3.common import vec_env
 
 
 class Vector(Together):

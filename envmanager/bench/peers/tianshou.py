@@ -8,9 +8,12 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-from tianshou import env as venvs
 
 from envmanager.bench.contender import Contender, env_fns, repeated
+from envmanager.extras import needed_by
+
+with needed_by("the contender tianshou", extra=None):
+    from tianshou import env as venvs
 
 
 class Vector(Contender):

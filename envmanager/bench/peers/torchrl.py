@@ -6,10 +6,12 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-import torch
-import torchrl.envs
-
 from envmanager.bench.contender import Contender, env_fns, random_actions
+from envmanager.extras import needed_by
+
+with needed_by("the contender torchrl", extra=None):
+    import torch
+    import torchrl.envs
 
 
 class Vector(Contender):

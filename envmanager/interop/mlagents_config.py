@@ -1,0 +1,41 @@
+"""Mistakes in ML-Agents' own config files, as ML-Agents' own errors.
+
+ML-Agents was written for a cattrs whose errors came as they were. The one that this library needs wraps them in groups,
+of which ML-Agents knows nothing, and whose text does not say what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cattrs.errors import AttributeValidationNote, BaseValidationError, ClassValidationError, IterableValidationError
+
+from envmanager.extras import needed_by
+
+with needed_by("MlagentsEnvManager", extra=None):
+    from mlagents.trainers.exception import TrainerConfigError
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Within this context a mistake in a config of ML-Agents is its TrainerConfigError, with a line per mistake.
+
+    For what reads such a config: ``parse_command_line``, ``RunOptions.from_dict``.
+    """
+    try:
+        yield
+    except BaseValidationError as error:
+        raise TrainerConfigError("\n".join(_complaints(error, ""))) from None
+
+
+def _complaints(error: BaseException, path: str) -> Iterator[str]:
+    if not isinstance(error, ClassValidationError | IterableValidationError):
+        yield f"{path}: {error}" if path else str(error)
+        return
+    noted, alone = error.group_exceptions()
+    for child, note in noted:
+        step = note.name if isinstance(note, AttributeValidationNote) else str(note.index)
+        yield from _complaints(child, f"{path}.{step}" if path else step)
+    for child in alone:
+        yield from _complaints(child, path)

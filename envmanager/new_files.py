@@ -1,0 +1,49 @@
+"""Files that take the place of others, which somebody may be reading, or may have prepared.
+
+::
+
+    path ◀── rename ── .path.3f9c21d0.part, made anew
+
+The rule: what is written goes into a file that was not there before, and that then takes the name. So the name stands
+for the old file or the new one, each whole; what the name was a link to is not touched; and the mode of the old file
+does not stay. The new mode is what the umask leaves: these are results, for whomever the user lets read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the context ends; when it fails, nothing has changed.
+
+    It stays open after that: close it. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    # O_EXCL: nobody has put a file or a link there. What it makes gets the mode that the umask leaves.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    file = os.fdopen(descriptor, "wb")
+    try:
+        yield file
+        file.flush()
+        os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # a disk that is full refuses the rest again
+            file.close()
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_anew(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, wholly or not at all. Raises OSError."""
+    with replacing(path) as file:
+        file.write(text.encode())
+    file.close()

@@ -1,0 +1,68 @@
+"""Files that this library writes: only their owner can read them, and nobody can have them written elsewhere.
+
+Where others may write to a directory, they can put something in the place of a file that is about to be made: a
+symbolic link, another name of a file of ours, a pipe, or a file of theirs that they read later.
+
+The rule: a file is looked at through its descriptor, after it was opened and before anything is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+_ONLY_OWNER = 0o600
+
+
+def open_privately(path: str, flags: int) -> int:
+    """A descriptor of the file ``path`` with mode 0600: a new one, or one that is there and was ours alone.
+
+    It fits ``open(path, mode, opener=open_privately)``, for any mode; a file that is there is emptied only after it was
+    looked at. Raises OSError, whose ``strerror`` is for people: what is there is a symbolic link, no regular file,
+    another user's, or has a second name.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would block until somebody reads it
+    if flags & os.O_CREAT:
+        try:
+            return os.open(path, flags | os.O_EXCL, _ONLY_OWNER)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+    fd = _open_existing(path, flags & ~(os.O_CREAT | os.O_TRUNC))
+    try:
+        _make_private(fd, path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_existing(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            reason = "it is a symbolic link, which is not followed: name the file itself"
+            raise _refusal(errno.ELOOP, reason, path) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise _refusal(errno.ENXIO, "it is no regular file", path) from None
+        raise
+
+
+def _make_private(fd: int, path: str) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise _refusal(errno.EINVAL, "it is no regular file", path)
+    if found.st_uid != os.geteuid():
+        raise _refusal(errno.EPERM, "it belongs to another user: remove it, or name another", path)
+    if found.st_nlink > 1:
+        raise _refusal(errno.EMLINK, "the file has a second name (a hard link): remove it, or name another", path)
+    if stat.S_IMODE(found.st_mode) & ~_ONLY_OWNER:
+        os.fchmod(fd, _ONLY_OWNER)
+
+
+def _refusal(number: int, reason: str, path: str) -> OSError:
+    return OSError(number, reason, path)

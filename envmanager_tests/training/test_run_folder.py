@@ -1,0 +1,402 @@
+"""A training destroys nothing: neither what an earlier one has left, nor what belongs to somebody else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from envmanager import UsageError
+from envmanager.cli.app import run_command_line
+from envmanager.training import checkpoints, run_folder
+from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
+
+CONFIG: dict[str, Any] = {
+    "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"},
+    "training": {"steps": 300, "evaluation_episodes": 0, "device": "cpu"},
+    "trainers": {"default": {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64}},
+}
+FACTS: dict[str, Any] = {"run": "a", "files": ["part"], "parts": {"part": {}}}
+ARRAYS = {"part": {"weights": np.ones(3)}}
+
+
+class Silent(Report):
+    """Says nothing."""
+
+
+def train(directory: Path, *, resume: bool = False, force: bool = False, **training: Any) -> TrainingRun:
+    tables = {**CONFIG, "training": {**CONFIG["training"], **training}}
+    run = TrainingRun(TrainingPlan.parse(tables, directory, resume=resume, force=force), Silent())
+    run.go()
+    return run
+
+
+def save(directory: Path, name: str, **facts: Any) -> Path:
+    return checkpoints.save(directory, name, checkpoints.Checkpoint({**FACTS, **facts}, ARRAYS))
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def put_things_of_others(directory: Path) -> dict[str, bytes]:
+    """Somebody else's files and folders in all places of a run's folder."""
+    for name in (
+        "notes.txt",
+        "data/big.bin",
+        "checkpoints/notes.txt",
+        "checkpoints/best/weights.safetensors",
+        "checkpoints/000000000100/mine.txt",
+        "checkpoints/000000000200/state.json",
+        "checkpoints/x.unfinished/mine.txt",
+    ):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"mine: {name}")
+    return files_of(directory)
+
+
+def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = files_of(tmp_path)
+
+    with pytest.raises(UsageError) as caught:
+        train(tmp_path)
+
+    assert all(word in str(caught.value) for word in ("--resume", "--force", "--dir", "000000000300", FILE))
+    assert files_of(tmp_path) == before
+
+
+def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
+    save(tmp_path / run_folder.CHECKPOINTS, "1")
+    tables = {**CONFIG, "manager": {"kind": "simple", "env": "never:made"}}
+    plan = TrainingPlan.parse(tables, tmp_path)
+
+    with pytest.raises(UsageError, match="holds a training already"):
+        TrainingRun(plan, Silent()).go()
+
+
+def test_a_run_that_left_only_episodes_is_not_overwritten_either(tmp_path: Path) -> None:
+    with EpisodeLog(tmp_path) as log:
+        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0))
+
+    with pytest.raises(UsageError, match="no checkpoint: --resume cannot go on"):
+        train(tmp_path)
+
+
+def test_a_run_that_got_nowhere_is_in_nobodys_way(tmp_path: Path) -> None:
+    with EpisodeLog(tmp_path):
+        pass
+
+    train(tmp_path)
+
+
+def test_force_begins_anew_and_leaves_what_others_put_there(tmp_path: Path) -> None:
+    others = put_things_of_others(tmp_path)
+    first = train(tmp_path)
+    second = train(tmp_path, force=True, steps=200)
+
+    found = files_of(tmp_path)
+    assert {name: found[name] for name in others} == others
+    assert set(checkpoints.written(tmp_path / "checkpoints")) == {tmp_path / "checkpoints" / "000000000200-2"}
+    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 200
+    assert first.controller is not None
+    assert second.controller is not None
+    n_lines = len((tmp_path / FILE).read_text().splitlines())
+    assert n_lines == 1 + second.controller.episodes.count
+
+
+def test_force_deletes_nothing_when_the_training_cannot_begin(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = files_of(tmp_path)
+    tables = {**CONFIG, "trainers": {"default": {"kind": "ppo", "hidden": "many"}}}
+
+    with pytest.raises(UsageError):
+        TrainingRun(TrainingPlan.parse(tables, tmp_path, force=True), Silent()).go()
+
+    assert files_of(tmp_path) == before
+
+
+def test_force_leaves_an_empty_folder_of_what_only_a_run_wrote(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", "1")
+    with EpisodeLog(tmp_path):
+        pass
+
+    run_folder.clear(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not both"):
+        TrainingPlan.parse(CONFIG, tmp_path, resume=True, force=True)
+
+
+def test_checkpoints_on_the_way_remove_only_those_of_the_same_run(tmp_path: Path) -> None:
+    others = put_things_of_others(tmp_path)
+    another_run = save(tmp_path / "checkpoints", "000000000007", run="another")
+
+    for name in ("000000000064", "000000000128"):
+        latest = save(tmp_path / "checkpoints", name)
+
+    assert set(checkpoints.written(tmp_path / "checkpoints")) == {another_run, latest}
+    found = files_of(tmp_path)
+    assert {name: found[name] for name in others} == others
+
+
+def test_what_others_put_into_a_checkpoint_outlives_it(tmp_path: Path) -> None:
+    first = save(tmp_path, "1")
+    (first / "notes.txt").write_text("a good one")
+
+    save(tmp_path, "2")
+
+    assert [path.name for path in first.iterdir()] == ["notes.txt"]
+
+
+def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path: Path) -> None:
+    train(tmp_path, steps=100)
+    train(tmp_path, resume=True, steps=200)
+    train(tmp_path, resume=True, steps=300)
+
+    assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300"]
+
+
+def test_a_training_that_is_over_can_be_resumed_and_keeps_its_checkpoint_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_flush", full)
+        with pytest.raises(OSError, match="No space"):
+            train(tmp_path, resume=True)
+    assert checkpoints.load_latest(tmp_path / "checkpoints").arrays
+
+    train(tmp_path, resume=True)
+    assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300-2"]
+
+
+def test_a_checkpoint_that_could_not_be_finished_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_flush", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, "1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_whose_run_was_killed_while_writing_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "1.0a1b2c3d.unfinished").mkdir()
+    (tmp_path / "1.0a1b2c3d.unfinished" / "state.json").write_text(json.dumps(FACTS))
+    (tmp_path / "1.0a1b2c3d.unfinished" / "part.safetensors").write_bytes(b"half")
+
+    save(tmp_path, "1")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "latest"]
+
+
+# Links and files that somebody has put where a training writes.
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [FILE, "checkpoints/latest"])
+def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
+    place = tmp_path / "run" / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(victim)
+
+    for how in ({}, {"force": True}, {"resume": True}):
+        with pytest.raises(UsageError, match="not written by a training"):
+            train(tmp_path / "run", **how)
+    assert place.is_symlink()
+
+
+def test_a_link_in_the_place_of_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
+
+    with pytest.raises(UsageError, match="not written by a training"):
+        train(tmp_path / "run", force=True)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_links_under_the_names_of_temporary_files_are_not_followed(tmp_path: Path, victim: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("latest.unfinished", ".latest.part", "000000000300.unfinished", "000000000300"):
+        (run / "checkpoints" / name).symlink_to(victim)
+
+    train(run)
+
+    assert checkpoints.load_latest(run / "checkpoints").facts["parts"]["controller"]["n_steps"] == 300
+
+
+def test_a_link_to_a_checkpoint_of_the_same_run_is_not_removed_with_it(tmp_path: Path) -> None:
+    first = save(tmp_path / "kept", "1")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "0").symlink_to(first)
+
+    save(tmp_path / "run", "2")
+
+    assert checkpoints.written(tmp_path / "kept").keys() == {first}
+    assert checkpoints.load_latest(tmp_path / "kept").arrays
+
+
+def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", "1")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "latest").write_text("../elsewhere/1")
+
+    with pytest.raises(UsageError):
+        checkpoints.load_latest(tmp_path / "run")
+
+
+def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("season,episode\n1,2\n")
+
+    for how in ({}, {"force": True}, {"resume": True}):
+        with pytest.raises(UsageError, match="was not written by a training"):
+            train(tmp_path, **how)
+    with pytest.raises(UsageError, match="move it"):
+        EpisodeLog(tmp_path)
+    assert (tmp_path / FILE).read_text() == "season,episode\n1,2\n"
+
+
+def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
+    with EpisodeLog(tmp_path) as log:
+        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0))
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "x,y,z,a,b\n")
+
+    with pytest.raises(UsageError, match="cannot be read as a list of episodes"):
+        EpisodeLog(tmp_path, resumed_at=100)
+
+
+def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, victim: Path) -> None:
+    with pytest.raises(UsageError, match="not a folder"):
+        train(victim)
+    with pytest.raises(UsageError, match="cannot be written"):
+        EpisodeLog(victim / "run")
+
+
+def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp_path: Path) -> None:
+    with EpisodeLog(tmp_path) as log:
+        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0))
+    os.chmod(tmp_path / FILE, 0o666)
+    with (tmp_path / FILE).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
+        log.write(EpisodeEnd(20, 2.0, "default", 0, 3.0))
+        assert len(reader.readlines()) == 2, "whoever reads the old file goes on reading the old file"
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o666 & ~mask
+    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        save(tmp_path, "1")
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(("latest", "state.json", "part.safetensors"), 0o666 & ~mask)
+
+
+# The command.
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json.yaml"
+    path.write_text(json.dumps(CONFIG))  # which is YAML
+    return path
+
+
+def test_the_command_run_twice_is_refused_resumed_or_forced(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(config), "--plain", "--dir", str(tmp_path / "run")]
+    assert run_command_line(arguments) == 0
+    before = files_of(tmp_path / "run")
+
+    assert run_command_line(arguments) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in ("--resume", "--force", "--dir"))
+    assert files_of(tmp_path / "run") == before
+
+    assert run_command_line([*arguments, "--force", "--steps", "200"]) == 0
+    assert run_command_line([*arguments, "--resume", "--force"]) == 2
+    assert run_command_line([*arguments, "--resume"]) == 0
+    assert [path.name for path in checkpoints.written(tmp_path / "run" / "checkpoints")] == ["000000000300"]
+
+
+def test_a_resumed_run_tells_its_own_speed(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", str(config), "--plain", "--dir", str(tmp_path / "run")]
+    assert run_command_line(arguments) == 0
+    out = tmp_path / "out.json"
+    capsys.readouterr()
+
+    assert run_command_line([*arguments, "--resume", "--steps", "400", "--out", str(out)]) == 0
+
+    told = json.loads(out.read_text())
+    assert (told["n_steps"], told["n_steps_before"]) == (400, 300)
+    assert told["steps_per_s"] == pytest.approx(100 / told["wall_s"])
+    assert "steps       100 in" in capsys.readouterr().out
+
+
+def test_returns_that_are_no_numbers_are_written_as_such(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("envmanager.training.evaluation.mean_and_spread", lambda _: (math.nan, math.inf))
+    monkeypatch.setitem(CONFIG["training"], "evaluation_episodes", 1)
+    config.write_text(json.dumps(CONFIG))
+    out = tmp_path / "out.json"
+
+    assert run_command_line(["train", str(config), "--plain", "--dir", str(tmp_path / "run"), "--out", str(out)]) == 0
+
+    evaluation = json.loads(out.read_text())["evaluation"]
+    assert (evaluation["mean"], evaluation["spread"]) == (None, None)
+
+
+def test_a_resumed_run_has_returns_from_its_beginning(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    assert first.controller is not None
+    assert len(first.controller.episodes.recent) > 3
+    seen: list[float] = []
+
+    class Watching(Report):
+        def started(self, run: TrainingRun) -> None:
+            assert run.controller is not None
+            seen.append(run.controller.episodes.mean_of_recent())
+
+    tables = {**CONFIG, "training": {**CONFIG["training"], "steps": 304}}
+    result = TrainingRun(TrainingPlan.parse(tables, tmp_path, resume=True), Watching()).go()
+
+    assert seen == [first.controller.episodes.mean_of_recent()]
+    assert result.mean_return == pytest.approx(seen[0], rel=0.5)

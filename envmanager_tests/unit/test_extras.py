@@ -1,0 +1,110 @@
+"""Modules that need a library which is not installed say what to install, whoever imports them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envmanager
+from envmanager.errors import EnvManagerError, MissingExtra
+from envmanager.extras import needed_by
+
+ROOT = Path(envmanager.__file__).parent
+BARE = """
+import importlib, importlib.abc, json, sys
+
+CORE = {"numpy", "attr", "attrs", "cattr", "cattrs", "cloudpickle", "typing_extensions", "exceptiongroup", "envmanager"}
+
+class OnlyTheCore(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in CORE and top not in sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, OnlyTheCore())
+"""
+EVERY = """
+said = {}
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        said[module] = type(error).__name__, isinstance(error, ImportError), str(error)
+print(json.dumps(said))
+"""
+
+
+def in_a_bare_interpreter(code, *arguments):
+    """What ``code`` prints where no library is installed but those that this one always needs."""
+    done = subprocess.run([sys.executable, "-c", BARE + code, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_below(*packages):
+    paths = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    return [".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+
+
+def test_every_module_imports_or_says_what_to_install():
+    modules = modules_below("training", "interop", "bench", "adapters")
+    said = json.loads(in_a_bare_interpreter(EVERY, *modules, "envmanager.tensorboard", "envmanager.testing"))
+
+    assert {kind for kind, _, _ in said.values()} == {"MissingExtra"}, said
+    assert all(is_import_error and "pip install " in text for _, is_import_error, text in said.values()), said
+    assert "pip install 'envmanager[torch]'" in said["envmanager.training.ppo"][2]
+    assert said.keys() >= {"envmanager.training.checkpoints", "envmanager.interop.sb3", "envmanager.bench.plots"}
+
+
+def test_what_needs_no_library_imports_without():
+    modules = ["trainer", "controller", "episode_log", "evaluation", "frames"]
+    said = in_a_bare_interpreter(EVERY, *[f"envmanager.training.{module}" for module in modules])
+
+    assert json.loads(said) == {}
+
+
+def test_contracts_without_pytest_say_what_to_install():
+    code = """
+import envmanager.testing
+try:
+    envmanager.testing.ManagerContract
+except ImportError as error:
+    print(error)
+"""
+    assert in_a_bare_interpreter(code).strip().endswith("pip install pytest")
+
+
+def test_a_library_of_another_that_is_missing_is_named():
+    with (
+        pytest.raises(
+            MissingExtra, match=r"a thing needs no_such_library.*pip install 'envmanager\[thing\]'"
+        ) as caught,
+        needed_by("a thing", extra="thing"),
+    ):
+        import no_such_library  # noqa: F401
+
+    assert (caught.value.library, caught.value.name) == ("no_such_library", "no_such_library")
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_missing_extra_is_both_an_import_error_and_one_of_ours():
+    assert issubclass(MissingExtra, ModuleNotFoundError)
+    assert issubclass(MissingExtra, EnvManagerError)
+
+
+def test_a_library_that_does_not_load_raises_what_it_raises():
+    with pytest.raises(ImportError, match="libGL") as caught, needed_by("Atari", extra="atari"):
+        raise ImportError("libGL.so.1: cannot open shared object file", name="cv2")
+
+    assert not isinstance(caught.value, MissingExtra)
+
+
+def test_a_mistake_of_our_own_is_no_missing_extra():
+    with pytest.raises(ModuleNotFoundError) as caught, needed_by("a thing", extra="thing"):
+        import envmanager.no_such_module  # noqa: F401
+
+    assert not isinstance(caught.value, MissingExtra)

@@ -1,0 +1,106 @@
+"""Files that take the place of others: wholly or not at all, and never through a link."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envmanager.cli.plan import check_out
+from envmanager.errors import UsageError
+from envmanager.new_files import replacing, write_anew
+
+
+def mode_of(path):
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def umask():
+    """The umask, set to something unusual."""
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
+
+
+def test_what_is_written_is_there(tmp_path):
+    write_anew(tmp_path / "a.json", "ü\n")
+
+    assert (tmp_path / "a.json").read_text("utf-8") == "ü\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("before", [None, 0o666, 0o600])
+def test_its_mode_is_what_the_umask_leaves_whatever_was_there_before(tmp_path, umask, before):
+    path = tmp_path / "a.json"
+    if before is not None:
+        path.touch()
+        path.chmod(before)
+
+    write_anew(path, "x")
+
+    assert mode_of(path) == 0o666 & ~umask
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.json").symlink_to(victim)
+
+    write_anew(tmp_path / "a.json", "x")
+
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "a.json").is_symlink()
+
+
+def test_a_hard_link_is_replaced_and_the_other_name_stays(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.json").hardlink_to(victim)
+
+    write_anew(tmp_path / "a.json", "x")
+
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    (tmp_path / ".a.json.guessed.part").symlink_to(victim)
+
+    with pytest.raises(FileExistsError):
+        write_anew(tmp_path / "a.json", "x")
+
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_when_writing_fails_the_old_file_is_as_it_was(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.write("no bytes")
+
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("a.json", "old")]
+    assert file.closed
+
+
+def test_it_can_be_written_to_after_it_has_taken_the_place(tmp_path):
+    with replacing(tmp_path / "a.csv") as file:
+        file.write(b"1\n")
+    file.write(b"2\n")
+    file.close()
+
+    assert (tmp_path / "a.csv").read_text() == "1\n2\n"
+
+
+def test_what_is_no_regular_file_is_refused_as_out(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null")):
+        with pytest.raises(UsageError, match="no regular file"):
+            check_out(path)
