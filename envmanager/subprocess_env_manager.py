@@ -39,7 +39,7 @@ from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog
-from envmanager.factories import EnvFactory, factories_for
+from envmanager.factories import EnvFactory, check_travel, factories_for
 from envmanager.hosting import GroupFactory, StartReport
 from envmanager.interrupts import held
 from envmanager.local_worker import LocalStepQueue, LocalWorker
@@ -129,6 +129,7 @@ class SubprocessEnvManager(EnvManager):
             seed=seed,
             restarts=self._options.restarts,
             zero_copy=zero_copy,
+            check_values=check_values,
             trace=self._options.trace,
         )
         _require_linux()
@@ -142,13 +143,13 @@ class SubprocessEnvManager(EnvManager):
         self._block: Block | None = None
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * self.n_workers + _MORE_DESCRIPTORS)
         with held():
-            self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
+            self._resources = _Resources(self._hear, self.events, self._options.timeouts.close_s)
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.env_workers, self._local_id, self._resources.step_queue)
         try:
-            self._check_factories_travel()
+            check_travel(self._factories)
             for worker_id in range(self.n_workers):
                 self.env_workers.append(self.create_worker(worker_id, self.step_queue, env_factory))
             self._wait_for_start()
@@ -171,7 +172,7 @@ class SubprocessEnvManager(EnvManager):
                 factory,
                 self._times[worker_id],
                 self.events,
-                on_specs=weakly(self._learn_specs),
+                on_news=weakly(self._hear),
                 rotates=self._zero_copy,
             )
         with descriptors.standard_open():
@@ -180,16 +181,6 @@ class SubprocessEnvManager(EnvManager):
         return handle
 
     # Start.
-
-    def _check_factories_travel(self) -> None:
-        """Refuse, before any process starts, what cannot travel."""
-        try:
-            cloudpickle.dumps(self._factories, protocol=5)
-        except Exception as error:
-            raise UsageError(
-                f"env_factory cannot be sent to a worker, because it cannot be pickled: {error}. Make what it holds "
-                "(locks, open files, connections) inside the factory instead."
-            ) from error
 
     def _group_factory(self, worker_id: int) -> GroupFactory:
         """What makes the environments of a worker, or of the one that takes its place."""
@@ -354,17 +345,17 @@ class _Resources:
     It holds no reference to the manager, which could otherwise never become garbage.
     """
 
-    def __init__(self, learn_specs: Any, events: EventLog, close_s: float) -> None:
+    def __init__(self, hear: Any, events: EventLog, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
         self._guardian: Guardian | None = None
         with descriptors.standard_open():
-            self._open(events, learn_specs)
+            self._open(events, hear)
 
-    def _open(self, events: EventLog, learn_specs: Any) -> None:
-        self.step_queue = StepQueue(events, on_specs=weakly(learn_specs), on_retired=weakly(self.drop))
+    def _open(self, events: EventLog, hear: Any) -> None:
+        self.step_queue = StepQueue(events, on_news=weakly(hear), on_retired=weakly(self.drop))
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
         self.life_read_fd, self._life_write_fd = os.pipe()

@@ -28,7 +28,8 @@ from envmanager_tests.interop.envs import (
 
 pytest.importorskip("stable_baselines3")
 
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.envs import IdentityEnvMultiBinary
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -303,3 +304,11 @@ def test_without_stable_baselines3_the_error_says_what_to_install(monkeypatch):
 
     with pytest.raises(MissingExtra, match="pip install stable_baselines3"):
         as_sb3_vec_env(manager)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_on_policy_algorithms_train_on_multi_binary_actions(algorithm):
+    env = as_sb3_vec_env(SimpleEnvManager(lambda: IdentityEnvMultiBinary(4), 2))
+    batch = {"batch_size": 16} if algorithm is PPO else {}
+    algorithm("MlpPolicy", env, n_steps=8, device="cpu", **batch).learn(32)
+    env.close()
