@@ -14,14 +14,17 @@ from __future__ import annotations
 import ast
 import atexit
 import ctypes
+import fcntl
 import functools
 import multiprocessing
 import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +48,7 @@ from envmanager import (
 )
 from envmanager._workers import boot, handle
 from envmanager._workers.processes import ChildProcess
+from envmanager._workers.wire import COMMAND
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.leaks import Traces, descendants, settle
 
@@ -470,11 +474,22 @@ def train_for_ever(start_method: Any) -> None:
             manager.step()
 
 
-def run_after_an_interrupt(*arguments: Any) -> None:
-    """What a worker does first, but only once a Ctrl-C has reached its process."""
+def run_after_an_interrupt(fds: dict[str, Any], *arguments: Any) -> None:
+    """What a worker does first, but only once a Ctrl-C has come.
+
+    One that was forked from the server is not in the group that gets it; its trainer, which is, asks it to close.
+    """
     announce("started", os.getpid())
-    until(lambda: signal.SIGINT in signal.sigpending(), "a Ctrl-C", within_s=30)
-    boot.run(*arguments)
+    until(
+        lambda: signal.SIGINT in signal.sigpending() or n_bytes_to_read(fds["connection"].fd) > COMMAND.size,
+        "a Ctrl-C",
+        within_s=30,
+    )
+    boot.run(fds, *arguments)
+
+
+def n_bytes_to_read(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
 class InterruptedChildProcess(ChildProcess):
