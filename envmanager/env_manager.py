@@ -19,8 +19,10 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,8 +31,10 @@ import numpy as np
 
 from envmanager.env_rows import EnvRows, RowsOfWorker
 from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
-from envmanager.events import EventLog, LateReplyDiscarded
+from envmanager.events import EventLog, LateReplyDiscarded, ValuesCast
+from envmanager.fitting import Casting
 from envmanager.gathering import Gathering, StepQueue
+from envmanager.hosting import News
 from envmanager.interrupts import begin_held, end_held, held, let_through
 from envmanager.last_batches import LastBatches
 from envmanager.options import ResetConfig, RestartPolicy, Wait
@@ -110,10 +114,12 @@ class EnvManager(ABC):
         seed: int | None = None,
         restarts: RestartPolicy | None = None,
         zero_copy: bool = False,
+        check_values: bool = False,
         trace: str | None = None,
     ):
         """Without ``restarts`` no worker is replaced; with them, ``_replace`` must be able to. ``trace``: a file.
 
+        ``check_values``: actions of another kind of numbers than their spec's are refused, not cast.
         ``zero_copy``: what a worker answers is handed out as it is; while it takes the next step the arrays must last.
         """
         n_workers = len(env_ids_of_workers)
@@ -131,6 +137,8 @@ class EnvManager(ABC):
         self._specs: dict[str, BehaviorSpec] = {}
         self._has_objects = False
         self._row_behavior: tuple[str, BehaviorSpec | None] | None = None
+        self._casts_told: set[tuple[int, str]] = set()
+        self._castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
         self._policies: dict[str, Policy] = {}
         self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
@@ -293,7 +301,7 @@ class EnvManager(ABC):
             self._require_use(_Use.SEND_RECV)
             behavior, spec = self._only_behavior()
             n, groups = self._env_rows.grouped(env_ids, BadAction)
-            actions = checked_actions(spec, actions, n, "send")
+            actions = checked_actions(spec, actions, n, "send", self._castings[behavior])
             if self._undelivered is not None:
                 self._refuse_undelivered()
             for group in groups:
@@ -341,7 +349,7 @@ class EnvManager(ABC):
     def set_attr(self, name: str, values: Sequence[Any], env_ids: Any = None) -> None:
         """``env.name = value`` for each environment, one of ``values`` each; see ``call``."""
         ids = self._ids(env_ids)
-        if isinstance(values, str) or not hasattr(values, "__getitem__") or len(values) != len(ids):
+        if isinstance(values, str | Mapping) or not hasattr(values, "__getitem__") or len(values) != len(ids):
             raise UsageError(f"set_attr needs one value for each of {len(ids)} environments, not {values!r}.")
         self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows))
 
@@ -440,7 +448,7 @@ class EnvManager(ABC):
     def _take_steps(self, last_steps: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
         """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
         check_policies(last_steps, self._policies, partial_actions=self._partial_actions)
-        return call_policies(last_steps, self._policies, self._specs)
+        return call_policies(last_steps, self._policies, self._specs, self._castings)
 
     def _postprocess_steps(self, responses: Sequence[EnvironmentResponse]) -> list[StepInfo]:
         """Pair each response with its worker's previous step and actions; then they are handed out."""
@@ -452,9 +460,9 @@ class EnvManager(ABC):
             cut = self._recovery.cut(response) if self._recovery.replacements else None
             actions = None if cut is not None and cut.lost is not None else self._actions.get(worker_id)
             if cut is None:
-                infos.append(StepInfo(previous, self._own(response.payload), actions, worker_id))
+                infos.append(StepInfo(previous, self._own(response.payload), actions, worker_id, None, self._specs))
             else:
-                infos.append(StepInfo(previous, cut.payload, actions, worker_id, cut.lost))
+                infos.append(StepInfo(previous, cut.payload, actions, worker_id, cut.lost, self._specs))
         self._hand_out(responses)
         for info in infos:
             self._actions.pop(info.worker_id, None)
@@ -564,7 +572,7 @@ class EnvManager(ABC):
         last_seed = self._last_config.seed if parsed.seed is None else parsed.seed
         self._last_config = attrs.evolve(parsed, seed=last_seed)
         responses = self._reset_workers(config)
-        infos = [StepInfo(None, self._own(each.payload), None, each.worker_id) for each in responses]
+        infos = [StepInfo(None, self._own(each.payload), None, each.worker_id, specs=self._specs) for each in responses]
         for info in infos:
             self.env_workers[info.worker_id].previous_step = info
         self._seed = None  # later resets go on with the randomness there is, unless they name a seed
@@ -747,6 +755,28 @@ class EnvManager(ABC):
         merge_specs(self._specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self._has_objects = any(spec.has_objects for spec in self._specs.values())
         self._row_behavior = None
+
+    def _hear(self, news: News, worker_id: int) -> None:
+        """What a worker tells besides its answers; SpecConflict when a behavior has two specs."""
+        if news.specs is not None:
+            self._learn_specs(news.specs, worker_id)
+        env_ids: dict[tuple[str, str, str], list[int]] = {}
+        for cast in news.casts:
+            if (cast.env_id, cast.field) not in self._casts_told:  # else by an earlier generation of the worker
+                self._casts_told.add((cast.env_id, cast.field))
+                env_ids.setdefault((cast.field, cast.expected, cast.got), []).append(cast.env_id)
+        generation = self._recovery.generations[worker_id]
+        for (field, expected, got), ids in env_ids.items():
+            self.events.add(
+                ValuesCast(
+                    worker_id=worker_id,
+                    generation=generation,
+                    env_ids=tuple(ids),
+                    field=field,
+                    expected=expected,
+                    got=got,
+                )
+            )
 
 
 _MOVES = frozenset(["reset", "step", "send", "recv"])

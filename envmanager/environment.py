@@ -21,6 +21,7 @@ import attrs
 import numpy as np
 
 from envmanager.errors import UsageError
+from envmanager.fitting import Cast, Casting, cast_steps
 from envmanager.specs import (
     BehaviorSpec,
     BehaviorSpecs,
@@ -60,6 +61,8 @@ class Environment(ABC):
 
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
+    casting: Casting | None = None
+    """What an adapter casts with, so that its host is told; None for an environment that leaves it to its host."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -96,6 +99,8 @@ class EnvGroup(Environment):
     """The K environments of one worker as one Environment, whose steps can also be taken for some rows only."""
 
     env_ids: tuple[int, ...]
+    casts: list[Cast] = []  # noqa: RUF012  (a group that casts has a list of its own)
+    """What was cast and not told yet."""
     generation = 0
     current_env_id: int | None = None
     """Whose code is running, for error messages."""
@@ -178,8 +183,15 @@ class SideBySide(EnvGroup):
         self._infos = infos
         self._check_values = check_values
         self._last: list[Steps] = []
+        self.casts = []
+        self._castings = [environment.casting or Casting() for environment in self._environments]
+        for env_id, casting in zip(self.env_ids, self._castings, strict=True):
+            casting.belong_to(env_id, self.casts, strict=check_values)
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
-        self._specs = self._merged_specs()
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._n_known = [0] * len(self._environments)
+        for row, environment in enumerate(self._environments):
+            self._learn(row, environment.behavior_specs)
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -230,6 +242,19 @@ class SideBySide(EnvGroup):
         if errors:
             raise errors[0]
 
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        yield from super()._at(rows)
+        for row, environment in enumerate(self._environments):  # what was done may have brought agents in
+            self.current_env_id = self.env_ids[row]
+            self._learn(row, environment.behavior_specs)
+        self.current_env_id = None
+
+    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
+        """Know an environment's behaviors; SpecConflict when one has another spec than before."""
+        if len(specs) != self._n_known[row]:
+            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
+            self._n_known[row] = len(specs)
+
     def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Each environment's share of the action rows."""
         taken = dict.fromkeys(actions, 0)
@@ -248,17 +273,25 @@ class SideBySide(EnvGroup):
         specs = self._environments[row].behavior_specs
         if not isinstance(results, Mapping):
             raise SpecMismatch("the result", "a mapping {behavior: AgentSteps}", describe_value(results))
-        if not specs.keys() <= self._specs.keys():
-            self._specs = self._merged_specs()
+        self._learn(row, specs)
         checked = {}
         for behavior, steps in results.items():
             if behavior not in specs:
                 raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
-            if not self._infos and isinstance(steps, AgentSteps):
-                steps = attrs.evolve(steps, info=None, reset_info=None)
-            check_steps(specs[behavior], steps, check_numbers=self._check_values)
-            checked[behavior] = steps
+            fitting = self._fitting(specs[behavior], steps, self._castings[row])
+            checked[behavior] = fitting if self._infos else attrs.evolve(fitting, info=None, reset_info=None)
         return checked
+
+    def _fitting(self, spec: BehaviorSpec, steps: Any, casting: Casting) -> AgentSteps:
+        """The steps as they are if they fit, else with cast what can be; SpecMismatch when that does not help."""
+        try:
+            check_steps(spec, steps, check_numbers=self._check_values)
+        except SpecMismatch:
+            if casting.strict or not isinstance(steps, AgentSteps):
+                raise
+            steps = cast_steps(spec, steps, casting)
+            check_steps(spec, steps, check_numbers=self._check_values)
+        return steps  # type: ignore[no-any-return]
 
     def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
         parts: dict[str, list[AgentSteps]] = {}
@@ -267,12 +300,6 @@ class SideBySide(EnvGroup):
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
-
-    def _merged_specs(self) -> dict[str, BehaviorSpec]:
-        merged: dict[str, BehaviorSpec] = {}
-        for env_id, environment in zip(self.env_ids, self._environments, strict=True):
-            merge_specs(merged, environment.behavior_specs, seen_in="an env before it", now_in=f"env {env_id}")
-        return merged
 
 
 def take_slice(tree: Tree, start: int, stop: int) -> Tree:
@@ -354,11 +381,24 @@ ADAPTERS = {
 }
 """The base class of a foreign environment, by name, and what wraps it."""
 
-UNSUPPORTED = {
-    "pettingzoo.utils.env.AECEnv": "it is a PettingZoo AECEnv: turn it into a ParallelEnv with "
-    "pettingzoo.utils.conversions.aec_to_parallel",
-    "gym.core.Env": "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)",
-}
+ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
+"""The base classes of all environments, also those that only stand behind others."""
+
+
+def _aec_advice(env: Any) -> str:
+    """PettingZoo's ``aec_to_parallel`` refuses environments whose agents take turns."""
+    metadata = getattr(env, "metadata", None)
+    is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
+    name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
+    return f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
+
+
+def _old_gym_advice(_: Any) -> str:
+    return "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)"
+
+
+UNSUPPORTED = {"pettingzoo.utils.env.AECEnv": _aec_advice, "gym.core.Env": _old_gym_advice}
+"""The base class of a foreign environment that nothing wraps, and what to do instead."""
 
 
 def _base_names(subject: Any) -> list[str]:
@@ -380,19 +420,48 @@ def as_environment(subject: Any) -> Environment:
             for part in attribute.split("."):
                 wrap = getattr(wrap, part)
             return wrap(subject)  # type: ignore[no-any-return]
-    reason = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), f"it is {describe_value(subject)}")
+    advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
+    reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
     raise UsageError(
         f"{reason}. An environment is a gymnasium.Env, a gymnasium VectorEnv, a PettingZoo ParallelEnv, a dm_env "
         "Environment or an envmanager.Environment."
     )
 
 
+_INWARDS = ("subject", "unwrapped", "env")
+"""Where wrappers keep what they wrap: those of this library; of Gymnasium and PettingZoo; of nearly everybody."""
+
+
+def innermost(subject: Any) -> Any:
+    """What stands behind all wrappers of an environment. Only environments count: others may be shared on purpose."""
+    seen = {id(subject)}
+    while True:
+        inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
+        if inner is None:
+            return subject
+        subject = inner
+        seen.add(id(subject))
+
+
+def _wrapped_by(subject: Any) -> Iterable[Any]:
+    for name in _INWARDS:
+        try:
+            inner = getattr(subject, name, None)
+        except Exception:  # a property of foreign code
+            continue
+        if inner is not None and not ENVIRONMENTS.isdisjoint(_base_names(inner)):
+            yield inner
+
+
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
     """The environments of one worker as one. Gymnasium envs with equal spaces take a shorter way."""
-    if len({id(subject) for subject in subjects}) < len(subjects):
-        raise UsageError("env_factory returned the same environment twice; each call must make a new one.")
+    if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
+        raise UsageError(
+            "env_factory returned the same environment twice, perhaps behind new wrappers; each call must make a new "
+            "one."
+        )
     if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
         if gymnasium_adapter.equal_spaces(subjects):

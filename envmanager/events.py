@@ -133,6 +133,29 @@ class LateReplyDiscarded(Event):
         return f"{super().__str__()}: a late reply to request {self.ticket} was discarded"
 
 
+@attrs.frozen(kw_only=True)
+class ValuesCast(Event):
+    """Some environments give values of another dtype than their spec says; they are cast. Told once for each.
+
+    ``field`` says which: ``"obs['camera']"``, ``"reward"``. A cast changes no value but for rounding floats.
+    """
+
+    LEVEL = logging.WARNING
+
+    env_ids: tuple[int, ...]
+    field: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        envs = f"env {self.env_ids[0]}" if len(self.env_ids) == 1 else f"envs {', '.join(map(str, self.env_ids))}"
+        return (
+            f"worker {self.worker_id} ({envs}): {self.field} should be {self.expected}, but is {self.got}, and is cast "
+            "in every step. To be rid of this, have the environment return what its space says; "
+            "check_values=True makes it an error."
+        )
+
+
 class EventLog(Sequence[Event]):
     """The last events, oldest first, and how many there were of each kind since the start."""
 

@@ -5,19 +5,23 @@ The rule: no environment is made here; the trainer's process only looks at the f
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import attrs
+import cloudpickle
 
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.specs import describe_value
 
 EnvFactory = Callable[..., Any] | str | Sequence[Any]
-"""A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment."""
+"""A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. ``"module:id"`` is an id
+that is registered when the module is imported."""
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Gymnasium namespaces that only exist once a library was imported: the library, and the extra that brings it."""
@@ -25,12 +29,20 @@ NAMESPACES = {"ALE": ("ale_py", "atari")}
 
 @attrs.frozen
 class GymnasiumId:
-    """A factory that makes the environment registered under ``env_id``."""
+    """A factory that makes the environment registered under ``env_id``.
+
+    It takes along what is registered, because a worker knows only what Gymnasium itself registers and what ``module``,
+    imported there first, does.
+    """
 
     env_id: str
+    spec: Any = attrs.field(eq=False, repr=False)
+    module: str = ""
 
     def __call__(self) -> Any:
-        return _gymnasium_for(self.env_id).make(self.env_id)
+        if self.module:
+            importlib.import_module(self.module)
+        return _gymnasium_for(self.env_id).make(self.spec)
 
 
 @attrs.frozen
@@ -74,28 +86,68 @@ def resolve(env_factory: Any) -> Any:
 
 
 def _resolve_text(text: str) -> GymnasiumId | Importable:
-    module, colon, attribute = text.partition(":")
-    if colon and attribute.replace(".", "_").isidentifier():
-        if not module or module.startswith("."):
-            raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
-        importable = Importable(module, attribute)
-        try:
-            found = importable.load()
-        except MissingExtra:
-            raise
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-        if not callable(found):
-            raise UsageError(f"env {text!r} is {describe_value(found)}, not a callable that makes an environment.")
-        return importable
-    gymnasium = _gymnasium_for(text)
+    module, colon, name = text.partition(":")
+    if not colon:
+        return GymnasiumId(text, _registered(text, text))
+    if not module or module.startswith("."):
+        raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
     try:
-        gymnasium.spec(text)
+        importlib.import_module(module)
+    except MissingExtra:
+        raise
+    except ImportError as error:
+        raise UsageError(f"env {text!r} cannot be found: {error}.") from error
+    if not name.replace(".", "_").isidentifier():
+        return GymnasiumId(name, _registered(name, text), module)
+    importable = Importable(module, name)
+    try:
+        found = importable.load()
+    except AttributeError as error:
+        if _has_registered(name):
+            return GymnasiumId(name, _registered(name, text), module)
+        raise UsageError(f"env {text!r} cannot be found: {error}.") from error
+    if not callable(found):
+        raise UsageError(f"env {text!r} is {describe_value(found)}, not a callable that makes an environment.")
+    return importable
+
+
+def _has_registered(env_id: str) -> bool:
+    """Whether a module that was imported has registered ``env_id``; Gymnasium is not imported to ask it."""
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and env_id in gymnasium.registry
+
+
+def _registered(env_id: str, text: str) -> Any:
+    """What Gymnasium knows under ``env_id``; UsageError, about the user's ``text``, when that is nothing."""
+    gymnasium = _gymnasium_for(env_id)
+    try:
+        return _without_main(gymnasium.spec(env_id))
     except gymnasium.error.Error as error:
         raise UsageError(f"Gymnasium knows no environment {text!r}: {error}") from error
     except ImportError as error:
         raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-    return GymnasiumId(text)
+
+
+def _without_main(spec: Any) -> Any:
+    """The EnvSpec with what it finds in ``__main__`` by name put into it: a worker's ``__main__`` is another one."""
+    module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
+    entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
+    return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
+
+
+def check_travel(factories: Sequence[Any]) -> None:
+    """Raise UsageError unless the factories can be sent to a worker."""
+    try:
+        cloudpickle.dumps(factories, protocol=5)
+    except Exception as error:
+        advice = "Make what it holds (locks, open files, connections) inside the factory instead."
+        what = "env_factory"
+        if any(isinstance(factory, GymnasiumId) for factory in factories):
+            what = "env_factory, or what is registered with Gymnasium under an id in it,"
+            advice = "Register only arguments that can be pickled, or pass a function that makes the environment."
+        raise UsageError(
+            f"{what} cannot be sent to a worker, because it cannot be pickled: {error}. {advice}"
+        ) from error
 
 
 def _gymnasium_for(env_id: str) -> Any:

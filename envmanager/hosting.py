@@ -15,9 +15,10 @@ import attrs
 from envmanager.environment import EnvContext, EnvGroup, build_group
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
 from envmanager.factories import call_factory
+from envmanager.fitting import Cast
 from envmanager.options import ManagerOptions, ResetConfig
 from envmanager.seeding import derive_seeds
-from envmanager.specs import BehaviorSpecs, SpecMismatch
+from envmanager.specs import BehaviorSpecs, SpecConflict, SpecMismatch
 from envmanager.steps import CommandName
 
 
@@ -28,6 +29,35 @@ class StartReport:
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
     partial_actions: bool
+
+
+@attrs.frozen
+class News:
+    """What a worker tells besides its answer: all specs if there are new behaviors, and what it had to cast."""
+
+    specs: BehaviorSpecs | None = None
+    casts: tuple[Cast, ...] = ()
+
+
+class Reporter:
+    """What a worker has told of its environments, and so what there is to tell."""
+
+    def __init__(self) -> None:
+        self.n_told = 0
+        """Behaviors whose specs were told."""
+
+    def news(self, group: EnvGroup) -> News | None:
+        """What there is to tell now; None, nearly always, when there is nothing."""
+        if len(group.behavior_specs) == self.n_told and not group.casts:
+            return None
+        specs = None if len(group.behavior_specs) == self.n_told else dict(group.behavior_specs)
+        return News(specs, tuple(group.casts))
+
+    def told(self, group: EnvGroup, news: News) -> None:
+        """The news are on their way."""
+        if news.specs is not None:
+            self.n_told = len(news.specs)
+        del group.casts[: len(news.casts)]
 
 
 def make_contexts(
@@ -179,7 +209,7 @@ def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[
     """
     if phase == "start" and isinstance(error, EnvManagerError):
         return error
-    if isinstance(error, SpecMismatch):
+    if isinstance(error, SpecMismatch | SpecConflict):
         return BadObservation(
             worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
         )

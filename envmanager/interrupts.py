@@ -13,11 +13,12 @@ call of a user's code inside it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # signal.signal spends nine tenths of its time turning numbers into enums and back; this is what it calls.
@@ -144,3 +145,13 @@ class let_through:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         if self._was_held:
             _hold()
+
+
+@contextlib.contextmanager
+def blocked_in_children() -> Iterator[None]:
+    """Processes that are started in the block begin with a Ctrl-C blocked, until they say otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

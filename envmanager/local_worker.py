@@ -13,18 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 from envmanager.environment import EnvGroup
-from envmanager.errors import EnvManagerError, UsageError
+from envmanager.errors import EnvManagerError
 from envmanager.events import EventLog, Started
 from envmanager.gathering import StepQueue
 from envmanager.hosting import (
     COMMANDS,
     GroupFactory,
+    News,
+    Reporter,
     StartReport,
     describe_failure,
     env_ids_of_failure,
     phase_of,
 )
 from envmanager.interrupts import let_through
+from envmanager.specs import SpecConflict
 from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
 from envmanager.timing import WorkerTimes
 
@@ -41,11 +44,11 @@ class LocalWorker:
         times: WorkerTimes,
         events: EventLog,
         *,
-        on_specs: Callable[[Any, int], None],
+        on_news: Callable[[News, int], None],
         rotates: bool,
     ) -> None:
-        """``on_specs(specs, worker_id)``: there are behaviors that were not there at the start. ``rotates``: let the
-        environments write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
+        """``on_news(news, worker_id)``: what there is to tell besides an answer. ``rotates``: let the environments
+        write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
         """
         self.worker_id = worker_id
         self.waiting = False
@@ -54,8 +57,8 @@ class LocalWorker:
         self.group: Any = None  # an EnvGroup, once started
         self._factory = factory
         self._events = events
-        self._on_specs = on_specs
-        self._n_specs = 0
+        self._on_news = on_news
+        self._reporter = Reporter()
         self._rotates = rotates
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
@@ -71,7 +74,10 @@ class LocalWorker:
             self.group = self._factory()
         except (Exception, SystemExit) as error:
             env_ids = [context.env_id for context in self._factory.contexts]
-            raise describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start") from error
+            failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start")
+            if failure is error:
+                raise  # an error that says it all must not become its own cause
+            raise failure from error
         self._ended_ns = time.monotonic_ns()
         self.times.started(asked_ns, self._ended_ns, generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
@@ -167,13 +173,18 @@ class LocalWorker:
             raise
         except BaseException as error:
             return self._failed(error, name)
-        if len(self.group.behavior_specs) != self._n_specs:
+        if self.group.casts or len(self.group.behavior_specs) != self._reporter.n_told:
             try:
-                self._on_specs(self.group.behavior_specs, self.worker_id)
-            except UsageError as error:
-                return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
-            self._n_specs = len(self.group.behavior_specs)
+                self._tell()
+            except SpecConflict as error:
+                return self._failed(error, name)
         return EnvironmentResponse(CommandName.STEP if name is CommandName.STEP_ROWS else name, self.worker_id, result)
+
+    def _tell(self) -> None:
+        news = self._reporter.news(self.group)
+        if news is not None:
+            self._reporter.told(self.group, news)
+            self._on_news(news, self.worker_id)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         env_ids = env_ids_of_failure(self.group, self.worker_id)

@@ -5,16 +5,23 @@ The rule: everything is checked here, before the first byte is sent, so that a B
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envmanager.errors import BadAction, UsageError
+from envmanager.fitting import Casting, check_batch
 from envmanager.policy import Policy
-from envmanager.specs import BehaviorSpec, SpecMismatch, as_array, check_batch, describe_value, zeros
+from envmanager.specs import BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
 from envmanager.trees import Tree, leaves, map_tree
+
+Castings = Mapping[str, Casting]
+"""By behavior, what its actions are cast with."""
+
+_logger = logging.getLogger("envmanager")
 
 
 def check_policies(infos: Sequence[StepInfo], policies: Mapping[str, Policy], *, partial_actions: bool) -> None:
@@ -30,7 +37,10 @@ def check_policies(infos: Sequence[StepInfo], policies: Mapping[str, Policy], *,
 
 
 def call_policies(
-    infos: Sequence[StepInfo], policies: Mapping[str, Policy], specs: Mapping[str, BehaviorSpec]
+    infos: Sequence[StepInfo],
+    policies: Mapping[str, Policy],
+    specs: Mapping[str, BehaviorSpec],
+    castings: Castings | None = None,
 ) -> list[dict[str, ActionInfo]]:
     """``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out."""
     shares: list[dict[str, ActionInfo]] = [{} for _ in infos]
@@ -40,7 +50,7 @@ def call_policies(
             continue
         members = [index for index, info in enumerate(infos) if behavior in info.current]
         parts = [deciding(infos[index].current[behavior]) for index in members]
-        taken = _call(policy, behavior, parts, specs.get(behavior))
+        taken = _call(policy, behavior, parts, specs.get(behavior), None if castings is None else castings[behavior])
         stop = 0
         for index, part in zip(members, parts, strict=True):
             start, stop = stop, stop + len(part)
@@ -55,7 +65,9 @@ def deciding(steps: AgentSteps) -> AgentSteps:
     return steps.take(steps.acting_rows)
 
 
-def _call(policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None) -> ActionInfo:
+def _call(
+    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, casting: Casting | None
+) -> ActionInfo:
     steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
     if not len(steps) and spec is not None:
         return ActionInfo(zeros(spec.action, 0))
@@ -63,27 +75,39 @@ def _call(policy: Policy, behavior: str, parts: list[AgentSteps], spec: Behavior
     if not isinstance(taken, ActionInfo):
         raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
     return ActionInfo(
-        checked_actions(spec, taken.action, len(steps), f"action of behavior {behavior!r}"),
+        checked_actions(spec, taken.action, len(steps), f"action of behavior {behavior!r}", casting),
         _checked_outputs(taken.outputs, len(steps), behavior),
         taken.version,
     )
 
 
-def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str) -> Tree:
+def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, casting: Casting | None = None) -> Tree:
     """``action`` as arrays of its own ``[n, …]``; BadAction when it does not fit. Without a spec, as it is.
 
+    Actions of another kind of numbers are cast if ``casting`` allows it; the log says so, once.
     The arrays are copies because a policy may write its next actions into the same ones.
     """
     if spec is None:
         return action
     try:
-        checked = check_batch(spec.action, action, n, "action")
+        checked = check_batch(spec.action, action, n, "action", casting)
     except SpecMismatch as error:
         raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
+    if casting is not None and casting.casts:
+        _tell(casting, what)
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
     return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
+
+
+def _tell(casting: Casting, what: str) -> None:
+    for cast in casting.casts:
+        _logger.warning(
+            "%s: %s should be %s, but is %s, and is cast every time. check_values=True makes it an error.",
+            *(what, cast.field, cast.expected, cast.got),
+        )
+    casting.casts.clear()
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:

@@ -149,6 +149,10 @@ class Recovery:
                 said = self._decide(refusal, is_answered=False)
                 if said:
                     return said
+            except BaseException:  # a Ctrl-C meanwhile: the next call begins anew
+                replacement.is_started = False
+                replacement.generation += 1
+                raise
         return []
 
     def _due(self, worker_id: int) -> Replacement | None:

@@ -72,6 +72,7 @@ class SimpleEnvManager(EnvManager):
             seed=seed,
             restarts=options.restarts,
             zero_copy=zero_copy,
+            check_values=check_values,
             trace=options.trace,
         )
         self._options = options
@@ -102,7 +103,7 @@ class SimpleEnvManager(EnvManager):
             factory,
             self._times[0],
             self.events,
-            on_specs=weakly(self._learn_specs),
+            on_news=weakly(self._hear),
             rotates=options.zero_copy,
         )
 

@@ -168,39 +168,6 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
             check_structure(child, value[index], f"{path}[{index}]")
 
 
-_KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
-
-
-def fitting_array(spec: ArraySpec, value: Any, path: str) -> Any:
-    """``value`` as something that can be assigned to an array of this spec without loss, else SpecMismatch.
-
-    A Python number fits a scalar of its own kind; other dtypes must cast safely in NumPy's sense, so that a float64
-    observation in a float32 space is an error and not a silent rounding.
-    """
-    if spec.is_object:
-        return value
-    if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
-        return value
-    kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
-    if kinds is not None:
-        if spec.shape == () and spec.dtype.kind in kinds and _fits_range(spec.dtype, value):
-            return value
-        raise SpecMismatch(path, str(spec), describe_value(value))
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.shape == spec.shape and np.can_cast(array.dtype, spec.dtype, "safe"):
-            return array
-        raise SpecMismatch(path, str(spec), describe_value(array))
-    raise SpecMismatch(path, str(spec), describe_value(value))
-
-
-def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
-    if dtype.kind not in "iu":
-        return True
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= value <= limits.max)
-
-
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
     """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
     if spec.is_object or _is_small_and_within(spec, value):
@@ -225,49 +192,6 @@ def _is_small_and_within(spec: ArraySpec, value: Any) -> bool:
     numbers = value.tolist()
     low, high = bounds
     return bool(low <= min(numbers) and max(numbers) <= high)
-
-
-def check_batch(spec: Tree, batch: Tree, n: int, path: str) -> Tree:
-    """``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes, else SpecMismatch.
-
-    The dtype must be of the spec's kind (an int64 batch fits an int32 spec when every value does; a float batch does
-    not fit an integer spec) and numbers must be finite and within the bounds.
-    """
-    check_structure(spec, batch, path)
-    if isinstance(spec, dict):
-        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]") for key, child in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(check_batch(child, batch[index], n, f"{path}[{index}]") for index, child in enumerate(spec))
-    return _check_batch_leaf(spec, batch, n, path)
-
-
-def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str) -> Any:
-    if spec.is_object:
-        if not hasattr(batch, "__len__") or len(batch) != n:
-            raise SpecMismatch(path, f"{n} objects", describe_value(batch))
-        return object_array(batch)
-    if batch.__class__ is not np.ndarray:
-        if batch is None:
-            raise SpecMismatch(path, f"{n} rows of {spec}", "None")
-        try:
-            batch = as_array(batch)
-        except ValueError as error:
-            raise SpecMismatch(path, f"{n} rows of {spec}", str(error)) from error
-    if batch.shape != (n, *spec.shape):
-        raise SpecMismatch(path, f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}", describe_value(batch))
-    if batch.dtype == spec.dtype:
-        check_values(spec, batch, path)
-        return batch
-    same_kind = (
-        batch.dtype.kind in "iu" if spec.dtype.kind in "iu" else np.can_cast(batch.dtype, spec.dtype, "same_kind")
-    )
-    if not same_kind or batch.dtype.kind == "O":
-        raise SpecMismatch(path, f"{n} rows of {spec}", describe_value(batch))
-    check_values(spec, batch, path)
-    cast = batch.astype(spec.dtype)
-    if spec.dtype.kind in "iu" and not np.array_equal(cast, batch):
-        raise SpecMismatch(path, f"{n} rows of {spec}", "out of the dtype's range")
-    return cast
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
@@ -296,12 +220,22 @@ def zeros(spec: Tree, *leading: int) -> Tree:
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
+class SpecConflict(UsageError):
+    """One behavior has two specs. Told at the start as it is, and later as what an environment did wrong."""
+
+    def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
+        super().__init__(
+            f"behavior {behavior!r} has another spec in {now_in} than in {seen_in}.\n{now_in}: {new}\n{seen_in}: "
+            f"{known}\nAgents of one behavior share their specs in all environments: give them equal spaces, or "
+            "behaviors of their own."
+        )
+        self.path = f"behavior {behavior!r}"
+        self.expected = f"of the spec that it has in {seen_in} ({known})"
+        self.got = str(new)
+
+
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``; UsageError when one behavior has two specs."""
+    """Add ``new`` to ``known``; SpecConflict when one behavior has two specs."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
-            raise UsageError(
-                f"behavior {behavior!r} has another spec in {now_in} than in {seen_in}.\n{now_in}: {spec}\n{seen_in}: "
-                f"{known[behavior]}\nAgents of one behavior share their specs in all environments: give them equal "
-                "spaces, or behaviors of their own."
-            )
+            raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 
 from envmanager.errors import WorkerError
-from envmanager.specs import zeros
+from envmanager.specs import BehaviorSpecs, zeros
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 AGENT_BITS = 32
@@ -247,6 +247,7 @@ class StepInfo:
     Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
     StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
     ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
+    ``specs`` are the manager's, which tell what no transitions look like.
     """
 
     previous: Steps | None
@@ -254,36 +255,50 @@ class StepInfo:
     actions: Actions | None
     worker_id: int
     lost: Lost | None = None
+    specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     def copy(self) -> StepInfo:
         """The same values in arrays of its own."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
-        return StepInfo(previous, current, self.actions, self.worker_id, self.lost)
+        return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
 
-    def transitions(self, behavior: str = "default") -> Transitions | None:
-        """The transitions of one behavior, joined by ``agent_id``; None when there are none.
+    def transitions(self, behavior: str = "default") -> Transitions:
+        """The transitions of one behavior, joined by ``agent_id``: arrays of 0 rows when there are none.
 
         There are none after a reset, after a loss, and when no agent of the behavior acted. Agents that just joined
         give none.
         """
         if self.previous is None or self.actions is None or self.lost is not None:
-            return None
+            return self._no_transitions(behavior)
         before, now, taken = self.previous.get(behavior), self.current.get(behavior), self.actions.get(behavior)
         if before is None or now is None or taken is None:
-            return None
+            return self._no_transitions(behavior)
         if before.acting is None and np.array_equal(before.agent_id, now.agent_id):
             return _transitions(before.obs, taken.action, now, now.agent_id)
         acted = before.acting_rows
         place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         ids = before.agent_id[acted].tolist()
         joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
-        if not joined:
-            return None
-        in_acted, in_now = np.array(joined).T
+        in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T
         current = now.take(in_now)
         obs, action = take_rows(before.obs, acted[in_acted]), take_rows(taken.action, in_acted)
         return _transitions(obs, action, current, current.agent_id)
+
+    def _no_transitions(self, behavior: str) -> Transitions:
+        """0 rows in the shapes and dtypes of the spec, or without one (fakes have none) of what is there."""
+        spec = self.specs.get(behavior)
+        if spec is not None:
+            obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
+        else:
+            seen, taken = self.current.get(behavior), (self.actions or {}).get(behavior)
+            obs = no_rows(_NOTHING if seen is None else seen.obs)
+            action = no_rows(_NOTHING if taken is None else taken.action)
+        flags = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+        return Transitions(obs, action, np.zeros(0, np.float32), copy_tree(obs), *flags, np.zeros(0, np.int64))
+
+
+_NOTHING = np.zeros(0, np.float32)
 
 
 def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray) -> Transitions:
@@ -361,6 +376,11 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
     if tree.__class__ is np.ndarray:
         return tree[rows]
     return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def no_rows(tree: Tree) -> Tree:
+    """The tree with 0 rows of every array, in new arrays."""
+    return map_tree(lambda leaf: np.asarray(leaf)[:0].copy(), tree)
 
 
 def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:

@@ -28,16 +28,18 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.child import worker
+from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import LaunchPlan, State, WorkerHandle
+from envmanager._workers.lifeline import NAME
 from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
-from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.errors import EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog
-from envmanager.factories import EnvFactory, factories_for
+from envmanager.factories import EnvFactory, check_travel, factories_for
 from envmanager.hosting import GroupFactory, StartReport
 from envmanager.interrupts import held
 from envmanager.local_worker import LocalStepQueue, LocalWorker
@@ -51,9 +53,10 @@ __all__ = ["SubprocessEnvManager", "worker"]
 
 
 _DESCRIPTORS_PER_WORKER = 3
-"""The connection, the pidfd, and under forkserver the pipe that tells the exit code."""
+"""The connection, the pidfd, and under forkserver the socket that tells the exit code."""
 _MORE_DESCRIPTORS = 32
-"""The manager's own (two pipes, two memories, an epoll), those that starting a process takes for a moment, and room."""
+"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
+a moment, and room."""
 
 
 class SubprocessEnvManager(EnvManager):
@@ -126,6 +129,7 @@ class SubprocessEnvManager(EnvManager):
             seed=seed,
             restarts=self._options.restarts,
             zero_copy=zero_copy,
+            check_values=check_values,
             trace=self._options.trace,
         )
         _require_linux()
@@ -139,13 +143,13 @@ class SubprocessEnvManager(EnvManager):
         self._block: Block | None = None
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * self.n_workers + _MORE_DESCRIPTORS)
         with held():
-            self._resources = _Resources(self._learn_specs, self.events, self._options.timeouts.close_s)
+            self._resources = _Resources(self._hear, self.events, self._options.timeouts.close_s)
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.env_workers, self._local_id, self._resources.step_queue)
         try:
-            self._check_factories_travel()
+            check_travel(self._factories)
             for worker_id in range(self.n_workers):
                 self.env_workers.append(self.create_worker(worker_id, self.step_queue, env_factory))
             self._wait_for_start()
@@ -168,7 +172,7 @@ class SubprocessEnvManager(EnvManager):
                 factory,
                 self._times[worker_id],
                 self.events,
-                on_specs=weakly(self._learn_specs),
+                on_news=weakly(self._hear),
                 rotates=self._zero_copy,
             )
         with descriptors.standard_open():
@@ -177,16 +181,6 @@ class SubprocessEnvManager(EnvManager):
         return handle
 
     # Start.
-
-    def _check_factories_travel(self) -> None:
-        """Refuse, before any process starts, what cannot travel."""
-        try:
-            cloudpickle.dumps(self._factories, protocol=5)
-        except Exception as error:
-            raise UsageError(
-                f"env_factory cannot be sent to a worker, because it cannot be pickled: {error}. Make what it holds "
-                "(locks, open files, connections) inside the factory instead."
-            ) from error
 
     def _group_factory(self, worker_id: int) -> GroupFactory:
         """What makes the environments of a worker, or of the one that takes its place."""
@@ -217,6 +211,7 @@ class SubprocessEnvManager(EnvManager):
             memory_fd=self._resources.memory_fd,
             steps_fd=self._resources.step_queue.write_fd,
             life_fd=self._resources.life_read_fd,
+            guardian_fd=self._guardian_fd(worker_id),
             crash_fd=self._resources.crash_fd,
             n_slots=self._n_slots,
             timeouts=options.timeouts,
@@ -229,6 +224,19 @@ class SubprocessEnvManager(EnvManager):
             self._resources.watch(handle)
         handle.send(CommandName.START)
         return handle
+
+    def _guardian_fd(self, worker_id: int) -> int:
+        try:
+            return self._resources.guardian_fd()
+        except OSError as error:
+            raise WorkerError(
+                f"worker {worker_id} could not be started, because the process that guards workers could not: {error}. "
+                "Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
+                worker_id=worker_id,
+                env_ids=self._env_rows.blocks[worker_id],
+                phase="start",
+                cause=str(error),
+            ) from error
 
     def _wait_for_start(self) -> None:
         """Wait for all workers' specs, then lay out the memory they share."""
@@ -337,21 +345,29 @@ class _Resources:
     It holds no reference to the manager, which could otherwise never become garbage.
     """
 
-    def __init__(self, learn_specs: Any, events: EventLog, close_s: float) -> None:
+    def __init__(self, hear: Any, events: EventLog, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
+        self._guardian: Guardian | None = None
         with descriptors.standard_open():
-            self._open(events, learn_specs)
+            self._open(events, hear)
 
-    def _open(self, events: EventLog, learn_specs: Any) -> None:
-        self.step_queue = StepQueue(events, on_specs=weakly(learn_specs), on_retired=weakly(self.drop))
+    def _open(self, events: EventLog, hear: Any) -> None:
+        self.step_queue = StepQueue(events, on_news=weakly(hear), on_retired=weakly(self.drop))
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
         self.life_read_fd, self._life_write_fd = os.pipe()
         descriptors.register(self.life_read_fd)
         descriptors.register(self._life_write_fd)
+
+    def guardian_fd(self) -> int:
+        """Where workers leave their lifelines; OSError when there can be no guardian."""
+        with held():
+            if self._guardian is None:
+                self._guardian = Guardian(self.life_read_fd)
+            return self._guardian.fd
 
     def watch(self, handle: WorkerHandle) -> None:
         """Take a worker into care."""
@@ -363,6 +379,8 @@ class _Resources:
         self._handles.discard(handle)
         self.step_queue.forget(handle)
         handle.release()
+        if handle.process.is_buried and self._guardian is not None:
+            self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
 
     def retire(self, handle: WorkerHandle) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
@@ -401,6 +419,9 @@ class _Resources:
         self._closed = True
         for handle in list(self._handles):
             self.drop(handle)
+        if self._guardian is not None:
+            os.write(self._life_write_fd, b"\0")  # groups whose leaders nobody could bury end now
+            self._guardian.end()
         self.step_queue.close()
         for fd in (self.memory_fd, self.crash_fd, self.life_read_fd, self._life_write_fd):
             descriptors.close(fd)

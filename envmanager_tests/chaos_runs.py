@@ -142,7 +142,6 @@ class Stepping(Trainer):
         last = self._last[info.worker_id].current
         ledger.expect(info.previous is last, "mispaired", info)
         if info.lost is None:
-            assert made is not None
             assert info.actions is not None
             ledger.delivered[info.worker_id] += 1
             ledger.check_step(now.env_id, made.next_obs, now.reward)
@@ -153,7 +152,7 @@ class Stepping(Trainer):
         ledger.lost[info.worker_id] += 1
         ledger.generation[info.worker_id] += 1
         ledger.expect(info.lost.generation == ledger.generation[info.worker_id], "told twice or never", info.lost)
-        ledger.expect(made is None and info.actions is None and not now.reward.any(), "stitched", info)
+        ledger.expect(not len(made.reward) and info.actions is None and not now.reward.any(), "stitched", info)
         ledger.expect(now.truncated.all() and not now.terminated.any(), "stitched", info)
         ledger.check_loss(now.env_id, now.obs, now.final_obs, last["default"].obs)
 

@@ -302,12 +302,12 @@ class RandomUse(RuleBasedStateMachine):
         self._reset(Mode.SEND_RECV, {})
 
     def teardown(self) -> None:
-        _logger.setLevel(self._level)
-        if hasattr(self, "manager"):
-            try:
-                self._settle()
-            finally:
-                self.manager.close()
+        try:
+            if hasattr(self, "manager"):
+                with self.manager:
+                    self._settle()
+        finally:
+            _logger.setLevel(self._level)
 
     def _settle(self) -> None:
         """Whoever owes a response gives it, or is out."""

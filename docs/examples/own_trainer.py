@@ -62,10 +62,7 @@ class Reinforce(Trainer):
         if info.lost is not None:  # the worker was replaced: what its agents had begun will not end
             for agent_id in info.current[self.behavior].agent_id.tolist():
                 self._running.pop(agent_id, None)
-        transitions = info.transitions(self.behavior)
-        if transitions is None:
-            return 0
-        obs, action, reward, _, terminated, truncated, agent_ids = transitions
+        obs, action, reward, _, terminated, truncated, agent_ids = info.transitions(self.behavior)
         for row, agent_id in enumerate(agent_ids.tolist()):
             self._running[agent_id].append((obs[row].copy(), int(action[row]), float(reward[row])))
             if terminated[row] or truncated[row]:

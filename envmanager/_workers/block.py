@@ -211,7 +211,7 @@ class WorkerRows:
             return None
         if steps.final_obs is None:
             return 0
-        m = len(leaves(steps.final_obs)[0])
+        m = int(np.count_nonzero(steps.ended))
         self._block.counts[slot, self._worker_id, index] = (each.capacity[self._worker_id], m, False)
         return m
 
@@ -294,8 +294,15 @@ class WorkerRows:
         return np.array(self._row_numbers[each.name][:n])
 
 
+_UNKNOWN = 2**32
+"""More rows than fit anywhere: a tree without leaves (an empty Dict) does not say how many it has."""
+
+
 def _n_rows(tree: Tree) -> int:
-    return len(tree if tree.__class__ is np.ndarray else leaves(tree)[0])
+    if tree.__class__ is np.ndarray:
+        return len(tree)
+    columns = leaves(tree)
+    return len(columns[0]) if columns else _UNKNOWN
 
 
 def _first_rows(tree: Tree, n: int) -> Tree:

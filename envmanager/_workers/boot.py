@@ -1,4 +1,4 @@
-"""The first lines of a worker process, and of the forkserver that workers are forked from.
+"""The first lines of a worker process, and of the server that workers are forked from.
 
 The rule: nothing here may raise (an exception would kill the server, and starting a worker would fail with a bare
 EOFError), and the thread caps must be set before NumPy is imported.
@@ -10,11 +10,12 @@ import contextlib
 import importlib
 import os
 import pickle
+from collections.abc import Iterable
+from multiprocessing import parent_process
 
 from envmanager._workers.descriptors import Fd
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-PRELOAD_VARIABLE = "ENVMANAGER_PRELOAD"
 
 
 def cap_threads() -> None:
@@ -26,26 +27,32 @@ def cap_threads() -> None:
         os.environ.setdefault(name, "1")
 
 
-def preload() -> None:
-    """Import the modules named in the environment; those that cannot be imported are left to the worker."""
-    for name in os.environ.get(PRELOAD_VARIABLE, "").split():
+def preload(names: Iterable[str]) -> None:
+    """Import these modules; those that cannot be imported are left to the worker."""
+    for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
+
+
+def _replace_sentinel(life_fd: int) -> None:
+    """Multiprocessing watches what this process was described in, a file, which would stay in memory.
+
+    The life pipe tells what it wants to know: whether the parent lives.
+    """
+    parent = parent_process()
+    if parent is not None and parent.sentinel is not None:
+        os.dup2(life_fd, parent.sentinel, inheritable=False)
 
 
 def run(fds: dict[str, Fd], environ: dict[str, str] | None, launch: bytes) -> None:
     """The target of every worker process; what needs NumPy comes pickled, and is loaded after the environment is set.
 
-    ``environ`` replaces the environment variables: a forkserver's are those of the moment when it started.
+    ``environ`` replaces the environment variables: a server's are those of the moment when it started.
     """
+    _replace_sentinel(fds["life"].fd)
     if environ is not None:
         os.environ.clear()
         os.environ.update(environ)
     cap_threads()
     child = importlib.import_module("envmanager._workers.child")
     child.main({name: wrapped.fd for name, wrapped in fds.items()}, pickle.loads(launch))
-
-
-if PRELOAD_VARIABLE in os.environ:  # only the forkserver has it
-    cap_threads()
-    preload()

@@ -42,12 +42,22 @@ from envmanager._workers.wire import (
     NAMES,
     RECORD,
     STEP_CODE,
+    WITH_NEWS,
     Undecoded,
     dumps,
     dumps_failure,
 )
 from envmanager.environment import EnvGroup
-from envmanager.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure, make_group, phase_of
+from envmanager.hosting import (
+    COMMANDS,
+    GroupFactory,
+    News,
+    Reporter,
+    describe_failure,
+    env_ids_of_failure,
+    make_group,
+    phase_of,
+)
 from envmanager.steps import AgentSteps, CommandName, EnvironmentCommand, EnvironmentResponse
 
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
@@ -143,7 +153,7 @@ class Transport:
         self.rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
         self.unanswerable: Unanswerable | None = None
-        self.known_specs = 0
+        self.reporter = Reporter()
         self.started_ns = self.ended_ns = time.monotonic_ns()
 
     def attach(self, layout: BlockLayout) -> None:
@@ -158,7 +168,6 @@ class Transport:
     def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
         self.block = Block(layout, self.fds["memory"])
         self.rows = WorkerRows(self.block, self.worker_id, group.env_ids)
-        self.known_specs = len(group.behavior_specs)
 
     def cut_off(self) -> None:
         """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
@@ -169,14 +178,23 @@ class Transport:
         # Not "life": it dies with the trainer too.
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 
-    def write_frame(self, code: int, data: bytes) -> None:
-        """Send a message through this worker's own connection."""
-        _write_all(self.fds["connection"], self.frame(code, data))
+    def news(self) -> News | None:
+        """What there is to tell besides an answer."""
+        return None if self.group is None else self.reporter.news(self.group)
 
-    def frame(self, code: int, data: bytes) -> bytes:
+    def told(self, news: News) -> None:
+        """The news have been written."""
+        if self.group is not None:
+            self.reporter.told(self.group, news)
+
+    def write_frame(self, code: int, data: bytes, flags: int = 0) -> None:
+        """Send a message through this worker's own connection."""
+        _write_all(self.fds["connection"], self.frame(code, data, flags))
+
+    def frame(self, code: int, data: bytes, flags: int = 0) -> bytes:
         """A message for this worker's own connection."""
         now_ns = time.monotonic_ns()
-        return FRAME.pack(self.ticket, code, 0, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
+        return FRAME.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
     def write_record(self, code: int, flags: int) -> None:
         """Announce the answer to a step: one atomic write."""
@@ -221,8 +239,9 @@ class Connection:
         self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
-        """Know the environments, to offer them rows of the shared memory."""
+        """Know the environments, to offer them rows of the shared memory and to tell what is new of them."""
         self._transport.group = group
+        self._transport.reporter.n_told = len(group.behavior_specs)  # by the answer to "start"
 
     def recv(self) -> EnvironmentCommand:
         """The next command."""
@@ -243,8 +262,15 @@ class Connection:
         if response.name is CommandName.FAILED:
             self._transport.write_frame(FAILED_CODE, dumps_failure(response.payload))
         else:
-            self._transport.write_frame(CODES[response.name], dumps(response.payload))
+            self._answer(CODES[response.name], response.payload)
         self._transport.ended_ns = time.monotonic_ns()
+
+    def _answer(self, code: int, payload: Any) -> None:
+        news = self._transport.news()
+        if news is None:
+            return self._transport.write_frame(code, dumps(payload))
+        self._transport.write_frame(code, dumps((payload, news)), WITH_NEWS)
+        return self._transport.told(news)
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
@@ -313,31 +339,25 @@ class StepQueueWriter:
     def _put_steps(self, steps: Mapping[str, AgentSteps]) -> None:
         transport = self._transport
         rows, slot = transport.rows, transport.slot
-        specs = self._new_specs()
+        news = transport.news()
         if rows is None:
-            return self._put(STEP_CODE, 0, dumps((dict(steps), specs)))
+            return self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
         infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
         in_place = rows.in_place(slot, steps)
         if in_place is None and not rows.write(slot, steps):
-            return self._put(STEP_CODE, 0, dumps((dict(steps), specs)))
-        extra = dumps((infos, specs)) if infos or specs else b""
+            return self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
+        extra = dumps((infos, news)) if infos or news is not None else b""
         flags = IN_MEMORY if in_place is None else IN_MEMORY | FULL | (ENDED if in_place else 0)
-        return self._put(STEP_CODE, flags, extra)
+        return self._put(STEP_CODE, flags, extra, news)
 
-    def _put(self, code: int, flags: int, extra: bytes) -> None:
+    def _put(self, code: int, flags: int, extra: bytes, news: News | None = None) -> None:
         # The record goes first: the manager reads the frame while it is being written, however long it is. The frame is
         # made before that: once the record is out, there is no way to say that memory was short.
         frame = self._transport.frame(code, extra) if extra else b""
         self._transport.write_record(code, flags | (EXTRA if extra else 0))
         _write_all(self._transport.fds["connection"], frame)
-
-    def _new_specs(self) -> dict[str, Any] | None:
-        """The environments' specs when a behavior has appeared that the manager does not know."""
-        group = self._transport.group
-        if group is None or len(group.behavior_specs) == self._transport.known_specs:
-            return None
-        self._transport.known_specs = len(group.behavior_specs)
-        return dict(group.behavior_specs)
+        if news is not None:
+            self._transport.told(news)
 
 
 def main(fds: dict[str, int], launch: Launch) -> None:
@@ -350,7 +370,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _redirect_output(fds)
     crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
-    lifeline.arm(fds["life"])
+    lifeline.arm(fds["life"], fds["guardian"], lifeline.NAME.pack(launch.worker_id, launch.generation))
     # A forked worker has the trainer's generators, and all would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)

@@ -19,7 +19,7 @@ import pickle
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -38,14 +38,16 @@ from envmanager._workers.wire import (
     FRAME,
     FULL,
     IN_MEMORY,
+    WITH_NEWS,
     dumps_command,
     loads_failure,
 )
 from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.events import EventLog, LateReplyDiscarded, Started
-from envmanager.hosting import describe_failure, phase_of
+from envmanager.hosting import News, describe_failure, phase_of
 from envmanager.interrupts import begin_held, end_held, let_through
 from envmanager.options import ResetConfig, Timeouts
+from envmanager.specs import SpecConflict
 from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
 from envmanager.timing import WorkerTimes
 
@@ -88,6 +90,7 @@ class _Reply:
 
     ticket: int
     code: int
+    flags: int
     data: bytes
     busy_ns: int
     ended_ns: int
@@ -104,6 +107,7 @@ class LaunchPlan:
     memory_fd: int
     steps_fd: int
     life_fd: int
+    guardian_fd: int
     crash_fd: int
     n_slots: int
     timeouts: Timeouts
@@ -128,6 +132,8 @@ class WorkerHandle:
         """What the step queue waits for: the answer to a step, or while a replacement starts, to "start" or "reset"."""
         self.due_at = math.inf
         self.alarm = Alarm()
+        self.on_news: Callable[[News, int], None] = _unheard
+        """Told what the worker tells besides its answers."""
         self._events = events
         self._launched_ns = self._ready_ns = time.monotonic_ns()
         self._core_wait_ns = 0
@@ -178,6 +184,7 @@ class WorkerHandle:
             "steps": plan.steps_fd,
             "memory": plan.memory_fd,
             "life": plan.life_fd,
+            "guardian": plan.guardian_fd,
             "crash": plan.crash_fd,
         }
         launch = Launch(self.worker_id, plan.generation, plan.seed, pickled_factory)
@@ -186,9 +193,12 @@ class WorkerHandle:
             environ = None if plan.environ is None else dict(plan.environ)
             arguments = (wrapped, environ, pickle.dumps(launch))
             name = f"envmanager-worker-{self.worker_id}"
-            self.process = ChildProcess(plan.start_method, name, boot.run, arguments)
+            deadline = time.monotonic() + plan.timeouts.start_s
+            self.process = ChildProcess(plan.start_method, name, boot.run, arguments, deadline=deadline)
         except BaseException as error:
             descriptors.close(self.fd)
+            if isinstance(error, TimeoutError):
+                raise self._no_answer(CommandName.START) from error
             if isinstance(error, OSError | EOFError):
                 raise self._cannot_start(error) from error
             raise
@@ -250,9 +260,23 @@ class WorkerHandle:
         else:
             self.times.answered(self._asked, reply.busy_ns, reply.ended_ns)
         try:
-            return EnvironmentResponse(self._asked, self.worker_id, pickle.loads(reply.data))
+            payload = pickle.loads(reply.data)
         except Exception as error:
             return self._failed(self._cannot_unpickle(error, self._asked))
+        payload, news = payload if reply.flags & WITH_NEWS else (payload, None)
+        return self.heard(news, EnvironmentResponse(self._asked, self.worker_id, payload))
+
+    def heard(self, news: News | None, response: EnvironmentResponse) -> EnvironmentResponse:
+        """The response, once its news are told; a "failed" one when a behavior has two specs."""
+        if news is not None:
+            try:
+                self.on_news(news, self.worker_id)
+            except SpecConflict as error:
+                phase = phase_of(response.name)
+                return self._failed(
+                    describe_failure(error, worker_id=self.worker_id, env_ids=self.env_ids, phase=phase)
+                )
+        return response
 
     def _note_start(self, ready_ns: int) -> None:
         self.move(State.RUNNING)
@@ -336,32 +360,33 @@ class WorkerHandle:
         """Whether a record answers the step in flight."""
         return ticket == self._step_ticket and generation == self.generation
 
-    def take_step(self, code: int, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
-        """The response behind a record (its arrays views of shared memory), and new specs if it brings any."""
+    def take_step(self, code: int, slot: int, flags: int, extra: bytes | None) -> EnvironmentResponse:
+        """The response behind a record, its arrays views of shared memory."""
         self.await_nothing()
         if code == FAILED_CODE:
-            return self._failed(loads_failure(extra or b"")), None
+            return self._failed(loads_failure(extra or b""))
         try:
-            return self._step_response(slot, flags, extra)
+            response, news = self._step_response(slot, flags, extra)
         except Exception as error:
-            return self._failed(self._cannot_unpickle(error, CommandName.STEP)), None
+            return self._failed(self._cannot_unpickle(error, CommandName.STEP))
+        return response if news is None else self.heard(news, response)
 
     def await_extra(self) -> None:
         """A record says that the step has ended in time; its message gets as long again to arrive."""
         self.due_at = time.monotonic() + self._plan.timeouts.step_s
 
-    def _step_response(self, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, Any]:
+    def _step_response(self, slot: int, flags: int, extra: bytes | None) -> tuple[EnvironmentResponse, News | None]:
         infos: Any = {}
-        specs = None
+        news = None
         if flags & IN_MEMORY and self._rows is not None:
             if extra is not None:
-                infos, specs = pickle.loads(extra)
+                infos, news = pickle.loads(extra)
             steps = self._read(slot, flags)
             if infos:
                 steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
         else:
-            steps, specs = pickle.loads(extra or b"")
-        return EnvironmentResponse(CommandName.STEP, self.worker_id, steps), specs
+            steps, news = pickle.loads(extra or b"")
+        return EnvironmentResponse(CommandName.STEP, self.worker_id, steps), news
 
     def _read(self, slot: int, flags: int) -> dict[str, AgentSteps]:
         assert self._rows is not None
@@ -448,13 +473,13 @@ class WorkerHandle:
 
     def _split_inbox(self) -> None:
         while len(self._inbox) >= FRAME.size:
-            ticket, code, _, _, _, length, busy_ns, ended_ns = FRAME.unpack_from(self._inbox)
+            ticket, code, flags, _, _, length, busy_ns, ended_ns = FRAME.unpack_from(self._inbox)
             if len(self._inbox) < FRAME.size + length:
                 break
             data = bytes(memoryview(self._inbox)[FRAME.size : FRAME.size + length])
             del self._inbox[: FRAME.size + length]
             if ticket in (self._step_ticket, self._asked_ticket):
-                self._replies.append(_Reply(ticket, code, data, busy_ns, ended_ns))
+                self._replies.append(_Reply(ticket, code, flags, data, busy_ns, ended_ns))
             else:
                 self._events.add(
                     LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket)
@@ -477,6 +502,9 @@ class WorkerHandle:
     def timed_out(self, during: CommandName) -> WorkerTimedOut:
         """Stop a process that did not answer in time, and say so."""
         self.kill()
+        return self._no_answer(during)
+
+    def _no_answer(self, during: CommandName) -> WorkerTimedOut:
         return WorkerTimedOut(
             worker_id=self.worker_id,
             env_ids=self.env_ids,
@@ -524,6 +552,10 @@ class WorkerHandle:
         with contextlib.suppress(OSError):
             return crash_report.take(self._plan.crash_fd, self.worker_id)
         return ""
+
+
+def _unheard(_: News, __: int) -> None:
+    """Nobody listens yet."""
 
 
 def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:

@@ -1,15 +1,26 @@
 """When the trainer dies, however it dies, its workers and what they started die too.
 
-The trainer holds the write end of one pipe; nobody writes. Each worker opens the read end anew (through /proc/self/fd,
-so that it has an open file description, and so an owner, of its own) and asks the kernel for SIGKILL to its process
-group when something happens on it. The only thing that can happen is that the last writer is gone. This needs no
-thread and no GIL, and works while the worker sits in native code or ignores SIGTERM. PR_SET_PDEATHSIG does not do: it
-fires when the *thread* that started the worker ends, and not at all under forkserver.
+::
+
+    trainer ── write end ──▶ life pipe ◀── lifelines: one in each worker, and two copies of it in the guardian
+
+The trainer holds the write end of one pipe. A *lifeline* is its read end, opened anew (through /proc/self/fd, so that
+it has an open file description, and so an owner, of its own), for which the kernel was asked to send SIGKILL to its
+owner when something happens on the pipe: the last writer is gone, or it has written a byte. This needs no thread and no
+GIL, and works while the worker sits in native code, ignores SIGTERM or is stopped. PR_SET_PDEATHSIG does not do: it
+fires when the *thread* that started the worker ends, and not at all in children of a server.
+
+A lifeline lasts as long as somebody holds it. A worker that crashes takes its own along, and its simulators would be
+tied to nothing; an environment may close all descriptors, or go into another group. So each worker leaves two more with
+the guardian, a process that does nothing but hold them: one for the worker's group, one for the worker. The kernel
+remembers whom they are for by identity, not by number: nobody who gets the number later is meant.
 
 Where the kernel refuses (no /proc, a sandbox without signal-driven input), a thread in the worker waits for the same
-event. It needs the GIL: an environment that holds it in native code then outlives its trainer until it lets go.
+event. It needs the GIL: an environment that holds it in native code then outlives its trainer until it lets go. There
+the guardian holds nothing.
 
-The rule: the write end is closed only after the last worker has gone, because closing it kills.
+The rule: the write end is closed only after the last worker has gone, because closing it kills. This module is also the
+guardian's program, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -17,50 +28,92 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import select
 import signal
+import socket
+import struct
+import sys
 import threading
 
 VARIABLE = "ENVMANAGER_LIFELINE"
 """Set to "thread" in the environment, it chooses the thread without asking the kernel."""
+NAME = struct.Struct("<QQ")
+"""worker_id, generation: what the guardian knows a worker's lifelines by."""
+GUARDIAN = NAME.pack(2**64 - 1, 0)
+"""The name of its own, which the trainer sends before anything else."""
+_ROOM_WITHIN_S = 5.0
+"""How long a guardian that has much to read, or has just been started, is waited for."""
+
+_own_group: int | None = None
+"""The group that this worker leads; its environment may have taken the worker itself into another one."""
 
 
-def arm(read_fd: int) -> None:
-    """Tie this process group to the pipe behind ``read_fd``."""
+def arm(life_fd: int, guardian_fd: int, name: bytes) -> None:
+    """Tie this process, the leader of its group, and its group to the pipe behind ``life_fd``."""
+    global _own_group
+    _own_group = os.getpgrp()
     try:
-        if os.environ.get(VARIABLE) == "thread":
-            raise OSError(f"{VARIABLE}=thread")
-        _arm_kernel(read_fd)
+        tie(life_fd, -_own_group)
+        _leave_copies(life_fd, guardian_fd, name)
     except OSError:
-        threading.Thread(target=_watch, args=(read_fd,), name="envmanager-lifeline", daemon=True).start()
+        threading.Thread(target=_watch, args=(life_fd,), name="envmanager-lifeline", daemon=True).start()
+    finally:
+        os.close(guardian_fd)
 
 
-def _arm_kernel(read_fd: int) -> None:
-    """The descriptor made here stays open until the process ends."""
-    own_fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.fcntl(own_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own_fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(own_fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    poll = select.poll()
-    poll.register(own_fd, select.POLLHUP)
-    if poll.poll(0):  # the trainer went before the signal was armed
+def tie(life_fd: int, owner: int) -> None:
+    """Tie a process, or a group by its negative number, to the pipe, as long as this process lives."""
+    line = line_for(life_fd, owner)
+    if _is_cut(line):  # the trainer went before the signal was armed
         end_group()
 
 
-def _watch(read_fd: int) -> None:
+def line_for(life_fd: int, owner: int) -> int:
+    """A lifeline for a process, or a group by its negative number; OSError when the kernel refuses."""
+    if os.environ.get(VARIABLE) == "thread":
+        raise OSError(f"{VARIABLE}=thread")
+    line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(line, fcntl.F_SETOWN, owner)
+        fcntl.fcntl(line, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:
+        os.close(line)
+        raise
+    return line
+
+
+def _is_cut(line: int, timeout_ms: int | None = 0) -> bool:
     poll = select.poll()
-    poll.register(read_fd, select.POLLHUP)
-    poll.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+def _leave_copies(life_fd: int, guardian_fd: int, name: bytes) -> None:
+    """A guardian that has been killed, or is stopped and full, takes none; the worker's own lifeline must do then."""
+    pid = os.getpid()
+    copies = [line_for(life_fd, -pid), line_for(life_fd, pid)]
+    poll = select.poll()
+    poll.register(guardian_fd, select.POLLOUT)
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(guardian_fd)) as guardian:
+        if poll.poll(_ROOM_WITHIN_S * 1000):
+            socket.send_fds(guardian, [name], copies, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    for copy in copies:
+        os.close(copy)
+
+
+def _watch(life_fd: int) -> None:
+    _is_cut(life_fd, timeout_ms=None)
     end_group()
 
 
 def end_others() -> None:
     """End what this process has started, at its own orderly end.
 
-    The trainer would do it; but a trainer that dies while it closes does nothing more, and who has ended is tied to no
-    life pipe.
+    The trainer would do it; but a trainer that dies while it closes does nothing more.
     """
-    own_pid, own_group = os.getpid(), os.getpgrp()
+    own_pid = os.getpid()
     try:
         entries = os.listdir("/proc")
     except FileNotFoundError:  # it is left to the trainer
@@ -68,10 +121,46 @@ def end_others() -> None:
     for pid in map(int, filter(str.isdigit, entries)):
         if pid != own_pid:
             with contextlib.suppress(OSError):
-                if os.getpgid(pid) == own_group:
-                    os.kill(pid, signal.SIGKILL)
+                _end_if_in_own_group(pid)
+
+
+def _end_if_in_own_group(pid: int) -> None:
+    if os.getpgid(pid) != _own_group:
+        return
+    pidfd = os.pidfd_open(pid)
+    try:
+        if os.getpgid(pid) == _own_group:  # else the number has just become another's
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
 
 
 def end_group() -> None:
     """End this process and what it started, at once."""
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    if _own_group is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_own_group, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)  # it leads no group, or has left it
+
+
+def guard(trainer_fd: int, life_fd: int) -> None:
+    """The guardian: hold what workers bring, let go what the trainer says, until the trainer closes or dies."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.chdir("/")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: dict[bytes, list[int]] = {}
+    with socket.socket(fileno=trainer_fd) as trainer:
+        while True:
+            name, lines, _, _ = socket.recv_fds(trainer, NAME.size, 2)
+            if not name:  # the trainer is dying, and has not closed the life pipe yet
+                _is_cut(life_fd, timeout_ms=None)
+                return
+            for line in held.pop(name, ()):
+                os.close(line)
+            if lines:
+                held[name] = lines
+
+
+if __name__ == "__main__":
+    guard(*map(int, sys.argv[1:]))

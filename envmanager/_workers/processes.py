@@ -3,24 +3,25 @@
 Multiprocessing's children import ``__main__`` again, which is why scripts need a guard. Ours need none: the factory
 travels by cloudpickle, so the two keys that ask for the import are dropped from the preparation data.
 
-The rule: this module may rely on multiprocessing's internals and no other may; a test per Python version guards it.
+What a process is to do is written to a file in memory, which it inherits: a child that is stopped, or that ends before
+it has read all, keeps nobody waiting.
+
+The rule: this module and ``server`` may rely on multiprocessing's internals and no other may; a test per Python version
+guards it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing import (
     context,
-    forkserver,
-    popen_fork,
     popen_forkserver,
     popen_spawn_posix,
     process,
@@ -32,11 +33,17 @@ from multiprocessing import (
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-from envmanager._workers import boot
-from envmanager._workers.descriptors import close, forking_a_worker, register, standard_open, wait_for
+import attrs
 
-_util: Any = util  # its type stubs leave out what is needed here
-_server = forkserver.ForkServer()
+from envmanager._workers import descriptors, groups
+from envmanager._workers.descriptors import forking_a_worker, register, standard_open, wait_for
+from envmanager._workers.server import Server, ServerGone
+from envmanager.interrupts import blocked_in_children
+
+_util: Any = util  # type stubs leave out what is needed here
+_spawning: Any = popen_spawn_posix
+_serving: Any = popen_forkserver
+_server: Server | None = None
 _server_lock = threading.Lock()
 
 _REAP_S = 1.0
@@ -44,140 +51,15 @@ _REAP_S = 1.0
 
 
 def _forget_server() -> None:
-    """In a forked child: the server is the parent's, and its life must not hang on ours."""
-    global _server
-    alive_fd: int | None = _server._forkserver_alive_fd  # type: ignore[attr-defined]
-    if alive_fd is not None:
-        with contextlib.suppress(OSError):
-            os.close(alive_fd)
-    _server = forkserver.ForkServer()
+    """In a forked child: the server is the parent's."""
+    global _server, _server_lock
+    _server, _server_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_server)
 
 PRELOADABLE = ("numpy", "cloudpickle", "attrs", "gymnasium", "pettingzoo", "dm_env", "ale_py", "cv2")
-"""Imported by the forkserver when the trainer has them loaded when the first worker starts."""
-
-
-def _pickled(popen: Any, process_obj: Any) -> memoryview:
-    preparation = spawn.get_preparation_data(process_obj.name)
-    preparation.pop("init_main_from_name", None)
-    preparation.pop("init_main_from_path", None)
-    buffer = io.BytesIO()
-    set_spawning_popen(popen)
-    try:
-        reduction.dump(preparation, buffer)
-        reduction.dump(process_obj, buffer)
-    finally:
-        set_spawning_popen(None)
-    return buffer.getbuffer()
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    with open(fd, "wb", closefd=True) as pipe:
-        pipe.write(data)
-
-
-class _ForkServerPopen(popen_forkserver.Popen):
-    """Its sentinel is a pipe through which the server tells the exit code, which only a parent can know."""
-
-    _fds: list[int]
-    returncode: int | None
-    is_untold = False
-    """The server has ended before it could tell the exit code."""
-
-    def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code once the process has ended; 255, and ``is_untold``, when nobody can tell."""
-        if self.returncode is None and wait_for([self.sentinel], 0.0 if flag == os.WNOHANG else math.inf):
-            try:
-                self.returncode = forkserver.read_signed(self.sentinel)
-            except (OSError, EOFError):
-                self.returncode, self.is_untold = 255, True
-        return self.returncode
-
-    def _launch(self, process_obj: Any) -> None:
-        data = _pickled(self, process_obj)
-        self.sentinel, write_fd = self._connect()
-        self.finalizer = util.Finalize(self, _util.close_fds, (self.sentinel,))
-        try:
-            _write_all(write_fd, data)
-            self.pid = forkserver.read_signed(self.sentinel)
-        except (OSError, EOFError):
-            self.finalizer()
-            _stop_server()  # it has ended, or is no use
-            raise
-
-    def _connect(self) -> tuple[int, int]:
-        start_server()
-        try:
-            return _server.connect_to_new_process(self._fds)
-        except ConnectionError:  # it is ending, or somebody has killed it
-            _stop_server()
-            start_server()
-            return _server.connect_to_new_process(self._fds)
-
-
-class _SpawnPopen(popen_spawn_posix.Popen):
-    """As the standard library's, without its sentinel: a pidfd tells of the end."""
-
-    _fds: list[int]
-
-    def _launch(self, process_obj: Any) -> None:
-        tracker_fd: Any = resource_tracker.getfd()
-        self._fds.append(tracker_fd)
-        data = _pickled(self, process_obj)
-        child_r, data_w = os.pipe()
-        try:
-            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
-            self._fds.append(child_r)
-            self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
-        except BaseException:
-            os.close(data_w)
-            raise
-        finally:
-            os.close(child_r)
-        _write_all(data_w, data)
-
-
-class _ForkPopen(popen_fork.Popen):
-    """As the standard library's, without its sentinel."""
-
-    def _launch(self, process_obj: Any) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                code = process_obj._bootstrap()
-            finally:
-                os._exit(code)
-
-
-class _ForkProcess(context.ForkProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802  (multiprocessing's name)
-        with forking_a_worker(), warnings.catch_warnings():
-            # The user chose fork; the docs say what it means for a trainer with threads.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return _ForkPopen(process_obj)
-
-
-class _SpawnProcess(context.SpawnProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        return _SpawnPopen(process_obj)
-
-
-class _ForkServerProcess(context.ForkServerProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        return _ForkServerPopen(process_obj)
-
-
-_PROCESSES: dict[str, type[process.BaseProcess]] = {
-    "fork": _ForkProcess,
-    "spawn": _SpawnProcess,
-    "forkserver": _ForkServerProcess,
-}
+"""Imported by the server when the trainer has them loaded when the first worker starts."""
 
 
 def default_start_method() -> str:
@@ -185,57 +67,200 @@ def default_start_method() -> str:
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
-def start_server() -> None:
-    """Start the private forkserver unless it runs; it ends with this process."""
+def start_server() -> Server:
+    """The server that workers are forked from, a new one if there is none that answers; it ends with this process."""
+    global _server
+    resource_tracker.ensure_running()  # its workers share the trainer's
     with _server_lock, standard_open():
-        loaded = [name for name in PRELOADABLE if name in sys.modules]
-        os.environ[boot.PRELOAD_VARIABLE] = " ".join([*loaded, "envmanager._workers.child"])
-        _server.set_forkserver_preload(["envmanager._workers.boot"])
-        try:
-            _server.ensure_running()
-        finally:
-            del os.environ[boot.PRELOAD_VARIABLE]
+        if _server is not None and not _server.answers():
+            _server.stop()
+            _server = None
+        if _server is None:
+            loaded = [name for name in PRELOADABLE if name in sys.modules]
+            _server = Server([*loaded, "envmanager._workers.child"])
+        return _server
 
 
-def _stop_server() -> None:
+def _stop_server(server: Server) -> None:
     """Have done with a server that does not answer; another is started when it is needed. Its children live on."""
+    global _server
     with _server_lock:
-        if _server._forkserver_pid is not None:  # type: ignore[attr-defined]
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(_server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
-            with contextlib.suppress(ChildProcessError, FileNotFoundError):
-                _server._stop()  # type: ignore[attr-defined]
+        server.stop()
+        if _server is server:
+            _server = None
+
+
+@attrs.frozen
+class _Started:
+    """A process that has been started; its descriptors are registered."""
+
+    pid: int
+    pidfd: int
+    server: Server | None = None
+    """Its parent, when this process is not."""
+    answer_fd: int = -1
+    """Where the server tells how it ended."""
+
+
+class _SpawnedFds:
+    """What pickling asks how descriptors travel to a process that is being described."""
+
+    DupFd = _spawning._DupFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """It is inherited under the same number."""
+        self.fds.append(fd)
+        return fd
+
+
+class _ServedFds(_SpawnedFds):
+    DupFd = _serving._DupFd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """It is sent along, and known by its place among what is sent."""
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+
+def _describe(process_obj: Any, fds: _SpawnedFds) -> int:
+    """A file in memory that says what the process is to do."""
+    preparation = spawn.get_preparation_data(process_obj.name)
+    preparation.pop("init_main_from_name", None)
+    preparation.pop("init_main_from_path", None)
+    data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
+    set_spawning_popen(fds)  # type: ignore[arg-type]
+    try:
+        with open(data_fd, "wb", closefd=False) as file:
+            reduction.dump(preparation, file)
+            reduction.dump(process_obj, file)
+        os.lseek(data_fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(data_fd)
+        raise
+    finally:
+        set_spawning_popen(None)
+    return data_fd
+
+
+def _start_served(process_obj: Any, deadline: float) -> _Started:
+    fds = _ServedFds()
+    data_fd = _describe(process_obj, fds)
+    try:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                server = _ask_server(theirs.fileno(), data_fd, fds.fds, deadline)
+            try:
+                pid, pidfd = server.wait_for_answer(ours.fileno(), deadline)
+            except (ServerGone, TimeoutError):
+                _stop_server(server)
+                raise
+            return _Started(pid, register(pidfd), server, register(ours.detach()))
+    finally:
+        os.close(data_fd)
+
+
+def _ask_server(answer_fd: int, data_fd: int, fds: list[int], deadline: float) -> Server:
+    while True:
+        server = start_server()
+        try:
+            server.ask(answer_fd, data_fd, fds, deadline)
+            return server
+        except ServerGone:  # it was ending; it has not heard of this
+            _stop_server(server)
+        except TimeoutError:
+            _stop_server(server)
+            raise
+
+
+def _start_spawned(process_obj: Any, _: float) -> _Started:
+    tracker_fd: Any = resource_tracker.getfd()
+    fds = _SpawnedFds()
+    data_fd = _describe(process_obj, fds)
+    try:
+        command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=data_fd)
+        with blocked_in_children():
+            pid = _util.spawnv_passfds(spawn.get_executable(), command, [tracker_fd, data_fd, *fds.fds])
+    finally:
+        os.close(data_fd)
+    return _own_child(pid)
+
+
+def _start_forked(process_obj: Any, _: float) -> _Started:
+    with blocked_in_children(), forking_a_worker(), warnings.catch_warnings():
+        # The user chose fork; the docs say what it means for a trainer with threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = process_obj._bootstrap()
+            finally:
+                os._exit(code)
+    return _own_child(pid)
+
+
+def _own_child(pid: int) -> _Started:
+    try:
+        return _Started(pid, register(os.pidfd_open(pid)))
+    except OSError:  # nobody could tell when it ends
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+_STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], _Started]]] = {
+    "fork": (context.ForkProcess, _start_forked),
+    "spawn": (context.SpawnProcess, _start_spawned),
+    "forkserver": (context.ForkServerProcess, _start_served),
+}
 
 
 class ChildProcess:
     """One child process: its pid, a pidfd for its death, and how it ended."""
 
-    def __init__(self, start_method: str, name: str, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked until it says otherwise."""
-        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            described = _PROCESSES[start_method](target=target, args=args, name=name)
-            described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
-            # Not start(): it would register the child, and multiprocessing would wait for it at exit, for ever if it
-            # hangs. It would also refuse to work inside a daemonic process.
-            self._popen = type(described)._Popen(described)  # type: ignore[attr-defined]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        self.pid: int = self._popen.pid
-        try:
-            self.pidfd = register(os.pidfd_open(self.pid))
-        except OSError:  # nobody could tell when it ends
-            os.kill(self.pid, signal.SIGKILL)
-            raise
+    def __init__(
+        self,
+        start_method: str,
+        name: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        deadline: float = math.inf,
+    ) -> None:
+        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked or ignored until it says otherwise.
 
-    def signal(self, number: int, *, group: bool = True) -> None:
-        """Send a signal to the process and its group; nothing happens when it is gone."""
-        if group:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+        TimeoutError when it is not there by the deadline, another OSError when it cannot be.
+        """
+        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
+        kind, start = _STARTS[start_method]
+        described = kind(target=target, args=args, name=name)
+        described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
+        # Not its own start(): that would register the child, and multiprocessing would wait for it at exit, for ever
+        # if it hangs. It would also refuse to work inside a daemonic process.
+        self._started = start(described, deadline)
+        self._exit_code: int | None = None
+        self._is_released = False
+        self.is_buried = False
+        """It was reaped, and its group is gone."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which may be another's once it has been reaped."""
+        return self._started.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when it has ended."""
+        return self._started.pidfd
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, and to its group unless a server is its parent; nothing when it is gone."""
+        if not self._is_released:
+            groups.send(self.pid, self.pidfd, number)
 
     def core_wait_ns(self) -> int:
         """How long it could have run and no core was free, since it began; 0 where the kernel does not tell."""
@@ -247,8 +272,9 @@ class ChildProcess:
         return int(waited_ns)
 
     def exit_name(self) -> str:
-        """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, ``SIG?`` or ``EXIT(?)`` when nobody can tell."""
-        code = self._exit_code()
+        """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` when nobody can tell."""
+        self._bury()
+        code = self._exit_code
         if code is None:
             return "EXIT(?)"
         if code < 0:
@@ -258,17 +284,20 @@ class ChildProcess:
                 return f"SIGNAL({-code})"
         return f"EXIT({code})"
 
-    def _exit_code(self) -> int | None:
-        """The exit code of a process that has ended or is about to; None when nobody can tell."""
-        wait_for([self.pidfd], _REAP_S)
-        # A forkserver reaps its children and tells; our own are reaped here.
-        if not isinstance(self._popen, _ForkServerPopen):
-            return self._popen.poll()  # type: ignore[no-any-return]
-        code: int | None = self._popen.wait(timeout=_REAP_S)
-        return None if self._popen.is_untold else code
+    def _bury(self) -> None:
+        """Reap a process that has ended or is about to, and end its group; its parent does so."""
+        if self.is_buried or self._is_released or not wait_for([self.pidfd], _REAP_S):
+            return
+        server = self._started.server
+        if server is None:
+            self._exit_code = groups.bury(self.pid, self.pidfd)
+        else:
+            self._exit_code = server.exit_code(self._started.answer_fd, _REAP_S)
+        self.is_buried = self._exit_code is not None
 
     def release(self) -> None:
-        """Give back its descriptors and its entry in the process table."""
-        self._exit_code()
-        self._popen.close()
-        close(self.pidfd)
+        """Give back its descriptors and its entry in the process table. A second time does nothing."""
+        self._bury()
+        self._is_released = True
+        descriptors.close(self.pidfd)
+        descriptors.close(self._started.answer_fd)

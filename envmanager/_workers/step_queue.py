@@ -29,8 +29,8 @@ from envmanager._workers import descriptors
 from envmanager._workers.handle import WHILE_BYTES_COME_S, Alarm, State, WorkerHandle
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, RECORD
-from envmanager.errors import UsageError
 from envmanager.events import EventLog, LateReplyDiscarded
+from envmanager.hosting import News
 from envmanager.interrupts import let_through
 from envmanager.steps import CommandName, EnvironmentResponse
 
@@ -61,10 +61,13 @@ class StepQueue:
         self,
         events: EventLog,
         *,
-        on_specs: Callable[[Any, int], None],
+        on_news: Callable[[News, int], None],
         on_retired: Callable[[WorkerHandle], None],
     ) -> None:
-        """``on_specs(specs, worker_id)``: a worker has behaviors. ``on_retired(handle)``: it has ended as asked."""
+        """``on_news(news, worker_id)``: what a worker tells besides its answers.
+
+        ``on_retired(handle)``: it has ended as asked.
+        """
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)
@@ -79,7 +82,7 @@ class StepQueue:
         self._spinner = Spinner()
         self._watch_at = 0.0
         self._events = events
-        self._on_specs = on_specs
+        self._on_news = on_news
         self._on_retired = on_retired
         self._retiring: set[WorkerHandle] = set()
         self._alarm = Alarm()
@@ -90,6 +93,7 @@ class StepQueue:
         """Take answers from this worker, and watch over it."""
         self._handles[handle.worker_id] = handle
         handle.alarm = self._alarm
+        handle.on_news = self._on_news
         for fd in (handle.process.pidfd, handle.fd):
             self._by_fd[fd] = handle
             self._epoll.register(fd, select.EPOLLIN)
@@ -245,26 +249,15 @@ class StepQueue:
         if response is None:
             return
         if response.name is CommandName.START:
-            failure = self._learn(handle, response.payload.specs)
-            if failure is None:
-                handle.go_on()
-                return
-            response = failure
+            response = handle.heard(News(response.payload.specs), response)
+        if response.name is CommandName.START:
+            handle.go_on()
+            return
         handle.await_nothing()
         self._arrived.append(response)
 
-    def _learn(self, handle: WorkerHandle, specs: Any) -> EnvironmentResponse | None:
-        """Tell the manager of a worker's specs; a behavior with two specs is this worker's failure."""
-        try:
-            self._on_specs(specs, handle.worker_id)
-        except UsageError as error:
-            return EnvironmentResponse(CommandName.FAILED, handle.worker_id, error)
-        return None
-
     def _finish(self, handle: WorkerHandle, code: int, slot: int, flags: int, extra: bytes | None) -> None:
-        response, specs = handle.take_step(code, slot, flags, extra)
-        failure = self._learn(handle, specs) if specs else None
-        self._arrived.append(response if failure is None else failure)
+        self._arrived.append(handle.take_step(code, slot, flags, extra))
 
     def _note_death(self, handle: WorkerHandle) -> None:
         if handle in self._retiring:

@@ -30,7 +30,7 @@ RECORD = struct.Struct("<QIIBBHIQQQ")
 """ticket, worker_id, generation, kind, slot, flags, unused, busy ns, idle ns, monotonic ns of its end."""
 
 FRAME = struct.Struct("<QBBHIQQQ")
-"""ticket, command code, unused, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
+"""ticket, command code, flags, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -47,6 +47,8 @@ EXTRA = 4
 """A frame with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
+WITH_NEWS = 16
+"""Of a frame: its pickle is a pair of the answer and News."""
 
 
 class Undecoded(bytes):

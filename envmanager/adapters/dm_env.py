@@ -24,6 +24,7 @@ from envmanager.adapters.rows import (
 from envmanager.environment import Environment
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
+from envmanager.fitting import Casting
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.steps import AgentSteps, Steps
 from envmanager.trees import Tree
@@ -45,6 +46,7 @@ class DmEnvironment(Environment):
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self.casting: Casting = Casting()
         action_spec = env.action_spec()
         self._spec = BehaviorSpec(to_spec(env.observation_spec()), to_spec(action_spec))
         self._read_action = row_reader(action_spec)
@@ -67,12 +69,12 @@ class DmEnvironment(Environment):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         step = self._env.step(self._read_action(actions[BEHAVIOR], 0))
         _check_type(step, "step", (dm_env.StepType.MID, dm_env.StepType.LAST))
-        reward = real_number(step.reward, "reward")
+        reward = real_number(step.reward, "reward", self.casting)
         if step.step_type == dm_env.StepType.MID:
             return self._steps(step.observation, reward)
         terminated = real_number(step.discount, "the discount of the last step") == 0
         # Before the restart: the environment may use the same arrays again.
-        final_obs = stack_rows(self._spec.observation, [step.observation], ["obs"])
+        final_obs = stack_rows(self._spec.observation, [step.observation], ["obs"], self.casting)
         return self._steps(self._first_obs(), reward, terminated, not terminated, final_obs)
 
     def close(self) -> None:
@@ -86,7 +88,7 @@ class DmEnvironment(Environment):
     def _steps(
         self, obs: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False, final_obs: Tree = None
     ) -> Steps:
-        rows = stack_rows(self._spec.observation, [obs], ["obs"])
+        rows = stack_rows(self._spec.observation, [obs], ["obs"], self.casting)
         agent_id = np.zeros(1, np.int64)
         flags = (np.array([terminated]), np.array([truncated]))
         return {BEHAVIOR: AgentSteps(agent_id, rows, np.array([reward], np.float32), *flags, final_obs)}

@@ -6,23 +6,17 @@ of actions, what an observation must be) is made beforehand, and a step only com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, finite_number, flag, real_number
+from envmanager.adapters.resets import Resetter
+from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_number, flag, real_number
 from envmanager.adapters.spaces import behavior_spec, rows_reader
 from envmanager.environment import Abandoned, EnvGroup
-from envmanager.specs import (
-    ArraySpec,
-    BehaviorSpecs,
-    SpecMismatch,
-    check_structure,
-    check_values,
-    describe_value,
-    fitting_array,
-)
+from envmanager.fitting import Casting, fitting_array
+from envmanager.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.steps import AgentSteps, RowBuffer, Steps, only_agents
 from envmanager.trees import Tree, leaves, leaves_like, map_tree, paths
 
@@ -30,8 +24,8 @@ BEHAVIOR = "default"
 MAX_KNOWN_BUFFERS = 8
 """A transport rotates a few buffers; one that offers a new one each time must not make us keep them all."""
 
-ObsWriter = Callable[[list[Any], Any], None]
-"""``(views of one row's leaves, observation)``: check the observation and copy it there."""
+ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
+"""``(views of one row's leaves, observation, casting)``: check the observation and copy it there."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -57,6 +51,10 @@ class GymnasiumEnvironment(EnvGroup):
         self.env_ids = tuple(env_ids)
         self._all = range(len(self._envs))
         self._infos = infos
+        self._resets = [Resetter(env) for env in self._envs]
+        self.casts = []
+        self._castings = [Casting(env_id, check_values, self.casts) for env_id in self.env_ids]
+        self.casting = self._castings[0]
         self._number = finite_number if check_values else real_number
         self._plain_rewards = frozenset() if check_values else REAL_NUMBERS
         first = self._envs[0]
@@ -69,7 +67,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._known: dict[int, _Rows] = {}
-        self._rows = self._new_rows(self._agent_id)
+        self._rows = self._new_rows(self._all)
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
@@ -101,7 +99,9 @@ class GymnasiumEnvironment(EnvGroup):
         if rows is None:
             if len(self._known) >= MAX_KNOWN_BUFFERS:
                 self._known.clear()
-            rows = self._known[id(buffer)] = _Rows(buffer)  # it holds the buffer, so the id stays the buffer's
+            rows = self._known[id(buffer)] = _Rows(
+                buffer, self._castings
+            )  # it holds the buffer, so the id stays the buffer's
             buffer.steps.agent_id[:] = self._agent_id
         self._rows = rows
 
@@ -112,14 +112,15 @@ class GymnasiumEnvironment(EnvGroup):
         infos = []
         for row, env in enumerate(self._envs):
             self.current_env_id = self.env_ids[row]
-            infos.append(self._restart(env, rows.obs[row], seed=seeds[row]))
+            infos.append(self._restart(env, row, rows.obs[row], seed=seeds[row]))
         self.current_env_id = None
         return {BEHAVIOR: rows.finish(0, infos, [], keep_infos=self._infos)}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         if rows is None:
             return {BEHAVIOR: self._step(self._all, actions[BEHAVIOR], self._rows)}
-        return {BEHAVIOR: self._step(rows.tolist(), actions[BEHAVIOR], self._new_rows(self._agent_id[rows]))}
+        chosen = rows.tolist()
+        return {BEHAVIOR: self._step(chosen, actions[BEHAVIOR], self._new_rows(chosen))}
 
     def close(self) -> None:
         """Close all environments, also when one of them raises; the first exception is raised afterwards."""
@@ -133,7 +134,7 @@ class GymnasiumEnvironment(EnvGroup):
         if first_error is not None:
             raise first_error
 
-    def _step(self, chosen: Iterable[int], batch: Tree, out: _Rows) -> AgentSteps:
+    def _step(self, chosen: Sequence[int], batch: Tree, out: _Rows) -> AgentSteps:
         """Step the environments ``chosen``; the i-th of them takes row i of ``batch`` and writes row i of ``out``."""
         envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
         write_obs, plain_rewards = self._write_obs, self._plain_rewards
@@ -149,43 +150,51 @@ class GymnasiumEnvironment(EnvGroup):
                     result = _five(result)
                 obs, reward, terminated, truncated, info = result
                 if reward.__class__ not in plain_rewards:
-                    reward = self._number(reward, "reward")
+                    reward = self._number(reward, "reward", views[-1])
                 if (terminated is not False or truncated is not False) and _has_ended(
                     out, len(rewards), terminated, truncated
                 ):
-                    write_obs(out.final_obs[len(ended)], obs)
-                    ended.append(self._restart(env, views))
+                    write_obs(out.final_obs[len(ended)], obs, views[-1])
+                    ended.append(self._restart(env, chosen[len(rewards)], views))
                 elif obs.__class__ is np.ndarray and obs.dtype is plain_dtype and obs.shape == plain_shape:
                     views[0][...] = obs
                 else:
-                    write_obs(views, obs)
+                    write_obs(views, obs, views[-1])
+                if info.__class__ is not dict:
+                    check_info(info, "info")
                 infos.append(info)
                 rewards.append(reward)
         except BaseException:
-            self.current_env_id = self.env_ids[list(chosen)[min(len(rewards), len(envs) - 1)]]
+            self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
             raise
         out.reward[:] = rewards
         return out.finish(len(ended), infos, ended, keep_infos=self._infos)
 
-    def _restart(self, env: Any, views: list[Any], seed: int | None = None) -> Any:
+    def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
-        result = env.reset(seed=seed, options=None if self._options is None else dict(self._options))
+        result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("what reset returned", "a tuple of 2 (obs, info)", describe_value(result))
-        self._write_obs(views, result[0])
+        check_info(result[1], "info of reset")
+        self._write_obs(views, result[0], views[-1])
         return result[1]
 
-    def _new_rows(self, agent_id: np.ndarray) -> _Rows:
-        return _Rows(RowBuffer.empty(self._spec.observation, agent_id.copy()))
+    def _new_rows(self, chosen: Sequence[int]) -> _Rows:
+        buffer = RowBuffer.empty(self._spec.observation, self._agent_id[list(chosen)])
+        return _Rows(buffer, [self._castings[row] for row in chosen])
 
 
 class _Rows:
-    """A RowBuffer with views of each row's leaves: assigning to a view that exists takes a third of making it first."""
+    """A RowBuffer with views of each row's leaves: assigning to a view that exists takes a third of making it first.
 
-    def __init__(self, buffer: RowBuffer) -> None:
+    After the views of an observation's leaves comes what casts for that row's environment.
+    """
+
+    def __init__(self, buffer: RowBuffer, castings: Sequence[Casting]) -> None:
         self.buffer = buffer
         self.steps = buffer.steps
-        self.obs = _row_views(buffer.steps.obs, len(buffer.steps))
+        views = _row_views(buffer.steps.obs, len(buffer.steps))
+        self.obs = [[*own, casting] for own, casting in zip(views, castings, strict=True)]
         self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
         self.reward = buffer.steps.reward
         self.terminated = buffer.steps.terminated
@@ -216,7 +225,9 @@ class _Rows:
 def _has_ended(out: _Rows, row: int, terminated: Any, truncated: Any) -> bool:
     """Whether an episode has ended, after writing the flags that say so."""
     if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-        terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+        casting = out.obs[row][-1]
+        terminated = flag(terminated, "terminated", casting)
+        truncated = flag(truncated, "truncated", casting)
     if not (terminated or truncated):
         return False
     out.terminated[row] = terminated
@@ -247,20 +258,20 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
         _leaf_writer(leaf, path, check_numbers) for leaf, path in zip(leaves(spec), paths(spec, "obs"), strict=True)
     ]
 
-    def write(views: list[Any], obs: Any) -> None:
+    def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
         check_structure(spec, obs, "obs")
-        for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=True):
-            writer((view,), part)
+        for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=False):
+            writer((view,), part, casting)
 
     return write
 
 
-def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> Callable[[Sequence[Any], Any], None]:
+def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
     dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
 
-    def write(views: Sequence[Any], obs: Any) -> None:
+    def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
         if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
-            obs = fitting_array(spec, obs, path)
+            obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
             check_values(spec, obs, path)
         views[0][...] = obs

@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.adapters.resets import Resetter
+from envmanager.adapters.rows import check_info
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.environment import Environment
 from envmanager.extras import needed_by
+from envmanager.fitting import Casting, fitting_array
 from envmanager.specs import (
     ArraySpec,
     BehaviorSpecs,
     SpecMismatch,
     check_structure,
     describe_value,
-    fitting_array,
     object_array,
     zeros,
 )
@@ -51,6 +53,8 @@ class VectorEnvironment(Environment):
 
     def __init__(self, vector_env: Any) -> None:
         self._vector_env = vector_env
+        self._reset = Resetter(vector_env)
+        self.casting: Casting = Casting()
         self._n = int(vector_env.num_envs)
         self._spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
         mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 knew no other and did not say it
@@ -75,7 +79,7 @@ class VectorEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         self._acting = np.ones(self._n, np.bool_)
-        obs, infos = self._vector_env.reset(seed=self._seed(seeds[0]), options=_own(self._options))
+        obs, infos = self._reset(self._vector_env, seed=self._seed(seeds[0]), options=_own(self._options))
         nobody = np.zeros(self._n, np.bool_)
         reward = np.zeros(self._n, np.float32)
         return {BEHAVIOR: self._steps(self._rows(obs), reward, nobody, nobody.copy(), infos)}
@@ -112,8 +116,8 @@ class VectorEnvironment(Environment):
         return (
             self._rows(obs),
             np.array(reward, np.float32),
-            _flags(terminated, self._n, "terminated"),
-            _flags(truncated, self._n, "truncated"),
+            _flags(terminated, self._n, "terminated", self.casting),
+            _flags(truncated, self._n, "truncated", self.casting),
             infos,
         )
 
@@ -128,7 +132,7 @@ class VectorEnvironment(Environment):
         spec = self._spec.observation
         check_structure(spec, obs, "obs")
         parts = zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True)
-        return build(spec, [_column(leaf, part, self._n, path) for leaf, part, path in parts])
+        return build(spec, [_column(leaf, part, self._n, path, self.casting) for leaf, part, path in parts])
 
     def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
         """NEXT_STEP: the agents that ended miss the coming step, unless all of them would."""
@@ -161,7 +165,7 @@ class VectorEnvironment(Environment):
             check_structure(spec, value, "final_obs")
         columns = zip(*(leaves_like(spec, value) for value in chosen), strict=True)
         parts = zip(leaves(spec), columns, paths(spec, "final_obs"), strict=True)
-        return build(spec, [_stacked(leaf, column, path) for leaf, column, path in parts])
+        return build(spec, [_stacked(leaf, column, path, self.casting) for leaf, column, path in parts])
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
         """DISABLED: nobody has restarted them, so do it now."""
@@ -186,26 +190,23 @@ def _batch(column: np.ndarray) -> Any:
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 
 
-def _flags(value: Any, n: int, path: str) -> np.ndarray:
-    array = np.array(value)
-    if array.dtype != np.bool_ or array.shape != (n,):
-        raise SpecMismatch(path, f"bool[{n}]", describe_value(value))
-    return array
+def _flags(value: Any, n: int, path: str, casting: Casting) -> np.ndarray:
+    return np.array(fitting_array(ArraySpec((n,), np.bool_), np.asarray(value), path, casting))
 
 
-def _column(spec: ArraySpec, value: Any, n: int, path: str) -> np.ndarray:
+def _column(spec: ArraySpec, value: Any, n: int, path: str, casting: Casting) -> np.ndarray:
     if not spec.is_object:
         batched = ArraySpec((n, *spec.shape), spec.dtype)
-        return np.array(fitting_array(batched, value, path), spec.dtype)
+        return np.array(fitting_array(batched, value, path, casting), spec.dtype)
     if not hasattr(value, "__len__") or len(value) != n:
         raise SpecMismatch(path, f"{n} objects", describe_value(value))
     return object_array(value)
 
 
-def _stacked(spec: ArraySpec, values: Sequence[Any], path: str) -> np.ndarray:
+def _stacked(spec: ArraySpec, values: Sequence[Any], path: str, casting: Casting) -> np.ndarray:
     if spec.is_object:
         return object_array(values)
-    return np.array([fitting_array(spec, value, path) for value in values], spec.dtype)
+    return np.array([fitting_array(spec, value, path, casting) for value in values], spec.dtype)
 
 
 def info_rows(infos: Info, n: int) -> list[Info]:
@@ -213,6 +214,7 @@ def info_rows(infos: Info, n: int) -> list[Info]:
 
     A key without a mask belongs to all when it holds n entries, and is left out otherwise.
     """
+    check_info(infos, "infos")
     rows: list[Info] = [{} for _ in range(n)]
     for key, value in infos.items():
         if key.startswith("_") and key[1:] in infos:

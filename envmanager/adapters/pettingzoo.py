@@ -13,9 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.rows import RowReader, flag, real_number, stack_rows
+from envmanager.adapters.resets import Resetter
+from envmanager.adapters.rows import RowReader, check_info, flag, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec, row_reader
 from envmanager.environment import Environment
+from envmanager.fitting import Casting
 from envmanager.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.steps import AgentSteps, Steps
 from envmanager.trees import Tree
@@ -37,6 +39,8 @@ class ParallelEnvironment(Environment):
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
         self._env = env
+        self._reset = Resetter(env)
+        self.casting: Casting = Casting()
         self._behavior_of = behavior_of.__getitem__ if isinstance(behavior_of, Mapping) else behavior_of
         self._kinds: dict[Agent, _Kind] = {}
         self._specs: dict[str, BehaviorSpec] = {}
@@ -65,7 +69,7 @@ class ParallelEnvironment(Environment):
         acted = [agent for agents in self._acting.values() for agent in agents]
         outcome = _Outcome.of(self._env.step(self._actions(actions)))
         alive = list(self._env.agents)
-        rows = [outcome.row(agent) for agent in acted]
+        rows = [outcome.row(agent, self.casting) for agent in acted]
         for row in rows:
             if row.agent not in alive and not row.ended:
                 raise SpecMismatch(f"terminated or truncated of agent {row.agent!r}", "true, as it left", "false")
@@ -82,7 +86,7 @@ class ParallelEnvironment(Environment):
 
     def _begin(self, seed: int | None) -> list[_Row]:
         """Reset the environment: a joining row for each agent of the new episode."""
-        result = self._env.reset(seed=seed, options=None if self._options is None else dict(self._options))
+        result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("what reset returned", "a tuple of 2 dicts (obs, info)", describe_value(result))
         if not self._env.agents:
@@ -120,10 +124,12 @@ class ParallelEnvironment(Environment):
         roots = [f"obs of agent {row.agent!r}" for row in rows]
         ended = [index for index, row in enumerate(rows) if row.ended]
         acting = np.array([row.next_obs is not None for row in rows])
-        final_obs = stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended]) if ended else None
+        final_obs = (
+            stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended], self.casting) if ended else None
+        )
         return AgentSteps(
             np.array([self._numbers[row.agent] for row in rows], np.int64),
-            stack_rows(spec, [row.obs if row.next_obs is None else row.next_obs for row in rows], roots),
+            stack_rows(spec, [row.obs if row.next_obs is None else row.next_obs for row in rows], roots, self.casting),
             np.array([row.reward for row in rows], np.float32),
             np.array([row.terminated for row in rows], np.bool_),
             np.array([row.truncated for row in rows], np.bool_),
@@ -242,16 +248,16 @@ class _Outcome:
             raise SpecMismatch("what step returned", what, describe_value(result))
         return cls(*result)
 
-    def row(self, agent: Agent) -> _Row:
+    def row(self, agent: Agent, casting: Casting) -> _Row:
         """The row of an agent that acted, not playing on unless the caller says so."""
         return _Row(
             agent,
             _entry(self.obs, "obs", agent),
             None,
             self._info(agent),
-            real_number(_entry(self.reward, "reward", agent), f"reward of agent {agent!r}"),
-            flag(_entry(self.terminated, "terminated", agent), f"terminated of agent {agent!r}"),
-            flag(_entry(self.truncated, "truncated", agent), f"truncated of agent {agent!r}"),
+            real_number(_entry(self.reward, "reward", agent), f"reward of agent {agent!r}", casting),
+            self._flag("terminated", agent, casting),
+            self._flag("truncated", agent, casting),
         )
 
     def joined(self, agent: Agent) -> _Row:
@@ -259,10 +265,14 @@ class _Outcome:
         obs = _entry(self.obs, "obs", agent)
         return _Row(agent, obs, obs, self._info(agent))
 
+    def _flag(self, name: str, agent: Agent, casting: Casting) -> bool:
+        return flag(_entry(getattr(self, name), name, agent), f"{name} of agent {agent!r}", casting, field=name)
+
     def _info(self, agent: Agent) -> dict[str, Any]:
         if not isinstance(self.info, Mapping):
             raise SpecMismatch("info of the agents", "a dict by agent", describe_value(self.info))
         info: dict[str, Any] = self.info.get(agent, {})
+        check_info(info, f"info of agent {agent!r}")
         return info
 
 

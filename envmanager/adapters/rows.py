@@ -1,18 +1,19 @@
 """What every adapter needs: one agent's observation, reward and flags checked and put into rows of arrays.
 
-The rule: a value that would change by being put into its row (a float64 in a float32 leaf, a wrong shape) is refused
-here, by name.
+The rule: a value that would mean something else in its row (0.5 in an integer leaf, a wrong shape) is refused here, by
+name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from envmanager.specs import SpecMismatch, check_structure, describe_value, fitting_array
+from envmanager.fitting import Casting, fitting_array
+from envmanager.specs import ArraySpec, SpecMismatch, check_structure, describe_value
 from envmanager.trees import Tree, build, leaves, leaves_like, paths
 
 REAL_NUMBERS: frozenset[type] = frozenset(
@@ -22,48 +23,64 @@ REAL_NUMBERS: frozenset[type] = frozenset(
 
 FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
+_FLAG = ArraySpec((), np.bool_)
+
 RowReader = Callable[[Tree, int], Any]
 """``(batch tree of [n, …], row) -> one agent's action``, as its environment wants it, never a view of the batch."""
 
 
-def real_number(value: Any, path: str) -> float:
-    """``value`` as a float; SpecMismatch unless it is one real number. A bool is none."""
+def real_number(value: Any, path: str, casting: Casting | None = None, *, field: str = "reward") -> float:
+    """``value`` as a float; SpecMismatch unless it is one real number. A bool is none, unless ``casting`` allows it."""
     if type(value) in REAL_NUMBERS:
         return float(value)
     if isinstance(value, int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
         array = np.asarray(value)
         if array.shape == () and array.dtype.kind in "iuf":
             return float(array)
+        if array.shape == () and array.dtype.kind == "b" and casting is not None and not casting.strict:
+            casting.note(field, "a real number", describe_value(value))
+            return float(array)
     raise SpecMismatch(path, "a real number", describe_value(value))
 
 
-def finite_number(value: Any, path: str) -> float:
+def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:
     """``real_number`` that is neither NaN nor infinite."""
-    number = real_number(value, path)
+    number = real_number(value, path, casting)
     if not math.isfinite(number):
         raise SpecMismatch(path, "finite", str(number))
     return number
 
 
-def flag(value: Any, path: str) -> bool:
-    """``value`` as a bool; SpecMismatch unless it is one already (0-d arrays count)."""
+def flag(value: Any, path: str, casting: Casting | None = None, *, field: str | None = None) -> bool:
+    """``value`` as a bool; SpecMismatch unless it is one already (0-d arrays count), or ``casting`` allows 0 and 1."""
     if type(value) in FLAGS:
         return bool(value)
-    if isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_:
-        return bool(value)
-    raise SpecMismatch(path, "a bool", describe_value(value))
+    try:
+        return bool(fitting_array(_FLAG, value, path, casting, field=field))
+    except SpecMismatch as error:
+        raise SpecMismatch(path, "a bool", error.got) from None
 
 
-def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str]) -> Tree:
-    """A tree of arrays ``[n, …]`` in which row i is ``values[i]``; SpecMismatch begins with ``roots[i]``."""
+def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
+    """A tree of arrays ``[n, …]`` in which row i is ``values[i]``; SpecMismatch begins with ``roots[i]``.
+
+    What is cast is noted as of the field ``obs``.
+    """
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
+    fields = paths(spec, "obs")
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
         check_structure(spec, value, root)
-        own = zip(columns, leaf_specs, leaves_like(spec, value), paths(spec, root), strict=True)
-        for column, leaf, part, path in own:
-            column[row] = fitting_array(leaf, part, path)
+        own = zip(columns, leaf_specs, leaves_like(spec, value), paths(spec, root), fields, strict=True)
+        for column, leaf, part, path, field in own:
+            column[row] = fitting_array(leaf, part, path, casting, field=field)
     return build(spec, columns)
+
+
+def check_info(info: Any, path: str) -> None:
+    """SpecMismatch unless ``info`` is a dict, or something like one."""
+    if not isinstance(info, Mapping):
+        raise SpecMismatch(path, "a dict", describe_value(info))
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:

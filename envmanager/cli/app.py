@@ -40,7 +40,8 @@ app = typer.Typer(
 )
 
 EnvOption = Annotated[
-    str | None, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable that makes one.")
+    str | None,
+    typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable that makes one."),
 ]
 SeedOption = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same episodes.")]
 
@@ -132,7 +133,7 @@ def run_command(
 
 @app.command("check")
 def check_command(
-    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable.")],
+    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
     steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
 ) -> None:
@@ -145,7 +146,7 @@ def check_command(
 
 @app.command("tune")
 def tune_command(
-    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, or module:callable.")],
+    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
     n_envs: Annotated[
         int | None, typer.Option(min=1, help="How many environments; several numbers are tried if unset.")
     ] = None,

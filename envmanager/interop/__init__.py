@@ -30,9 +30,9 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
     """The manager as a ``gymnasium.vector.VectorEnv`` with the results, seeds and infos of Gymnasium's own.
 
-    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"`` or ``"SameStep"``. Infos are empty unless the
-    manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors and for another mode,
-    MissingExtra without Gymnasium.
+    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
+    empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors, for
+    an unknown mode, and with ``"Disabled"`` for environments that are not Gymnasium's; MissingExtra without Gymnasium.
     """
     if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.adapters.spaces import row_reader
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
-from envmanager.interop.spaces import batch_maker, spaces_of
+from envmanager.interop.remote import begin_episode, is_gymnasium_env
+from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
-from envmanager.steps import Batch
+from envmanager.steps import Batch, concat_rows
 from envmanager.trees import Tree, map_tree
 
 LOST = "lost"
@@ -40,7 +40,8 @@ class Lockstep:
         self._spec = _only_spec(manager)
         self.observation_space, self.action_space = spaces_of(manager, self._spec)
         self.batch_obs = batch_maker(self.observation_space)
-        self._read_obs = row_reader(self.observation_space)
+        self._read_final = final_reader(self.observation_space)
+        self._has_infos = False
         self._acting: np.ndarray | None = None
         """The environments of a step that was sent and whose answer was not received."""
 
@@ -48,12 +49,39 @@ class Lockstep:
         """The first observations of all environments, in order."""
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
-        return self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
+        batch = self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
+        self._has_infos = batch.info is not None
+        return batch
+
+    def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
+        """First observations (``[len(seeds), …]``) and infos of the environments named, as their own ``reset`` tells.
+
+        The manager does not know of it, so it needs ``require_gymnasium``. Environments with the same seed, or with
+        none, are reset side by side.
+        """
+        self._require_idle()
+        begun: dict[int, tuple[Tree, Info]] = {}
+        for seed in dict.fromkeys(seeds.values()):
+            env_ids = [env_id for env_id, own in seeds.items() if own == seed]
+            arguments = (seed, options, self._spec.observation, self._has_infos)
+            begun.update(zip(env_ids, self.manager.call(begin_episode, *arguments, env_ids=env_ids), strict=True))
+        return concat_rows([begun[env_id][0] for env_id in seeds]), {env_id: begun[env_id][1] for env_id in seeds}
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no step has failed and no worker is out, so that nothing needs the reset of all that heals."""
+        return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
+
+    def require_gymnasium(self) -> None:
+        """Raise UsageError unless all are Gymnasium environments, which can be reset one by one."""
+        if not all(self.manager.call(is_gymnasium_env)):
+            raise UsageError(
+                'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
+            )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
         """Act in all environments, or in ``env_ids`` only; ``actions`` has a row for each of all environments."""
-        if self._acting is not None:
-            raise UsageError("a step is under way: take its result; if that has failed, call reset().")
+        self._require_idle()
         if env_ids is None:
             self.manager.send(actions, np.arange(self.n_envs))
         else:
@@ -71,7 +99,7 @@ class Lockstep:
     def final_obs(self, batch: Batch) -> dict[int, Any]:
         """What the episodes that ended last saw, as elements of the observation space, by env_id."""
         ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
-        return {env_id: self._read_obs(batch.final_obs, row) for row, env_id in enumerate(ended)}
+        return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """As the manager's; AttributeError, which other libraries catch, when an environment has no such attribute."""
@@ -88,6 +116,10 @@ class Lockstep:
             return self.get_attr(name, [0])[0]
         except AttributeError:
             return default
+
+    def _require_idle(self) -> None:
+        if self._acting is not None:
+            raise UsageError("a step is under way: take its result; if that has failed, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -110,6 +142,22 @@ class Lockstep:
         if not hasattr(column, "__len__") or len(column) != self.n_envs:
             raise SpecMismatch("action", f"{self.n_envs} rows of {spec}", describe_value(column))
         return [column[env_id] for env_id in env_ids] if spec.is_object else as_array(column)[env_ids]
+
+
+class Elsewhere:
+    """An attribute that other vector environments have and a bridge has not: its AttributeError says what to do."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+        self._names: list[str] = []
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._names.append(name)
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return self
+        raise AttributeError(f"{owner.__name__} has no {', '.join(self._names)}: {self._advice}.")
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:

@@ -8,11 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envmanager.adapters.rows import stack_rows
 from envmanager.environment import attribute_of
 from envmanager.extras import needed_by
+from envmanager.trees import Tree
 
 with needed_by("envmanager.interop", extra="gymnasium"):
-    from gymnasium import Wrapper
+    from gymnasium import Env, Wrapper
+
+
+def begin_episode(
+    env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
+) -> tuple[Tree, dict[str, Any]]:
+    """``env.reset(…)``: the observation as a tree of one row each, and the info. Raises SpecMismatch."""
+    obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
+    return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
+
+
+def is_gymnasium_env(env: Any) -> bool:
+    """Whether it is an environment of Gymnasium, possibly in wrappers."""
+    return isinstance(env, Env)
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

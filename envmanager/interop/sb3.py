@@ -15,7 +15,7 @@ import numpy as np
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
 
 with needed_by("as_sb3_vec_env", extra=None):
@@ -34,6 +34,10 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     """
 
     metadata: dict[str, Any]
+    envs = Elsewhere(
+        "the environments live in the manager's workers: use env_method(name, …), get_attr(name) and set_attr(name, "
+        "value), or manager.call(function, env_ids=…), which runs a function where the environments are"
+    )
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager

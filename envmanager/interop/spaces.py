@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.adapters.spaces import behavior_spec
+from envmanager.adapters.rows import RowReader
+from envmanager.adapters.spaces import behavior_spec, row_reader
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by
@@ -63,6 +64,18 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
     given = zip((spec.minimum, spec.maximum), widest, strict=True)
     low, high = (np.full(spec.shape, default if bound is None else bound, spec.dtype) for bound, default in given)
     return low, high
+
+
+def final_reader(space: Any) -> RowReader:
+    """What takes one environment's last observation out of a batch, as the environment itself would tell it.
+
+    A Discrete is a Python int, as Gymnasium's own environments return it; arrays of numbers do not remember which.
+    """
+    return _whole_number if isinstance(space, spaces.Discrete) else row_reader(space)
+
+
+def _whole_number(column: Tree, row: int) -> int:
+    return int(column[row])
 
 
 @functools.singledispatch

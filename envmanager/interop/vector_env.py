@@ -2,12 +2,12 @@
 
 ::
 
-    step    manager                                  SAME_STEP            NEXT_STEP
-    t       obs = first, final_obs = last, ended     the same             obs = last, ended
-    t + 1   a step of the new episode                the same             action ignored, obs = first, reward 0
+    step    manager                          SAME_STEP   NEXT_STEP                        DISABLED
+    t       obs = first, final_obs = last    the same    obs = last                       obs = last
+    t + 1   a step of the new episode        the same    obs = first, action ignored      refused until reset(mask)
 
-The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP keeps the
-first observation of an episode back for one step, in which its environment is not stepped.
+The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP and DISABLED
+keep the first observation of an episode back, until the next step or reset; till then its environment is not stepped.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.interop.lockstep import Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
-from envmanager.steps import Batch, take_rows, with_rows
+from envmanager.options import ResetConfig
+from envmanager.steps import Batch, copy_tree, take_rows, with_rows
 from envmanager.trees import Tree
 
 with needed_by("as_vector_env", extra="gymnasium"):
@@ -41,6 +42,14 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     has ``"lost": True``.
     """
 
+    envs = env_fns = Elsewhere(
+        "the environments live in the manager's workers: use call(name, …), get_attr(name) and set_attr(name, values), "
+        "or manager.call(function, env_ids=…), which runs a function where the environments are"
+    )
+    step_async = step_wait = reset_async = reset_wait = call_async = call_wait = Elsewhere(
+        "to do something else during a step, use send() and recv() of a manager without a bridge"
+    )
+
     def __init__(self, manager: EnvManager, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP) -> None:
         self.manager = manager
         self.autoreset_mode = _mode(autoreset_mode)
@@ -52,9 +61,17 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self.action_space = batch_space(lockstep.action_space, self.num_envs)
         self.metadata = {**lockstep.first_attr("metadata", {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = lockstep.first_attr("render_mode", None)
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        self._obs: Tree = None  # what to act on next; with NEXT_STEP that of some has not been handed out yet
+        """Those whose episode ended, and whose next one was not handed out yet."""
+        self._obs: Tree = None
+        """What to act on next, also of those restarting."""
+        self._shown: Tree = None
+        """What was handed out last."""
         self._first_infos: dict[int, Info] = {}
+        """Of the episodes that have begun and were not handed out yet."""
+        self._has_options = False
 
     def __del__(self) -> None:
         """The manager may be in use elsewhere: unlike the base class of some versions, close nothing."""
@@ -74,13 +91,22 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     ) -> tuple[Any, Info]:
         """Begin a new episode in all environments. ``seed``: one number for seed, seed + 1, …, or one per environment.
 
-        ``options`` also go to the resets at the ends of later episodes, until the next ``reset``. A ``reset_mask``
-        among them must be all true (UsageError).
+        ``options`` also go to the resets at the ends of later episodes, until the next ``reset``. With DISABLED a
+        ``reset_mask`` among them names the environments that begin anew, else it must be all true (UsageError).
         """
-        batch = self._lockstep.reset(self._seeds(seed), self._without_mask(options))
+        seeds, mask = self._seeds(seed), self._mask(options)
+        if mask is not None and options is not None:
+            options = {key: value for key, value in options.items() if key != "reset_mask"}
+        if mask is not None and not mask.all():
+            return self._reset_some(np.flatnonzero(mask), seeds, options or {})
+        if self._goes_on(seeds, options):
+            return self._reset_some(np.arange(self.num_envs), None, {})
+        batch = self._lockstep.reset(seeds, options)
         self._restarting = np.zeros(self.num_envs, np.bool_)
+        self._first_infos = {}
+        self._has_options = bool(options)
         self._obs = batch.obs
-        return self._lockstep.batch_obs(batch.obs), self._join(step_infos(batch)) if batch.info else {}
+        return self._hand_out(batch.obs), self._join(step_infos(batch)) if batch.info else {}
 
     def step(self, actions: Any) -> StepResult:
         """Act in all environments: ``(obs, rewards, terminations, truncations, infos)``.
@@ -91,6 +117,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
             return self._same_step(self._lockstep.receive())
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._require_running()
         acting = np.flatnonzero(~self._restarting)
         if not len(acting):
             return self._nobody_acted()
@@ -113,8 +141,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """``env.render()`` of each environment."""
         return tuple(self.manager.render())
 
-    def close_extras(self) -> None:
-        """Close the manager."""
+    def close_extras(self, **_: Any) -> None:
+        """Close the manager, within its ``Timeouts.close_s``. Keywords, which others take, change nothing."""
         self.manager.close()
 
     def _seeds(self, seed: Any) -> Sequence[int | None] | None:
@@ -122,16 +150,68 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             return seed  # type: ignore[no-any-return]
         return [operator.index(seed) + env_id for env_id in range(self.num_envs)]
 
-    def _without_mask(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _mask(self, options: Any) -> np.ndarray | None:
         if not isinstance(options, Mapping) or "reset_mask" not in options:
-            return options
+            return None
         mask = np.asarray(options["reset_mask"])
-        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.all():
+        is_mask = mask.dtype == np.bool_ and mask.shape == (self.num_envs,)
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            if not is_mask or not mask.any():
+                raise UsageError(f"reset_mask must be {self.num_envs} bools, at least one of them True, not {mask}.")
+        elif not is_mask or not mask.all():
             raise UsageError(
-                f"reset_mask must be {self.num_envs} times True: a manager resets all its environments together, and "
-                "those whose episodes end by itself."
+                f"reset_mask must be {self.num_envs} times True: a manager resets those whose episodes end by itself. "
+                'Only autoreset_mode="Disabled" resets some environments alone.'
             )
-        return {key: value for key, value in options.items() if key != "reset_mask"}
+        return mask
+
+    def _goes_on(self, seeds: Any, options: Any) -> bool:
+        """Whether some of the episodes that a reset of all should begin have begun already, just as it wants them."""
+        if self.autoreset_mode is not AutoresetMode.DISABLED or not self._restarting.any():
+            return False
+        return seeds is None and not options and not self._has_options and self._lockstep.is_well
+
+    def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
+        """Begin new episodes in some environments.
+
+        Where an episode has ended the manager has begun the next one already. That one is handed out, unless it should
+        have begun with a seed or with other options.
+        """
+        ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
+        if self._obs is None:
+            raise UsageError("the first reset must be one of all environments.")
+        wanted = {env_id: None if seeds is None else seeds[env_id] for env_id in env_ids.tolist()}
+        has_begun = set() if options or self._has_options else set(self._first_infos)
+        anew = {env_id: seed for env_id, seed in wanted.items() if seed is not None or env_id not in has_begun}
+        infos = {env_id: self._first_infos[env_id] for env_id in wanted.keys() - anew.keys()}
+        if anew:
+            infos.update(self._begin_anew(anew, options))
+        for env_id in wanted:
+            self._first_infos.pop(env_id, None)
+        self._restarting[env_ids] = False
+        return self._hand_out(with_rows(self._shown, env_ids, take_rows(self._obs, env_ids))), self._join(infos)
+
+    def _begin_anew(self, seeds: Mapping[int, int | None], options: dict[str, Any]) -> dict[int, Info]:
+        env_ids = list(seeds)
+        self._restarting[env_ids] = True  # if this fails, nobody knows how far their episodes are
+        for env_id in env_ids:
+            self._first_infos.pop(env_id, None)
+        first_obs, infos = self._lockstep.reset_some(seeds, options)
+        self._obs = with_rows(self._obs, env_ids, first_obs)
+        return infos
+
+    def _hand_out(self, obs: Tree) -> Any:
+        self._shown = obs
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            obs = copy_tree(obs)  # the user may change it, but a reset of some hands out the rows of the others again
+        return self._lockstep.batch_obs(obs)
+
+    def _require_running(self) -> None:
+        if self._restarting.any():
+            raise UsageError(
+                f"the episodes of the environments {np.flatnonzero(self._restarting).tolist()} have ended: call "
+                'reset(options={"reset_mask": terminated | truncated}) first.'
+            )
 
     def _same_step(self, batch: Batch) -> StepResult:
         infos: Info = {}
@@ -162,14 +242,26 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             ended = env_ids[batch.terminated | batch.truncated]
             chosen = self._restarting[ended]
             obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
-        return self._lockstep.batch_obs(obs), reward, terminated, truncated, self._join(of_steps)
+        if self.autoreset_mode is AutoresetMode.DISABLED and batch.lost.any():
+            obs = self._lose(obs, env_ids[batch.lost])
+        return self._hand_out(obs), reward, terminated, truncated, self._join(of_steps)
+
+    def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
+        """``obs`` with what was last handed out of the environments that were lost, which must begin anew.
+
+        The manager does not know of resets of some: neither what they have handed out, nor that one of them may have
+        come after the first observation of the new generation.
+        """
+        for env_id in env_ids.tolist():
+            del self._first_infos[env_id]
+        return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _nobody_acted(self) -> StepResult:
         """The results when all episodes ended in the last step."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         nobody = np.zeros((2, self.num_envs), np.bool_)
-        return self._lockstep.batch_obs(self._obs), np.zeros(self.num_envs, np.float64), nobody[0], nobody[1], infos
+        return self._hand_out(self._obs), np.zeros(self.num_envs, np.float64), nobody[0], nobody[1], infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
         """Gymnasium's dict of arrays and masks."""
@@ -181,11 +273,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
 def _mode(value: AutoresetMode | str) -> AutoresetMode:
     try:
-        mode = AutoresetMode(value)
+        return AutoresetMode(value)
     except ValueError:
-        mode = None
-    if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-        raise UsageError(
-            f'autoreset_mode must be "NextStep" or "SameStep", not {value!r}: a manager always restarts episodes.'
-        )
-    return mode
+        known = ", ".join(f'"{mode.value}"' for mode in AutoresetMode)
+        raise UsageError(f"autoreset_mode must be one of {known}, not {value!r}.") from None

@@ -26,15 +26,15 @@ def _with(**columns: Callable[[Any], Any]) -> Change:
 BAD_STEPS: Mapping[str, Change] = {
     "obs: shape": _with(obs=lambda obs: obs[:, :-1]),
     "obs: rows": _with(obs=lambda obs: np.concatenate([obs, obs])),
-    "obs: dtype": _with(obs=lambda obs: obs.astype(np.float64)),
+    "obs: dtype": _with(obs=lambda obs: obs + 0.5),
     "obs: objects": _with(obs=lambda obs: obs.astype(object)),
     "obs: a list": _with(obs=lambda obs: obs.tolist()),
     "obs: a dict": _with(obs=lambda obs: {"echo": obs}),
     "obs: None": _with(obs=lambda _: None),
-    "reward: dtype": _with(reward=lambda reward: reward.astype(np.float64)),
+    "reward: dtype": _with(reward=lambda reward: reward.astype(np.complex64)),
     "reward: not a scalar": _with(reward=lambda reward: reward[:, np.newaxis]),
     "reward: None": _with(reward=lambda _: None),
-    "terminated: not a bool": _with(terminated=lambda terminated: terminated.astype(np.int64)),
+    "terminated: not a bool": _with(terminated=lambda terminated: terminated + 2),
     "truncated: a Python bool": _with(truncated=lambda _: False),
     "final_obs: missing": _with(terminated=np.ones_like, final_obs=lambda _: None),
     "agent_id: twice": _with(agent_id=lambda ids: np.zeros(len(ids) + 1, np.int64)),
@@ -47,7 +47,7 @@ BAD_KEYED_STEPS: Mapping[str, Change] = {
     "obs: extra key": _with(obs=lambda obs: {**obs, "extra": obs["echo"]}),
     "obs: no dict": _with(obs=lambda obs: obs["echo"]),
     "obs['place']: shape": _with(obs=lambda obs: {**obs, "place": obs["place"][:, :1]}),
-    "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64)}),
+    "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64) + 1e300}),
     "obs['place']: None": _with(obs=lambda obs: {**obs, "place": None}),
 }
 """The same for a KeyedFaultyEnvironment."""

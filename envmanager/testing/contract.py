@@ -26,6 +26,7 @@ from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import Wait
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.testing.contract_data import DataContract
 from envmanager.testing.environment_check import check_environment
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
@@ -62,7 +63,6 @@ def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> 
 
 def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
     made = info.transitions("default")
-    assert made is not None
     assert made.action.tolist() == [given[agent_id] for agent_id in made.agent_id.tolist()]
     assert (made.next_obs[:, 3] == made.action).all()
     assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
@@ -84,7 +84,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
     ]
 
 
-class ManagerContract:
+class ManagerContract(DataContract):
     """What every manager does. ``zero_copy`` and ``supports_send_recv`` say what yours can."""
 
     @abstractmethod
@@ -98,7 +98,13 @@ class ManagerContract:
             assert [info.worker_id for info in infos] == [worker.worker_id for worker in manager.env_workers]
             assert [env_id for info in infos for env_id in info.current["default"].env_id] == [0, 1, 2, 3, 4]
             assert all(info.previous is None and info.actions is None for info in infos)
-            assert all(info.transitions("default") is None for info in infos)
+
+    def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            for info in manager.reset():
+                made = info.transitions("default")
+                assert (made.obs.shape, made.next_obs.shape, made.action.shape) == ((0, 5), (0, 5), (0,))
+                assert [part.dtype for part in (made.obs, made.action, made.reward)] == [np.int64, np.int64, np.float32]
 
     @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
     def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:
@@ -427,6 +433,7 @@ class ManagerContract:
         with pytest.raises(EnvRaised, match="no license") as raised:
             self.make_manager(make, 2)
         assert raised.value.phase == "start"
+        assert isinstance(raised.value.__cause__, RuntimeError)
 
     def test_a_factory_without_a_return_is_named(self) -> None:
         with pytest.raises(UsageError, match="returned None"):
@@ -444,7 +451,7 @@ class ManagerContract:
                 manager.step()
             assert raised.value.path == "obs"
             assert "float32[1, 3]" in raised.value.expected
-            assert raised.value.got == "float64[1, 3]"
+            assert raised.value.got == "float32[1, 2]"
             manager.reset()
             assert manager.get_attr("closed") == [False]
 
@@ -538,5 +545,5 @@ class _FailsFirstReset(FakeEnvironment):
 class _BreaksItsSpec(FakeEnvironment):
     def step(self, actions: Any) -> Any:
         results = super().step(actions)
-        results["default"].obs = results["default"].obs.astype(np.float64)
+        results["default"].obs = results["default"].obs[:, :2]
         return results

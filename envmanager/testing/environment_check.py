@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -22,6 +22,7 @@ import attrs
 from envmanager.environment import EnvContext, EnvGroup, build_group
 from envmanager.errors import UsageError
 from envmanager.factories import call_factory, resolve
+from envmanager.fitting import Cast
 from envmanager.seeding import derive_seed
 from envmanager.specs import BehaviorSpecs, SpecMismatch
 from envmanager.testing.playthrough import ArrayWatch, Mismatch, Phase, Playthrough, play
@@ -88,7 +89,7 @@ class _Examination:
             other = self._play(instance, self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
         yield from _reset_findings(first)
         if first.failure is None or first.failed_in != "reset":
-            yield from _step_findings(first)
+            yield from _step_findings(first, instance.group.casts)
             yield from _episode_findings(first)
             yield from _array_findings(instance)
         closing = _close(instance.group)
@@ -190,7 +191,14 @@ def _reset_findings(played: Playthrough) -> Iterator[Finding]:
         yield Finding("reset", "ok", "reset() returns what its spec says.")
 
 
-def _step_findings(played: Playthrough) -> Iterator[Finding]:
+def _step_findings(played: Playthrough, casts: Sequence[Cast]) -> Iterator[Finding]:
+    for cast in casts:
+        yield Finding(
+            "steps",
+            "note",
+            f"{cast.field} should be {cast.expected}, but is {cast.got}: it is cast in every step.",
+            "Return what the declared space says; with check_values=True a manager refuses this.",
+        )
     advice = "Make step() return what the declared observation space says, or declare what it returns."
     mismatches = _of_phases(played, "step")
     for mismatch in mismatches:
@@ -198,7 +206,7 @@ def _step_findings(played: Playthrough) -> Iterator[Finding]:
     if played.failure is not None and played.failed_in == "step":
         text = f"Step {played.n_steps + 1}: {_describe_error(played.failure)}."
         yield Finding("steps", "problem", text, _advice(played.failure, advice))
-    elif not mismatches:
+    elif not mismatches and not casts:
         text = f"{played.n_steps} steps with random actions gave what the spec says, finite and within its bounds."
         yield Finding("steps", "ok", text)
 

@@ -18,8 +18,8 @@ import attrs
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
-_LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Servers that multiprocessing keeps until the program ends."""
+_LASTING = ("envmanager._workers.server", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""Servers that stay until the program ends: ours, and multiprocessing's."""
 
 
 def adopt_orphans() -> None:

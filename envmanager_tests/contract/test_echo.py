@@ -44,7 +44,6 @@ class Ledger:
         self.n_steps[env_id] += 1
         given = self._policy.given[env_id]
         made = info.transitions("default")
-        assert made is not None
         assert (made.agent_id == now.agent_id).all()
         assert (made.action == given).all()
         assert (now.reward == given % 1000).all()

@@ -8,15 +8,16 @@ import pytest
 
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import ManagerContract
+from envmanager.testing.contract_data import NewsContract
 
 
-class TestSimpleEnvManager(ManagerContract):
+class TestSimpleEnvManager(ManagerContract, NewsContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"], scope="class")
-class TestOneEnvPerWorker(ManagerContract):
+class TestOneEnvPerWorker(ManagerContract, NewsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -26,7 +27,7 @@ class TestOneEnvPerWorker(ManagerContract):
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"], scope="class")
-class TestSeveralEnvsPerWorker(ManagerContract):
+class TestSeveralEnvsPerWorker(ManagerContract, NewsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -36,7 +37,7 @@ class TestSeveralEnvsPerWorker(ManagerContract):
         return SubprocessEnvManager(env_factory, n_envs, n_workers=n_workers, start_method=self.start_method, **options)
 
 
-class TestShareOfTheTrainer(ManagerContract):
+class TestShareOfTheTrainer(ManagerContract, NewsContract):
     """The last environment in this process, the others in workers; a single one has nobody to share with."""
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

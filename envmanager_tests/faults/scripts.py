@@ -14,13 +14,17 @@ from __future__ import annotations
 import ast
 import atexit
 import ctypes
+import fcntl
+import functools
 import multiprocessing
 import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,14 +38,17 @@ from envmanager import (
     ActionInfo,
     AgentSteps,
     EnvContext,
+    EnvManagerError,
     RestartPolicy,
     SubprocessEnvManager,
     Timeouts,
     Wait,
     WorkerDied,
+    WorkerError,
 )
 from envmanager._workers import boot, handle
 from envmanager._workers.processes import ChildProcess
+from envmanager._workers.wire import COMMAND
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager.testing.leaks import Traces, descendants, settle
@@ -367,8 +374,8 @@ def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
 class SlowChildProcess(ChildProcess):
     """A worker whose process is there long before it can know whether its trainer lives."""
 
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
-        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args))
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args), **options)
 
 
 def hang_at_the_start() -> None:
@@ -468,18 +475,28 @@ def train_for_ever(start_method: Any) -> None:
             manager.step()
 
 
-def run_after_an_interrupt(*arguments: Any) -> None:
-    """What a worker does first, but only once a Ctrl-C has reached its process."""
+def run_after_an_interrupt(fds: dict[str, Any], *arguments: Any) -> None:
+    """What a worker does first, but only once a Ctrl-C has come.
+
+    One that was forked from the server is not in the group that gets it; its trainer, which is, asks it to close.
+    """
     announce("started", os.getpid())
-    until(lambda: signal.SIGINT in signal.sigpending(), "a Ctrl-C")
-    boot.run(*arguments)
+    until(
+        lambda: signal.SIGINT in signal.sigpending() or n_bytes_to_read(fds["connection"].fd) > COMMAND.size,
+        "a Ctrl-C",
+    )
+    boot.run(fds, *arguments)
+
+
+def n_bytes_to_read(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
 class InterruptedChildProcess(ChildProcess):
     """A worker that gets a Ctrl-C before it could do anything about it."""
 
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...]) -> None:
-        super().__init__(start_method, name, run_after_an_interrupt, args)
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        super().__init__(start_method, name, run_after_an_interrupt, args, **options)
 
 
 def train_with_interrupts_at_the_start(start_method: Any) -> None:
@@ -555,15 +572,16 @@ def train_with_little_address_space() -> None:
         announce("error", *(kind.__name__ for kind in type(error).__mro__))
 
 
-def _pid_of_forkserver() -> int:
-    return next(pid for pid, command in descendants().items() if "multiprocessing.forkserver" in command)
+def pid_of_server() -> int:
+    """The process that workers are forked from."""
+    return next(pid for pid, command in descendants().items() if "envmanager._workers.server" in command)
 
 
 def train_with_a_forkserver_that_fails() -> None:
     """The forkserver runs out of descriptors, and so ends, when it is asked for a worker."""
     with SubprocessEnvManager(FakeEnvironment, 1):
         pass
-    server = _pid_of_forkserver()
+    server = pid_of_server()
     n_open = len(os.listdir(f"/proc/{server}/fd"))
     resource.prlimit(server, resource.RLIMIT_NOFILE, (n_open, n_open))
     try:
@@ -578,7 +596,7 @@ def train_across_a_killed_forkserver() -> None:
     with SubprocessEnvManager(FakeEnvironment, 2, restarts=NO_RESTARTS) as manager:
         manager.set_policy("default", Zeros())
         manager.reset()
-        server = _pid_of_forkserver()
+        server = pid_of_server()
         os.kill(server, signal.SIGKILL)
         until(lambda: not alive(server), "the end of the forkserver")
         manager.step(Wait.all())
@@ -645,3 +663,299 @@ def train_in_a_daemon(start_method: Any) -> None:
         manager.set_policy("default", Zeros())
         manager.reset()
         assert [len(manager.step(Wait.all())) for _ in range(3)] == [2, 2, 2]
+
+
+# Programs: workers whose simulators, descriptors or groups make trouble.
+
+
+class CrashesBesideASimulator(FakeEnvironment):
+    """Its step is a segmentation fault; its simulator does not care."""
+
+    def step(self, actions: Any) -> Any:
+        simulator = subprocess.Popen(["sleep", "600"])
+        announce("crashing", os.getpid(), simulator.pid)
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(actions)
+
+
+def train_and_look_away(start_method: Any, n_envs: int) -> None:
+    """Take a step in which all workers crash, and compute instead of looking."""
+    manager = SubprocessEnvManager(CrashesBesideASimulator, n_envs, start_method=start_method)
+    manager.reset()
+    manager.send(actions(n_envs), range(n_envs))
+    time.sleep(LONG_S)
+
+
+def train_and_look_late(start_method: Any) -> None:
+    """Compute until told to look at the worker that has crashed; say what was seen, then close."""
+    with started(CrashesBesideASimulator, 1, start_method=start_method) as manager:
+        manager.reset()
+        manager.send(actions(1), [0])
+        wait_to_go_on()
+        try:
+            manager.recv()
+        except WorkerDied as error:
+            announce("died", error.exit)
+        wait_to_go_on()
+    announce("closed")
+    wait_to_go_on()
+
+
+def close_all_descriptors(_: int) -> None:
+    """All but those of the test."""
+    os.closerange(3, 4096)
+
+
+def join_the_trainers_group(trainer_pid: int) -> None:
+    """As far as the kernel is concerned, this process is a part of the trainer now."""
+    os.setpgid(0, os.getpgid(trainer_pid))
+
+
+def begin_a_session(trainer_pid: int) -> None:
+    """Only who leads no group may, and while nobody is in the group that it led."""
+    join_the_trainers_group(trainer_pid)
+    os.setsid()
+
+
+def untie_all(trainer_pid: int) -> None:
+    """All that can be done at once."""
+    close_all_descriptors(trainer_pid)
+    join_the_trainers_group(trainer_pid)
+
+
+ESCAPES = {
+    "closes all descriptors": close_all_descriptors,
+    "joins the trainer's group": join_the_trainers_group,
+    "begins a session": begin_a_session,
+    "does it all": untie_all,
+}
+
+
+class Escapes(FakeEnvironment):
+    """It leaves what ties it to its trainer; then its step does not end, unless it is to. It has a simulator."""
+
+    def __init__(self, how: str, trainer_pid: int, hangs: bool) -> None:
+        super().__init__()
+        self._how, self._trainer_pid, self._hangs = how, trainer_pid, hangs
+
+    def step(self, actions: Any) -> Any:
+        begins_a_session = self._how == "begins a session"
+        simulator = None if begins_a_session else subprocess.Popen(["sleep", "600"])
+        ESCAPES[self._how](self._trainer_pid)
+        if simulator is None:
+            simulator = subprocess.Popen(["sleep", "600"])
+        announce("escaped", os.getpid(), simulator.pid)
+        if self._hangs:
+            time.sleep(LONG_S)
+        return super().step(actions)
+
+
+def _escaping(how: str, hangs: bool) -> Callable[[], FakeEnvironment]:
+    return functools.partial(Escapes, how, os.getpid(), hangs)
+
+
+def train_what_escapes_and_hangs(start_method: Any, how: str) -> None:
+    """To be killed while the environment hangs."""
+    manager = SubprocessEnvManager(_escaping(how, True), 1, start_method=start_method)
+    manager.reset()
+    manager.send(actions(1), [0])
+    announce("waiting")
+    manager.recv()
+
+
+def train_what_escapes_and_is_closed(start_method: Any, how: str) -> None:
+    """Close while the environment is well, and then while it hangs."""
+    for hangs in (False, True):
+        timeouts = Timeouts(step_s=3.0, close_s=2.0)
+        with started(_escaping(how, hangs), 1, start_method=start_method, timeouts=timeouts) as manager:
+            manager.reset()
+            try:
+                announce("stepped", len(manager.step()))
+            except WorkerError as error:
+                announce("error", type(error).__name__)
+        announce("closed")
+    wait_to_go_on()
+
+
+def pid_of_guardian() -> int:
+    """The process that holds lifelines; there must be one."""
+    (pid,) = [pid for pid, command in descendants().items() if "lifeline.py" in command]
+    return pid
+
+
+def train_without_a_guardian(start_method: Any, signal_number: int) -> None:
+    """The guardian is killed or stopped; replace a worker, close, and do it again to be killed."""
+    for is_last in (False, True):
+        restarts = RestartPolicy(backoff_s=0)
+        with started(InALongStep if is_last else FakeEnvironment, 2, start_method=start_method, restarts=restarts) as m:
+            m.reset()
+            os.kill(pid_of_guardian(), signal_number)
+            if is_last:
+                m.send(actions(2), [0, 1])
+                announce("waiting")
+                m.recv()
+            os.kill(pids_of(m)[0], signal.SIGKILL)
+            while not any(info.lost for info in m.step(Wait.all())):
+                pass
+        announce("closed")
+
+
+def train_and_count_lifelines(start_method: Any) -> None:
+    """Replace a worker many times, and tell what the guardian holds before and after."""
+    restarts = RestartPolicy(max_restarts=100, backoff_s=0)
+    with started(FakeEnvironment, 2, start_method=start_method, restarts=restarts) as manager:
+        manager.reset()
+        held = Path(f"/proc/{pid_of_guardian()}/fd")
+        until(lambda: len(os.listdir(held)) >= 4 + 2 * 2, "the lifelines of two workers")
+        before = len(os.listdir(held))
+        for _ in range(20):
+            os.kill(pids_of(manager)[0], signal.SIGKILL)
+            while not any(info.lost for info in manager.step(Wait.all())):
+                pass
+        until(lambda: len(os.listdir(held)) <= before, "as few lifelines as before")
+    announce("done")
+
+
+def train_with_a_killed_server_and_a_crash() -> None:
+    """Nobody can bury a worker whose server has gone; its simulator ends with the manager at the latest."""
+    with started(CrashesBesideASimulator, 1) as manager:
+        manager.reset()
+        server = pid_of_server()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not alive(server), "the end of the server")
+        manager.send(actions(1), [0])
+        try:
+            manager.recv()
+        except WorkerDied as error:
+            announce("died", error.exit)
+    announce("closed")
+    wait_to_go_on()
+
+
+# Programs: starts that do not go on.
+
+
+def train_across_a_stopped_server() -> None:
+    """The server is stopped while there are workers, one of which is then replaced, while others start, and close."""
+    server_at_first = None
+    restarts = RestartPolicy(backoff_s=0)
+    with started(FakeEnvironment, 2, restarts=restarts) as first:
+        first.reset()
+        server_at_first = pid_of_server()
+        os.kill(server_at_first, signal.SIGSTOP)
+        _step_once()
+        assert not alive(server_at_first)
+        os.kill(pid_of_server(), signal.SIGSTOP)
+        os.kill(pids_of(first)[1], signal.SIGKILL)
+        while not any(info.lost for info in first.step(Wait.all())):
+            pass
+        announce("stepped", len(first.step(Wait.all())))
+        os.kill(pid_of_server(), signal.SIGSTOP)
+        closing_at = time.monotonic()
+    announce("closed", time.monotonic() - closing_at < 5.0 + SLACK_S)
+
+
+def train_with_a_server_that_hangs(start_s: float) -> None:
+    """What the server imports first does not end."""
+    os.environ["TRAINER"] = str(os.getpid())
+    __import__("cv2")
+    announce("starting")
+    before = time.monotonic()
+    try:
+        SubprocessEnvManager(FakeEnvironment, 2, timeouts=Timeouts(start_s=start_s))
+    except BaseException as error:
+        announce("error", type(error).__name__, getattr(error, "phase", "-"), time.monotonic() - before)
+
+
+def train_across_an_interrupted_replacement() -> None:
+    """The new server hangs while a worker is to be replaced, until a Ctrl-C; the next one does not."""
+    with started(FakeEnvironment, 2, restarts=RestartPolicy(backoff_s=0)) as manager:
+        manager.reset()
+        os.environ["TRAINER"] = str(os.getpid())
+        __import__("cv2")
+        os.kill(pid_of_server(), signal.SIGKILL)
+        os.kill(pids_of(manager)[1], signal.SIGKILL)
+        announce("replacing")
+        try:
+            while True:
+                manager.step()
+        except KeyboardInterrupt:
+            announce("interrupted")
+        del sys.modules["cv2"]
+        os.kill(pid_of_server(), signal.SIGKILL)
+        while not any(info.lost for info in manager.step(Wait.all())):
+            pass
+        announce("stepped", len(manager.step(Wait.all())))
+
+
+class StopsWhenUnpickled:
+    """Something that is sent to a worker, which is stopped before it has read the rest."""
+
+    def __reduce__(self) -> Any:
+        return _stop, ()
+
+
+def _stop() -> None:
+    announce("stopping", os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class StoppedChildProcess(ChildProcess):
+    """A worker that is stopped before it has read its factory."""
+
+    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        super().__init__(start_method, name, run_second, (StopsWhenUnpickled(), *args), **options)
+
+
+def run_second(_: Any, *arguments: Any) -> None:
+    """What a worker does when somebody lets it go on."""
+    boot.run(*arguments)
+
+
+def train_with_workers_that_are_stopped_early(start_method: Any) -> None:
+    """The factory is larger than any pipe."""
+    vars(handle)["ChildProcess"] = StoppedChildProcess
+    big = os.urandom(3_000_000)
+    timeouts = Timeouts(start_s=2.0, close_s=0.5)
+    before = time.monotonic()
+    try:
+        SubprocessEnvManager(lambda: (len(big), FakeEnvironment())[1], 2, start_method=start_method, timeouts=timeouts)
+    except WorkerError as error:
+        announce("error", type(error).__name__, error.phase, time.monotonic() - before)
+
+
+def train_with_interpreters_that_end_at_once() -> None:
+    """A worker ends before it has read its arguments, again and again."""
+    with SubprocessEnvManager(FakeEnvironment, 1, start_method="spawn"):
+        pass
+    multiprocessing.set_executable("/bin/false")
+    big = bytes(200_000)
+    for _ in range(3):
+        try:
+            SubprocessEnvManager(lambda: (len(big), FakeEnvironment())[1], 2, start_method="spawn")
+        except EnvManagerError as error:
+            announce("error", type(error).__name__)
+    zombies = [pid for pid in descendants() if not alive(pid)]
+    announce("zombies", *zombies)
+
+
+def train_and_hang_in(start_method: Any) -> None:
+    """Tell the folder for temporary files, and wait to be killed."""
+    with started(start_method=start_method) as manager:
+        manager.reset()
+        announce("folder", os.environ["TMPDIR"])
+        time.sleep(LONG_S)
+
+
+def train_while_children_are_reaped(start_method: Any) -> None:
+    """The user's code reaps all children of the trainer; a worker is killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel does it
+    with started(CrashesBesideASimulator, 1, start_method=start_method) as manager:
+        manager.reset()
+        try:
+            manager.step()
+        except WorkerDied as error:
+            announce("died", error.exit)
+        manager.close()
+    announce("closed")
+    wait_to_go_on()

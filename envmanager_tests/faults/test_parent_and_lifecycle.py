@@ -557,12 +557,13 @@ def test_case_44_a_manager_works_inside_a_worker_of_another(start_method: Any) -
 
 @every_start_method
 def test_case_44_the_workers_of_a_worker_that_is_killed_die_with_it(start_method: Any) -> None:
-    before = set(living())
     with started(nested(start_method), 1, start_method=start_method) as manager:
         (inner,) = manager.call("inner_pids")
-        assert set(inner) <= set(living())
-        os.kill(pids_of(manager)[0], signal.SIGKILL)
-        until_gone(set(living()) - before)
+        (worker,) = pids_of(manager)
+        family = {worker, *scripts.descendants(worker)}
+        assert set(inner) <= family
+        os.kill(worker, signal.SIGKILL)
+        until_gone(family)
 
 
 # Case 45.

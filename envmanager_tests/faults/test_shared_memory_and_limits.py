@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from envmanager import (
     cgroups,
 )
 from envmanager._workers import memory
+from envmanager._workers.server import Server
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers
@@ -278,7 +279,7 @@ def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(s
 
 
 STARTERS: dict[str, tuple[Any, str]] = {
-    "forkserver": (forkserver.ForkServer, "connect_to_new_process"),
+    "forkserver": (Server, "ask"),
     "spawn": (util, "spawnv_passfds"),
     "fork": (os, "fork"),
 }
@@ -366,7 +367,7 @@ def test_case_46_a_replacement_that_the_kernel_always_refuses_ends_in_an_error_a
         assert len(manager.reset()) == 2
 
 
-def test_case_46_a_forkserver_that_cannot_fork_is_an_error_and_another_takes_its_place() -> None:
+def test_case_46_a_forkserver_that_cannot_fork_is_an_error_and_the_next_start_works() -> None:
     with program(scripts.train_with_a_forkserver_that_fails) as trainer:
         (kinds,) = trainer.announced("error")
         assert EnvManagerError.__name__ in kinds

@@ -115,3 +115,7 @@ class Arm(gymnasium.Env):
 
 def cart_pole() -> Any:
     return gymnasium.make("CartPole-v1", max_episode_steps=15)
+
+
+def frozen_lake() -> Any:
+    return gymnasium.make("FrozenLake-v1")  # its observations are Python ints

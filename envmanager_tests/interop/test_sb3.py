@@ -13,11 +13,23 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
 from envmanager.errors import BadAction, EnvRaised, ManagerClosed, MissingExtra, RestartsExhausted, UsageError
 from envmanager.interop import as_sb3_vec_env
-from envmanager_tests.interop.envs import DIE, END, GO_ON, RAISE, TRUNCATE, Arm, Obedient, Tupled, cart_pole
+from envmanager_tests.interop.envs import (
+    DIE,
+    END,
+    GO_ON,
+    RAISE,
+    TRUNCATE,
+    Arm,
+    Obedient,
+    Tupled,
+    cart_pole,
+    frozen_lake,
+)
 
 pytest.importorskip("stable_baselines3")
 
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.envs import IdentityEnvMultiBinary
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
@@ -121,6 +133,28 @@ def test_environments_are_called_and_asked_through_it(make_manager):
     assert not vec_env.has_attr("level")  # not all have it
     with pytest.raises(AttributeError, match="level"):
         vec_env.get_attr("level")
+
+
+def test_the_environments_themselves_are_missing_with_advice():
+    vec_env = as_sb3_vec_env(SimpleEnvManager(Obedient))
+
+    assert not hasattr(vec_env, "envs")
+    with pytest.raises(AttributeError, match=r"ManagerVecEnv has no envs: .*env_method"):
+        VecMonitor(vec_env).envs  # noqa: B018
+
+
+def test_the_terminal_observation_of_a_discrete_is_an_int(make_manager):
+    ours, theirs = as_sb3_vec_env(make_manager(frozen_lake)), DummyVecEnv([frozen_lake] * 3)
+    theirs.action_space.seed(5)
+    n_ended = 0
+    ours.seed(1), theirs.seed(1)
+    ours.reset(), theirs.reset()
+    while n_ended < 3:
+        actions = [theirs.action_space.sample() for _ in range(3)]
+        (*_, dones, infos), (*_, their_infos) = ours.step(actions), theirs.step(actions)
+        for row in np.flatnonzero(dones):
+            n_ended += 1
+            assert data_equivalence(infos[row]["terminal_observation"], their_infos[row]["terminal_observation"])
 
 
 def test_images_are_rendered_and_tiled(make_manager):
@@ -270,3 +304,11 @@ def test_without_stable_baselines3_the_error_says_what_to_install(monkeypatch):
 
     with pytest.raises(MissingExtra, match="pip install stable_baselines3"):
         as_sb3_vec_env(manager)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_on_policy_algorithms_train_on_multi_binary_actions(algorithm):
+    env = as_sb3_vec_env(SimpleEnvManager(lambda: IdentityEnvMultiBinary(4), 2))
+    batch = {"batch_size": 16} if algorithm is PPO else {}
+    algorithm("MlpPolicy", env, n_steps=8, device="cpu", **batch).learn(32)
+    env.close()

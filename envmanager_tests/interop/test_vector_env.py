@@ -18,7 +18,19 @@ from envmanager import EnvContext, RestartPolicy, SimpleEnvManager, SubprocessEn
 from envmanager.errors import BadAction, EnvRaised, ManagerClosed, MissingExtra, RestartsExhausted, UsageError
 from envmanager.interop import as_vector_env
 from envmanager.testing import EchoEnvironment
-from envmanager_tests.interop.envs import DIE, END, GO_ON, RAISE, TRUNCATE, Arm, Obedient, Talker, Tupled, cart_pole
+from envmanager_tests.interop.envs import (
+    DIE,
+    END,
+    GO_ON,
+    RAISE,
+    TRUNCATE,
+    Arm,
+    Obedient,
+    Talker,
+    Tupled,
+    cart_pole,
+    frozen_lake,
+)
 
 MODES = ["NextStep", "SameStep"]
 
@@ -43,7 +55,7 @@ def obedient(n_envs=3, mode="NextStep", *, n_workers=None, restarts=None, infos=
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("factory", [cart_pole, Talker, Tupled, Arm], ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("factory", [cart_pole, frozen_lake, Talker, Tupled, Arm], ids=lambda factory: factory.__name__)
 def test_every_step_is_that_of_sync_vector_env(make_manager, factory, mode):
     ours, theirs = as_vector_env(make_manager(factory, infos=True), autoreset_mode=mode), sync(factory, mode)
     theirs.action_space.seed(5)
@@ -196,6 +208,25 @@ def test_a_closed_bridge_has_closed_its_manager(make_manager):
 
     with pytest.raises(ManagerClosed):
         manager.reset()
+
+
+def test_close_takes_the_keywords_of_other_vector_environments(make_manager):
+    manager = make_manager(Obedient)
+    envs = as_vector_env(manager)
+    envs.close(timeout=1, terminate=True, anything_else=3)
+
+    assert envs.closed
+    with pytest.raises(ManagerClosed):
+        manager.reset()
+
+
+@pytest.mark.parametrize("name", ["envs", "env_fns", "step_async", "reset_wait"])
+def test_what_other_vector_environments_have_besides_is_missing_with_advice(name):
+    envs = as_vector_env(SimpleEnvManager(Obedient))
+
+    assert not hasattr(envs, name)
+    with pytest.raises(AttributeError, match=rf"ManagerVectorEnv has no .*{name}.*: .*(get_attr|send\(\))"):
+        getattr(envs, name)
 
 
 def test_a_forgotten_bridge_leaves_its_manager_open():
@@ -382,11 +413,9 @@ def test_spaces_are_made_from_specs_where_an_environment_has_none(make_manager):
     assert envs.metadata == {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
-def test_other_modes_and_environments_of_several_agents_are_refused():
+def test_unknown_modes_and_environments_of_several_agents_are_refused():
     manager = SimpleEnvManager(functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=2), 2)
 
-    with pytest.raises(UsageError, match="NextStep"):
-        as_vector_env(SimpleEnvManager(Obedient), autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(UsageError, match="NextStep"):
         as_vector_env(SimpleEnvManager(Obedient), autoreset_mode="nonsense")
     with pytest.raises(UsageError, match="one agent"):

@@ -245,7 +245,6 @@ def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
 
         last = infos[-1].current["default"]
         made = infos[-1].transitions()
-        assert made is not None
         assert (last.terminated.tolist(), last.truncated.tolist()) == ([True, False], [False, True])
         assert made.next_obs[:, 2].tolist() == [7, 7]
         assert last.obs[:, 2].tolist() == [0, 0]
@@ -351,6 +350,24 @@ def test_a_recycled_worker_that_will_not_close_is_killed_in_the_background() -> 
         while os.path.exists(f"/proc/{first}"):
             manager.step()
             assert time.monotonic() - before < WITHIN_S
+
+
+def test_a_loop_that_only_looks_at_transitions_survives_a_worker_that_dies() -> None:
+    n_transitions = n_lost = 0
+    with SubprocessEnvManager(EchoEnvironment, 3) as manager:
+        manager.set_policy("default", NumberedActions())
+        manager.reset()
+        pid = manager.stats().workers[1].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while not n_lost or n_transitions < 20:
+            for info in manager.step():
+                transitions = info.transitions()
+                assert transitions.obs.shape == (len(transitions.reward), 5)
+                assert len(transitions.reward) == (0 if info.lost else 1)
+                n_transitions += len(transitions.reward)
+                n_lost += info.lost is not None
+    assert n_lost == 1
 
 
 # A manager inside an environment.

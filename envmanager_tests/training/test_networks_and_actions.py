@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ArraySpec, BehaviorSpec, UsageError
-from envmanager.specs import check_batch, zeros
+from envmanager.fitting import check_batch
+from envmanager.specs import zeros
 from envmanager.training.actions import ActionHeads
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.networks import CONVOLUTIONS, SMALLEST_IMAGE, Convolutions, Encoder, Flat, OneHot, Scale

@@ -1,13 +1,16 @@
 """ParallelEnvironment against real PettingZoo environments and scripted ones whose agents come and go."""
 
 import numpy as np
+import pettingzoo
 import pytest
 from gymnasium import spaces
 from mpe2 import simple_speaker_listener_v4, simple_tag_v3
 from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper, conversions
 
 from envmanager.adapters.pettingzoo import ParallelEnvironment, name_behaviors, prefix
 from envmanager.environment import as_environment, build_group
+from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch
 from envmanager.steps import ActionInfo, StepInfo
 
@@ -282,7 +285,7 @@ def test_a_prefix_is_the_name_without_its_number(name, stem):
         (0, lambda part: part.update(a_1=np.zeros(3, np.float32)), "obs of agent 'a_1'"),
         (1, lambda part: part.pop("a_0"), "reward of agent 'a_0'"),
         (1, lambda part: part.update(a_0="much"), "reward of agent 'a_0'"),
-        (2, lambda part: part.update(a_0=1), "terminated of agent 'a_0'"),
+        (2, lambda part: part.update(a_0=2), "terminated of agent 'a_0'"),
         (3, lambda part: part.pop("a_1"), "truncated of agent 'a_1'"),
     ],
 )
@@ -305,6 +308,54 @@ def test_an_agent_that_vanishes_without_having_ended_is_refused():
 
     with pytest.raises(SpecMismatch, match="terminated or truncated of agent 'a_1' should be true"):
         act(environment, begin(environment))
+
+
+@pytest.mark.parametrize(
+    ("is_parallelizable", "advice"), [(True, "aec_to_parallel"), (False, "turn_based_aec_to_parallel")]
+)
+def test_the_advice_for_a_turn_based_environment_is_what_converts_it(is_parallelizable, advice):
+    class TurnBased(pettingzoo.AECEnv):
+        metadata = {"is_parallelizable": is_parallelizable}
+
+    with pytest.raises(UsageError, match=rf"conversions\.{advice}\."):
+        as_environment(TurnBased())
+    assert callable(getattr(conversions, advice))
+
+
+def test_the_same_environment_behind_two_wrappers_is_refused():
+    env = Scripted([])
+
+    with pytest.raises(UsageError, match="the same environment twice"):
+        build_group([BaseParallelWrapper(env), BaseParallelWrapper(env)], [0, 1])
+    with pytest.raises(UsageError, match="the same environment twice"):
+        build_group([ParallelEnvironment(env), ParallelEnvironment(env)], [0, 1])
+
+
+def test_what_survives_a_cast_is_cast_and_noted_once_for_all_agents():
+    env = Scripted([(["a_0", "a_1"], [])] * 3)
+    group = build_group([env], [4])
+    steps = group.reset(seeds=[None], options=None)
+    result = env.step({})
+    for agent in ("a_0", "a_1"):
+        result[0][agent] = np.array(result[0][agent], np.float64)
+        result[1][agent], result[2][agent] = np.bool_(True), 0
+    env.step = lambda actions: result
+    steps = group.step({"default": np.zeros(2, np.int64)})["default"]
+
+    assert (steps.reward.tolist(), steps.terminated.tolist()) == ([1, 1], [False, False])
+    assert sorted((cast.env_id, cast.field) for cast in group.casts) == [(4, "obs"), (4, "reward"), (4, "terminated")]
+
+
+def test_an_info_of_an_agent_is_a_dict():
+    env = Scripted([(["a_0", "a_1"], [])])
+    group = build_group([env], [4])
+    group.reset(seeds=[None], options=None)
+    result = env.step({})
+    result[4]["a_1"] = None
+    env.step = lambda actions: result
+
+    with pytest.raises(SpecMismatch, match="info of agent 'a_1' should be a dict"):
+        group.step({"default": np.zeros(2, np.int64)})
 
 
 def test_a_reset_without_agents_is_refused():

@@ -7,7 +7,8 @@ from gymnasium import spaces
 
 from envmanager.adapters.rows import finite_number, flag, real_number, stack_rows
 from envmanager.adapters.spaces import row_reader, to_spec
-from envmanager.specs import ArraySpec, SpecMismatch, check_batch, object_array
+from envmanager.fitting import check_batch
+from envmanager.specs import ArraySpec, SpecMismatch, object_array
 from envmanager.trees import leaves, leaves_like, map_tree
 
 SPACES = {

@@ -130,7 +130,7 @@ def test_how_many_agents_there_may_be_is_added_up():
 def test_the_environment_at_fault_is_named():
     bad = Sheep()
     group = begun(Sheep(), bad, env_ids=(4, 6))
-    bad.answer = {"sheep": rows([0], reward=np.zeros(1))}
+    bad.answer = {"sheep": rows([0], reward=np.zeros(1, complex))}
 
     with pytest.raises(SpecMismatch, match="reward should be float32"):
         group.step({"sheep": np.array([1, 2])})
@@ -213,12 +213,12 @@ def test_steps_that_fit_pass():
     check_steps(SPEC, rows([]), check_numbers=True)
 
 
-def test_an_info_that_nobody_asked_for_is_not_looked_at():
-    unasked, asked = Sheep(), Sheep()
-    quiet, group = begun(unasked), begun(asked, infos=True)
-    unasked.answer = asked.answer = {"sheep": rows([0], info=[None])}
+@pytest.mark.parametrize("infos", [False, True])
+def test_an_info_is_a_dict_also_when_nobody_asked_for_it(infos):
+    herd = Sheep()
+    group = begun(herd, infos=infos)
+    herd.answer = {"sheep": rows([0], info=[None])}
 
-    assert quiet.step({"sheep": np.array([1])})["sheep"].info is None
     with pytest.raises(SpecMismatch, match="a dict"):
         group.step({"sheep": np.array([1])})
 
@@ -276,7 +276,7 @@ def test_something_else_is_no_environment():
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"), [("pettingzoo.utils.env.AECEnv", "aec_to_parallel"), ("gym.core.Env", "shimmy")]
+    ("name", "advice"), [("pettingzoo.utils.env.AECEnv", "turn_based_aec_to_parallel"), ("gym.core.Env", "shimmy")]
 )
 def test_environments_that_can_be_converted_come_with_advice(name, advice):
     module, _, cls = name.rpartition(".")
@@ -286,8 +286,42 @@ def test_environments_that_can_be_converted_come_with_advice(name, advice):
         as_environment(foreign)
 
 
-def test_the_same_environment_cannot_be_hosted_twice():
+class Fence:
+    """A wrapper of nobody's."""
+
+    def __init__(self, env):
+        self.env = env
+
+
+class FencedSheep(Sheep):
+    def __init__(self, env):
+        super().__init__()
+        self.env = env
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda herd: herd,
+        FencedSheep,
+        lambda herd: FencedSheep(FencedSheep(herd)),
+    ],
+    ids=["itself", "wrapped", "wrapped twice"],
+)
+def test_the_same_environment_cannot_be_hosted_twice(wrap):
     herd = Sheep()
 
     with pytest.raises(UsageError, match="the same environment twice"):
-        build_group([herd, herd], [0, 1])
+        build_group([wrap(herd), wrap(herd)], [0, 1])
+
+
+@pytest.mark.parametrize("shared", ["CartPole", 3, Fence(None), np], ids=["text", "number", "object", "module"])
+def test_environments_may_share_what_is_no_environment(shared):
+    assert build_group([FencedSheep(shared), FencedSheep(shared)], [0, 1]).env_ids == (0, 1)
+
+
+def test_an_environment_that_contains_itself_is_one_environment():
+    round_trip = FencedSheep(None)
+    round_trip.env = FencedSheep(round_trip)
+
+    assert build_group([round_trip, Sheep()], [0, 1]).env_ids == (0, 1)

@@ -164,7 +164,12 @@ class RaisesInStep(Sound):
 
 class WrongDtypeInStep(Sound):
     def observe(self):
-        return super().observe() if self.n_steps == 0 else np.zeros(2, np.float64)
+        return super().observe() if self.n_steps == 0 else np.zeros(2, np.complex64)
+
+
+class WiderDtype(Sound):
+    def observe(self):
+        return super().observe().astype(np.float64)
 
 
 class BeyondItsSpace(Sound):
@@ -187,7 +192,7 @@ class NanReward(Sound):
     [
         (RaisesInStep, "Step 3: it raised ValueError: fell over"),
         (WrongDtypeInStep, "Step 1: "),
-        (WrongDtypeInStep, "float64[2]"),
+        (WrongDtypeInStep, "complex64[2]"),
         (BeyondItsSpace, "In step 1 obs should be float32[2] in [0"),
         (NotFinite, "In step 2 obs should be finite"),
         (NanReward, "In step 1 reward should be finite"),
@@ -198,6 +203,12 @@ def test_a_step_that_breaks_its_spec_is_a_problem(broken, text):
 
     assert outcome == "problem"
     assert text in said
+
+
+def test_values_that_are_cast_are_worth_a_note():
+    ((outcome, said),) = found(WiderDtype, "steps")
+
+    assert (outcome, "float64[2]" in said) == ("note", True)
 
 
 def test_each_kind_of_bad_value_is_said_once():

@@ -7,7 +7,7 @@ import pytest
 
 from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.factories import GymnasiumId, Importable, call_factory, factories_for, resolve
+from envmanager.factories import Importable, call_factory, factories_for, resolve
 
 CONTEXT = EnvContext(env_id=3, worker_id=1, slot=8, seed=5)
 
@@ -93,7 +93,8 @@ def test_one_factory_serves_all_environments():
 
 
 def test_a_list_has_one_factory_per_environment():
-    assert factories_for([Plain, "CartPole-v1"], 2) == [Plain, GymnasiumId("CartPole-v1")]
+    plain, cartpole = factories_for([Plain, "CartPole-v1"], 2)
+    assert (plain, cartpole.env_id) == (Plain, "CartPole-v1")
     with pytest.raises(UsageError, match="a list of 1 factories for n_envs=2"):
         factories_for([Plain], 2)
 
@@ -106,7 +107,7 @@ def test_a_gymnasium_id_makes_its_environment():
 
 
 def test_an_atari_id_needs_no_import_by_the_user():
-    assert resolve("ALE/Pong-v5") == GymnasiumId("ALE/Pong-v5")
+    assert resolve("ALE/Pong-v5").spec.id == "ALE/Pong-v5"
 
 
 def test_a_name_in_a_module_travels_as_a_name():

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmanager.errors import UsageError
+from envmanager.fitting import check_batch
 from envmanager.policy import RandomPolicy
-from envmanager.specs import ArraySpec, BehaviorSpec, check_batch
+from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import AgentSteps
 from envmanager.trees import leaves
 

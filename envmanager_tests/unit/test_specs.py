@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from envmanager.errors import UsageError
+from envmanager.fitting import check_batch, fitting_array
 from envmanager.specs import (
     ArraySpec,
     BehaviorSpec,
     SpecMismatch,
     as_array,
-    check_batch,
     check_structure,
     check_values,
     describe_spec,
     describe_value,
-    fitting_array,
     merge_specs,
     object_array,
     zeros,

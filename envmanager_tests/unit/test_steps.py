@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmanager.errors import WorkerDied
+from envmanager.specs import ArraySpec, BehaviorSpec
 from envmanager.steps import (
     ActionInfo,
     AgentSteps,
@@ -169,19 +170,48 @@ def test_agents_that_did_not_act_or_just_joined_give_no_transition():
     assert (got.agent_id.tolist(), got.action.tolist(), got.obs["x"].tolist()) == ([2], [0], [2])
 
 
+LOST = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1)
+SPECS = {"default": BehaviorSpec({"x": ArraySpec((), np.int64)}, (ArraySpec((3,)), ArraySpec((), np.int8)))}
+NOBODY_MADE_A_TRANSITION = {
+    "after a reset": StepInfo(None, {"default": steps_of([1])}, None, 0, specs=SPECS),
+    "after a loss": pair(steps_of([1]), steps_of([1]), lost=LOST, specs=SPECS),
+    "before the behavior appeared": StepInfo({}, {"default": steps_of([1])}, {}, 0, specs=SPECS),
+    "without steps": StepInfo({}, {}, {}, 0, specs=SPECS),
+}
+
+
+@pytest.mark.parametrize("info", NOBODY_MADE_A_TRANSITION.values(), ids=NOBODY_MADE_A_TRANSITION)
+def test_where_there_are_no_transitions_there_are_arrays_of_no_rows_as_the_spec_says(info):
+    made = info.transitions()
+
+    for obs in (made.obs, made.next_obs):
+        assert (obs["x"].shape, obs["x"].dtype) == ((0,), np.int64)
+    assert [(part.shape, part.dtype) for part in made.action] == [((0, 3), np.float32), ((0,), np.int8)]
+    assert (made.reward.shape, made.reward.dtype) == ((0,), np.float32)
+    assert (made.agent_id.shape, made.agent_id.dtype) == ((0,), np.int64)
+    assert [(flag.shape, flag.dtype) for flag in (made.terminated, made.truncated)] == [((0,), np.bool_)] * 2
+
+
 def test_when_no_agent_is_in_both_there_are_no_transitions():
-    assert pair(steps_of([1]), steps_of([2])).transitions() is None
+    made = pair(steps_of([1]), steps_of([2])).transitions()
+
+    assert [len(part) for part in (made.obs["x"], made.action, made.reward, made.next_obs["x"], made.agent_id)] == [
+        0
+    ] * 5
+    assert made.next_obs["x"].dtype == steps_of([1]).obs["x"].dtype
 
 
-def test_after_a_reset_or_a_loss_there_are_no_transitions():
-    lost = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1)
+def test_without_a_spec_no_transitions_look_like_what_is_there():
+    made = pair(steps_of([1]), steps_of([1]), lost=LOST).transitions()
 
-    assert StepInfo(None, {"default": steps_of([1])}, None, 0).transitions() is None
-    assert pair(steps_of([1]), steps_of([1]), lost=lost).transitions() is None
+    assert (made.obs["x"].shape, made.obs["x"].dtype) == ((0,), steps_of([1]).obs["x"].dtype)
+    assert (made.action.shape, made.action.dtype) == ((0,), np.int64)
 
 
-def test_an_unknown_behavior_has_no_transitions():
-    assert pair(steps_of([1]), steps_of([1])).transitions("ghosts") is None
+def test_a_behavior_of_which_nothing_is_known_has_no_transitions():
+    made = pair(steps_of([1]), steps_of([1])).transitions("ghosts")
+
+    assert [part.shape for part in made] == [(0,)] * 7
 
 
 def test_a_copied_step_info_keeps_its_values():

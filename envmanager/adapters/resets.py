@@ -1,0 +1,50 @@
+"""``reset`` called with what it takes: Gymnasium's and PettingZoo's take a seed and options, not all environments do.
+
+The rule: nothing that the user gave is dropped silently.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from envmanager.errors import UsageError
+
+_ARGUMENTS = ("seed", "options")
+
+
+class Resetter:
+    """Calls ``env.reset``, at whose signature it looks once."""
+
+    def __init__(self, env: Any) -> None:
+        named, takes_any = _parameters(env.reset)
+        self._always = [name for name in _ARGUMENTS if name in named]
+        self._if_given = [name for name in _ARGUMENTS if name not in named and takes_any]
+        self._never = [name for name in _ARGUMENTS if name not in named and not takes_any]
+
+    def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
+        """What ``reset`` returns; UsageError when it does not take what was given."""
+        given = {"seed": seed, "options": options}
+        for name in self._never:
+            if _is_there(given[name]):
+                raise UsageError(
+                    f"{type(env).__qualname__}.reset() has no parameter {name!r}, but the manager's reset was "
+                    f"given {name}: write `def reset(self, *, seed=None, options=None)`, or reset without {name}."
+                )
+        arguments = {name: given[name] for name in self._always}
+        arguments.update((name, given[name]) for name in self._if_given if _is_there(given[name]))
+        return env.reset(**arguments)
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None and value != {}
+
+
+def _parameters(reset: Any) -> tuple[set[str], bool]:
+    """The names of the parameters, and whether others are taken too."""
+    try:
+        parameters = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return set(_ARGUMENTS), False
+    named = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
+    return named, any(each.kind is each.VAR_KEYWORD for each in parameters)

@@ -1,0 +1,217 @@
+"""Values put into the dtype of their spec: observations, rewards and flags of an environment, actions of a policy.
+
+::
+
+    of the spec's dtype, or cast safely ──▶ as they are
+    every value survives the cast       ──▶ cast, and noted once per environment and field
+    anything else                       ──▶ SpecMismatch
+
+The rule: what a value means never changes. A float64 may be rounded to a float32, but 0.5 is no integer, 300 no uint8,
+2 no bool, and a number that would become infinite is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.specs import (
+    ArraySpec,
+    BehaviorSpec,
+    SpecMismatch,
+    as_array,
+    check_structure,
+    check_values,
+    describe_value,
+    object_array,
+)
+from envmanager.steps import AgentSteps
+from envmanager.trees import Tree, build, leaves, leaves_like, paths
+
+_NUMBERS = "biufc"
+_KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
+
+
+@attrs.frozen
+class Cast:
+    """The values of one field of one environment were cast: from what they were (``got``) to what they should be."""
+
+    env_id: int
+    field: str
+    expected: str
+    got: str
+
+
+@attrs.define(eq=False)
+class Casting:
+    """What may be cast for one environment, and what was: a Cast is added to ``casts`` for each field, once.
+
+    ``strict``: nothing may be.
+    """
+
+    env_id: int = 0
+    strict: bool = False
+    casts: list[Cast] = attrs.field(factory=list)
+    _noted: set[str] = attrs.field(factory=set, init=False)
+
+    def belong_to(self, env_id: int, casts: list[Cast], *, strict: bool) -> None:
+        """Note for this environment from now on, there."""
+        self.env_id, self.casts, self.strict = env_id, casts, strict
+
+    def note(self, field: str, expected: str, got: str) -> None:
+        """Values of this field were cast."""
+        if field not in self._noted:
+            self._noted.add(field)
+            self.casts.append(Cast(self.env_id, field, expected, got))
+
+
+def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """``array`` in another dtype, or None when some value would become another one. Floats may be rounded."""
+    if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS or (array.dtype.kind == "c" != dtype.kind):
+        return None
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        return cast if _survived(array, cast) else None
+
+
+def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
+    if cast.dtype.kind in "fc":
+        return bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
+    if array.dtype.kind == "f" and cast.dtype.kind in "iu":
+        limits = np.iinfo(cast.dtype)  # on some machines what is above the largest number becomes the largest number
+        if not (array < float(limits.max) + 1.0).all():
+            return False
+    return np.array_equal(cast, array)
+
+
+def fitting_array(
+    spec: ArraySpec, value: Any, path: str, casting: Casting | None = None, *, field: str | None = None
+) -> Any:
+    """``value`` as something that can be assigned to an array of this spec without loss, else SpecMismatch.
+
+    A Python number fits a scalar of its own kind, an array whatever casts safely in NumPy's sense. Other values are
+    cast if ``casting`` allows it, and noted there as ``field`` (by default ``path``).
+    """
+    if spec.is_object:
+        return value
+    if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
+        return value
+    kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
+    if kinds is not None:
+        if spec.shape == () and spec.dtype.kind in kinds and _fits_range(spec.dtype, value):
+            return value
+    elif not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
+        raise SpecMismatch(path, str(spec), describe_value(value))
+    array = np.asarray(value)
+    got = describe_value(array if kinds is None else value)
+    if array.shape == spec.shape:
+        if kinds is None and np.can_cast(array.dtype, spec.dtype, "safe"):
+            return array
+        cast = None if casting is None or casting.strict else cast_without_loss(array, spec.dtype)
+        if cast is not None and casting is not None:
+            casting.note(field or path, str(spec), got)
+            return cast
+    raise SpecMismatch(path, str(spec), got)
+
+
+def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
+    if dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
+
+
+def check_batch(spec: Tree, batch: Tree, n: int, path: str, casting: Casting | None = None) -> Tree:
+    """``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes, else SpecMismatch.
+
+    Every value must survive, be finite and be within the bounds. A dtype of another kind (floats for an integer spec)
+    is cast only if ``casting`` allows it; one of the same kind (an int64 batch for an int32 spec) always.
+    """
+    check_structure(spec, batch, path)
+    if isinstance(spec, dict):
+        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]", casting) for key, child in spec.items()}
+    if isinstance(spec, tuple):
+        parts = zip(spec, batch, strict=True)
+        return tuple(
+            check_batch(child, part, n, f"{path}[{index}]", casting) for index, (child, part) in enumerate(parts)
+        )
+    return _check_batch_leaf(spec, batch, n, path, casting)
+
+
+def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, casting: Casting | None) -> Any:
+    if spec.is_object:
+        if not hasattr(batch, "__len__") or len(batch) != n:
+            raise SpecMismatch(path, f"{n} objects", describe_value(batch))
+        return object_array(batch)
+    if batch.__class__ is not np.ndarray:
+        if batch is None:
+            raise SpecMismatch(path, f"{n} rows of {spec}", "None")
+        try:
+            batch = as_array(batch)
+        except ValueError as error:
+            raise SpecMismatch(path, f"{n} rows of {spec}", str(error)) from error
+    if batch.shape != (n, *spec.shape):
+        raise SpecMismatch(path, f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}", describe_value(batch))
+    if batch.dtype == spec.dtype:
+        check_values(spec, batch, path)
+        return batch
+    return _cast_batch(spec, batch, path, casting)
+
+
+def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, casting: Casting | None) -> np.ndarray:
+    expected, got = f"{len(batch)} rows of {spec}", describe_value(batch)
+    is_same_kind = _is_same_kind(batch.dtype, spec.dtype)
+    is_castable = casting is not None and not casting.strict and batch.dtype.kind in "biuf"
+    if batch.dtype.kind not in _NUMBERS or not (is_same_kind or is_castable):
+        raise SpecMismatch(path, expected, got)
+    check_values(spec, batch, path)
+    cast = cast_without_loss(batch, spec.dtype)
+    if cast is None:
+        reason = "out of the dtype's range" if is_same_kind else f"{got} with values that are not of that dtype"
+        raise SpecMismatch(path, expected, reason)
+    if casting is not None and not is_same_kind:
+        casting.note(path, expected, got)
+    return cast
+
+
+def _is_same_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    if wanted.kind in "iu":
+        return given.kind in "iu"
+    return np.can_cast(given, wanted, "same_kind")
+
+
+_COLUMNS = {
+    "agent_id": ArraySpec((), np.int64),
+    "reward": ArraySpec((), np.float32),
+    "terminated": ArraySpec((), np.bool_),
+    "truncated": ArraySpec((), np.bool_),
+    "acting": ArraySpec((), np.bool_),
+}
+
+
+def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
+    """The steps with every array cast that can be; what does not fit for another reason is left as it is."""
+    columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
+    trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
+    return attrs.evolve(steps, **columns, **trees)
+
+
+def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+    try:
+        check_structure(spec, tree, root)
+    except SpecMismatch:
+        return tree
+    parts = zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True)
+    return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
+
+
+def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
+    if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
+        return value
+    cast = cast_without_loss(value, spec.dtype)
+    if cast is None:
+        return value
+    casting.note(path, f"{spec.dtype}{list(value.shape)}", describe_value(value))
+    return cast

@@ -1,0 +1,372 @@
+"""The parts of the managers' contract that are about data: casts, what does not fit, and News of late behaviors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from envmanager.env_manager import EnvManager
+from envmanager.environment import EnvContext, Environment
+from envmanager.errors import BadAction, BadObservation, UsageError
+from envmanager.events import ValuesCast
+from envmanager.options import RestartPolicy, Wait
+from envmanager.specs import ArraySpec, BehaviorSpec
+from envmanager.steps import ActionInfo, AgentSteps, Steps
+from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
+from envmanager.trees import Tree
+
+
+class DataContract:
+    """What every manager does with data."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
+            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
+            lambda steps: {"terminated": np.full(len(steps), 2)},
+            lambda steps: {"reward": np.full(len(steps), "1")},
+        ],
+        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
+    )
+    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
+        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
+            manager.reset()
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
+    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.send(np.array([1, 0], dtype), [1, 0])
+            batch = manager.recv(Wait.all())
+            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
+
+    # What does not fit.
+
+    @pytest.mark.parametrize("values", [{"x": 1, "y": 2}, {0: "x", 1: "y"}, "xy", 2, {"x", "y"}, ["x"]])
+    def test_set_attr_refuses_what_is_no_sequence_of_one_value_each(self, values: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="one value for each of 2"):
+                manager.set_attr("label", values)
+            assert manager.get_attr("label") == ["env 0", "env 1"]
+
+    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
+    def test_an_info_that_is_no_dict_is_refused_though_nobody_asked_for_it(self, info: Any) -> None:
+        with self.make_manager(lambda: _Informs(info), 1) as manager:
+            manager.set_policy("default", _Fives())
+            manager.reset()
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
+
+    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
+    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
+        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
+                manager.send(nothing, env_ids)
+                batch = manager.recv(Wait.all())
+                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
+                assert batch.obs == nothing
+            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
+            assert batch.terminated.any()
+            manager.set_policy("default", _Chooses(nothing))
+            manager.reset()
+            assert manager.step(Wait.all())[0].transitions().action == nothing
+
+
+class NewsContract:
+    """What a manager does that hears its workers' ``News`` and knows all of ManagerOptions."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
+
+    # Behaviors that appear late.
+
+    @pytest.mark.parametrize("early", [(), ("host",)], ids=["nothing known", "another known"])
+    def test_behaviors_that_appear_with_the_reset_are_known_after_it(self, early: tuple[str, ...]) -> None:
+        with self.make_manager(lambda context: _Guests(context, early), 2) as manager:
+            assert set(manager.behavior_specs) == set(early)
+            manager.reset()
+            assert manager.behavior_specs["guest"] == _Guests.SPEC
+            for behavior in manager.behavior_specs:
+                manager.set_policy(behavior, _Fives())
+            manager.step(Wait.all())
+            for info in manager.step(Wait.all()):
+                for behavior in (*early, "guest"):
+                    steps = info.current[behavior]
+                    assert steps.obs.tolist() == [[env_id, 5] for env_id in steps.env_id.tolist()]
+                    assert info.transitions(behavior).action.tolist() == [5] * len(steps)
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda manager: manager.call("invite", env_ids=[1]),
+            lambda manager: manager.get_attr("doorbell", env_ids=[1]),
+            lambda manager: manager.set_attr("doorbell", ["rings"], env_ids=[1]),
+            lambda manager: manager.render(env_ids=[1]),
+        ],
+        ids=["call", "get_attr", "set_attr", "render"],
+    )
+    def test_a_behavior_that_appears_with_a_call_is_known_after_it(self, ask: Callable[[EnvManager], Any]) -> None:
+        with self.make_manager(lambda context: _Guests(context, ("host",)), 2) as manager:
+            manager.reset()
+            for behavior in ("host", "guest"):
+                manager.set_policy(behavior, _Fives())
+            ask(manager)
+            manager.set_policy("invited", _Fives())
+            assert manager.behavior_specs["invited"] == _Guests.SPEC
+            manager.step(Wait.all())
+            (info,) = [info for info in manager.step(Wait.all()) if "invited" in info.current]
+            assert info.current["invited"].obs.tolist() == [[1, 5]]
+
+    def test_a_behavior_that_appears_with_a_replacement_is_known(self) -> None:
+        policy = RestartPolicy(on_exception="restart", backoff_s=0.0)
+        with self.make_manager(_Raises, 1, restarts=policy) as manager:
+            manager.reset()
+            for behavior in ("guest 0", "guest 1"):
+                manager.set_policy(behavior, _Fives())
+            (lost,) = manager.step(Wait.all())
+            assert lost.lost is not None
+            assert set(manager.behavior_specs) == {"guest 0", "guest 1"}
+            (info,) = manager.step(Wait.all())
+            assert info.current["guest 1"].obs.tolist() == [[0, 5]]
+
+    def test_a_late_behavior_with_two_specs_is_the_fault_of_the_environment_that_is_told_of_later(self) -> None:
+        with self.make_manager(_Disagrees, 2) as manager:
+            with pytest.raises(BadObservation, match="guest") as raised:
+                manager.reset()
+            assert (raised.value.path, raised.value.phase) == ("behavior 'guest'", "reset")
+            assert "int64[2]" in raised.value.expected
+            assert "float32[3]" in raised.value.got
+
+    # Values of another dtype.
+
+    def test_values_that_survive_a_cast_are_cast_and_told_once_for_each_environment_and_field(self) -> None:
+        with self.make_manager(_OtherDtypes, 3) as manager:
+            manager.set_policy("default", _Fives())
+            for _ in range(2):
+                manager.reset()
+                for info in manager.step(Wait.all()) + manager.step(Wait.all()):
+                    steps = info.current["default"]
+                    assert steps.obs["place"].dtype == np.float32
+                    assert steps.obs["camera"].dtype == np.uint8
+                    assert steps.obs["place"].tolist() == [[0.5, 1.5]] * len(steps)
+                    assert steps.obs["camera"].tolist() == [7] * len(steps)
+                    assert steps.reward.dtype == np.float32
+                    assert steps.terminated.dtype == np.bool_
+            told = [event for event in manager.events if isinstance(event, ValuesCast)]
+
+        fields = ["obs['place']", "obs['camera']", "reward", "terminated"]
+        pairs = [(env_id, event.field) for event in told for env_id in event.env_ids]
+        assert sorted(pairs) == sorted((env_id, field) for env_id in range(3) for field in fields)
+        assert any("float64" in event.got and "float32" in event.expected for event in told)
+
+    def test_a_replacement_does_not_tell_again_what_is_cast(self) -> None:
+        policy = RestartPolicy(on_exception="restart", backoff_s=0.0)
+        with self.make_manager(_OtherDtypesOnce, 1, restarts=policy) as manager:
+            manager.set_policy("default", _Fives())
+            manager.reset()
+            assert [manager.step(Wait.all())[0].lost is None for _ in range(2)] == [False, True]
+            told = [event.field for event in manager.events if isinstance(event, ValuesCast)]
+        assert sorted(told) == ["obs['camera']", "obs['place']", "reward", "terminated"]
+
+    def test_check_values_refuses_to_cast_what_environments_return(self) -> None:
+        with self.make_manager(_OtherDtypes, 1, check_values=True) as manager, pytest.raises(BadObservation) as raised:
+            manager.reset()
+        assert raised.value.path == "obs['place']"
+
+    def test_check_values_refuses_actions_of_another_kind_of_numbers(self) -> None:
+        with self.make_manager(EchoEnvironment, 1, check_values=True) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            with pytest.raises(BadAction, match="float32"):
+                manager.send(np.ones(1, np.float32), [0])
+            manager.send(np.ones(1, np.int32), [0])
+
+
+class _Fives:
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.full(len(steps), 5, np.int64))
+
+
+@attrs.frozen
+class _Chooses:
+    """Always the same tree, which has no arrays."""
+
+    action: Tree
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(self.action)
+
+
+class _Guests(Environment):
+    """One agent of each behavior: ``early`` ones from the start, "guest" from the reset on, "invited" when it is.
+
+    Each observes the environment's number and its own last action.
+    """
+
+    SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
+    partial_actions = True
+
+    def __init__(self, context: EnvContext, early: tuple[str, ...] = (), late: str = "guest") -> None:
+        self._env_id = context.env_id
+        self._late = late
+        self._names = list(early)
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        return dict.fromkeys(self._names, self.SPEC)
+
+    def invite(self) -> None:
+        self._names.append("invited")
+
+    @property
+    def doorbell(self) -> str:
+        self.invite()
+        return "rings"
+
+    @doorbell.setter
+    def doorbell(self, _: str) -> None:
+        self.invite()
+
+    def render(self) -> None:
+        self.invite()
+
+    def reset(self, *, seeds: Any, options: Any) -> Steps:
+        if self._late not in self._names:
+            self._names.append(self._late)
+        return self._steps({})
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        return self._steps({name: int(action[0]) for name, action in actions.items()})
+
+    def close(self) -> None:
+        pass
+
+    def _steps(self, actions: Mapping[str, int]) -> Steps:
+        return {
+            name: AgentSteps(
+                np.array([number]),
+                np.array([[self._env_id, actions.get(name, 0)]]),
+                np.zeros(1, np.float32),
+                np.zeros(1, np.bool_),
+                np.zeros(1, np.bool_),
+            )
+            for number, name in enumerate(self._names)
+        }
+
+
+class _Raises(_Guests):
+    """Its first generation raises in its first step; each generation has a behavior of its own."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context, late=f"guest {context.generation}")
+        self._is_first = context.generation == 0
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        if self._is_first:
+            raise RuntimeError("fell over")
+        return super().step(actions)
+
+
+class _Disagrees(_Guests):
+    """Its guests are of another kind in environment 1."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        if context.env_id == 1:
+            self.SPEC = BehaviorSpec(ArraySpec((3,)), ArraySpec((), np.int64))
+
+    def reset(self, **arguments: Any) -> Steps:
+        (steps,) = super().reset(**arguments).values()
+        return {"guest": attrs.evolve(steps, obs=np.zeros((1, *self.SPEC.observation.shape), np.float32))}
+
+
+class _OtherDtypes(FakeEnvironment):
+    """Returns floats of 64 bits for 32, integers for uint8 and for bools; ``change`` puts in worse."""
+
+    SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
+
+    def __init__(self, change: Callable[[AgentSteps], Any] | None = None) -> None:
+        super().__init__()
+        self._change = change
+
+    def reset(self, **arguments: Any) -> Steps:
+        super().reset(**arguments)
+        return self._other()
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        return self._other()
+
+    def _obs(self, action: int) -> Any:
+        return {"place": np.array([[0.5, 1.5]]), "camera": np.array([7])}
+
+    def _other(self) -> Steps:
+        no = np.zeros(1, np.int64)
+        steps = AgentSteps(np.zeros(1, np.int64), self._obs(0), np.zeros(1), no, np.zeros(1, np.bool_))
+        return {"default": steps if self._change is None else attrs.evolve(steps, **self._change(steps))}
+
+
+class _OtherDtypesOnce(_OtherDtypes):
+    """Its first generation raises in its first step."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__()
+        self._is_first = context.generation == 0
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        if self._is_first:
+            raise RuntimeError("fell over")
+        return super().step(actions)
+
+
+class _Informs(FakeEnvironment):
+    def __init__(self, info: Any) -> None:
+        super().__init__()
+        self._info = info
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        return {"default": attrs.evolve(super().step(actions)["default"], info=[self._info])}
+
+
+class _Empty(Environment):
+    """Observations and actions without any array; every third step ends an episode."""
+
+    def __init__(self, nothing: Tree) -> None:
+        self._nothing = nothing
+        self.n_steps = 0
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        return {"default": BehaviorSpec(self._nothing, self._nothing)}
+
+    def reset(self, *, seeds: Any, options: Any) -> Steps:
+        return self._steps(ended=False)
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        assert actions == {"default": self._nothing}
+        self.n_steps += 1
+        return self._steps(ended=self.n_steps % 3 == 0)
+
+    def close(self) -> None:
+        pass
+
+    def _steps(self, *, ended: bool) -> Steps:
+        flags = np.array([ended]), np.zeros(1, np.bool_)
+        final_obs = self._nothing if ended else None
+        return {"default": AgentSteps(np.zeros(1, np.int64), self._nothing, np.zeros(1, np.float32), *flags, final_obs)}

@@ -1,0 +1,97 @@
+"""Starts that do not go on: a server that is stopped or hangs, workers that are stopped or end before they could look.
+
+No wait of a start is without a deadline or deaf to a Ctrl-C, and none leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from envmanager.testing.fault_checks import SLACK_S
+from envmanager_tests.faults import scripts
+from envmanager_tests.faults.scripts import program
+from envmanager_tests.start_methods import MARKED_START_METHODS
+
+NOT_FORK = [each for each in MARKED_START_METHODS if "fork" not in getattr(each, "values", ())]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_a_server_that_is_stopped_is_replaced_and_the_workers_of_other_managers_live_on() -> None:
+    with program(scripts.train_across_a_stopped_server) as trainer:
+        assert trainer.announced("stepped", 2) == [["2"], ["2"]]
+        assert trainer.announced("closed") == [["True"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@pytest.fixture
+def hanging_import(tmp_path: Path) -> str:
+    """A folder with a ``cv2`` that can be imported in the trainer only."""
+    tmp_path.joinpath("cv2.py").write_text(
+        "import os, time\nif os.environ.get('TRAINER') != str(os.getpid()):\n    time.sleep(600)\n"
+    )
+    return os.pathsep.join([str(tmp_path), str(scripts.ROOT)])
+
+
+def test_a_server_that_hangs_is_given_up_at_the_deadline(hanging_import: str) -> None:
+    with program(scripts.train_with_a_server_that_hangs, 2.0, PYTHONPATH=hanging_import) as trainer:
+        ((kind, phase, took_s),) = trainer.announced("error")
+        assert (kind, phase) == ("WorkerTimedOut", "start")
+        assert 2.0 <= float(took_s) <= 2.0 + SLACK_S
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_a_ctrl_c_ends_the_wait_for_a_server_that_hangs(hanging_import: str) -> None:
+    with program(scripts.train_with_a_server_that_hangs, 60.0, PYTHONPATH=hanging_import) as trainer:
+        trainer.announced("starting")
+        server = scripts.until(
+            lambda: [pid for pid, command in trainer.family().items() if "envmanager._workers.server" in command],
+            "the server",
+        )
+        assert server
+
+        os.kill(trainer.pid, signal.SIGINT)
+
+        ((kind, _, _),) = trainer.announced("error")
+        assert kind == "KeyboardInterrupt"
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@pytest.mark.parametrize(
+    "start_method", [each for each in MARKED_START_METHODS if "fork" not in getattr(each, "values", ())]
+)
+def test_a_worker_that_is_stopped_before_it_has_read_its_factory_is_given_up_at_the_deadline(start_method: str) -> None:
+    with program(scripts.train_with_workers_that_are_stopped_early, start_method) as trainer:
+        ((kind, phase, took_s),) = trainer.announced("error")
+        assert (kind, phase) == ("WorkerTimedOut", "start")
+        assert float(took_s) <= 2.0 + SLACK_S
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_workers_that_end_before_they_have_read_anything_leave_no_zombies() -> None:
+    with program(scripts.train_with_interpreters_that_end_at_once) as trainer:
+        assert trainer.announced("error", 3) == [["WorkerDied"]] * 3
+        assert trainer.announced("zombies") == [[]]
+        trainer.until_all_gone()
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_the_folder_for_temporary_files_may_have_a_long_name_and_nothing_is_left_in_it(
+    start_method: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    with program(scripts.train_and_hang_in, start_method, TMPDIR=str(folder)) as trainer:
+        assert trainer.announced("folder") == [[str(folder)]]
+
+        trainer.kill()
+
+        trainer.until_all_gone()
+        assert list(folder.iterdir()) == []

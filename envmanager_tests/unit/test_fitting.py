@@ -1,0 +1,156 @@
+"""Values put into the dtype of their spec: what survives, what is refused, what is told."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from envmanager.fitting import Cast, Casting, cast_without_loss, check_batch, fitting_array
+from envmanager.specs import ArraySpec, SpecMismatch
+
+SURVIVE = [
+    (np.array([0.25, -3.0]), np.float32),
+    (np.array([0.1]), np.float32),
+    (np.array([np.nan, np.inf]), np.float32),
+    (np.array([0.0, 1.0, 255.0]), np.uint8),
+    (np.array([-128.0], np.float16), np.int8),
+    (np.array([300, -5]), np.int16),
+    (np.array([2**63], np.uint64), np.float32),
+    (np.array([0, 1]), np.bool_),
+    (np.array([0.0, 1.0]), np.bool_),
+    (np.array([True, False]), np.int8),
+    (np.array([True, False]), np.float32),
+    (np.array([float(2**62)]), np.int64),
+    (np.zeros((0, 3)), np.int8),
+]
+CHANGE = [
+    (np.array([0.5]), np.int64),
+    (np.array([np.nan]), np.int64),
+    (np.array([np.inf]), np.int64),
+    (np.array([300]), np.uint8),
+    (np.array([300.0]), np.uint8),
+    (np.array([-1]), np.uint64),
+    (np.array([2**63], np.uint64), np.int64),
+    (np.array([2.0**63]), np.int64),
+    (np.array([2]), np.bool_),
+    (np.array([0.5]), np.bool_),
+    (np.array([np.nan]), np.bool_),
+    (np.array([1e300]), np.float32),
+    (np.array([70000]), np.float16),
+    (np.array([1 + 0j]), np.float32),
+    (np.array(["1"]), np.int64),
+    (np.array([1], object), np.int64),
+    (np.array(["2020-01-01"], "M8[D]"), np.int64),
+]
+
+
+@pytest.mark.parametrize(("array", "dtype"), SURVIVE, ids=str)
+def test_values_that_mean_the_same_in_the_other_dtype_survive(array, dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cast = cast_without_loss(array, np.dtype(dtype))
+
+    assert cast.dtype == dtype
+    assert np.allclose(cast.astype(np.float64), array.astype(np.float64), rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(("array", "dtype"), CHANGE, ids=str)
+def test_values_that_would_mean_something_else_do_not(array, dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cast_without_loss(array, np.dtype(dtype)) is None
+
+
+NUMBERS = hnp.integer_dtypes() | hnp.unsigned_integer_dtypes() | hnp.floating_dtypes(sizes=(16, 32, 64)) | st.just("?")
+
+
+@given(hnp.arrays(NUMBERS, st.integers(0, 4)), NUMBERS)
+def test_whatever_is_cast_to_whole_numbers_is_equal_one_by_one(array, dtype):
+    cast = cast_without_loss(array, np.dtype(dtype))
+
+    if cast is not None and cast.dtype.kind in "iub":
+        assert [int(value) for value in cast] == [value.item() for value in array]
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "kept"),
+    [
+        (ArraySpec((), np.bool_), 1, True),
+        (ArraySpec((), np.bool_), np.float32(0), False),
+        (ArraySpec((), np.int64), 3.0, 3),
+        (ArraySpec((), np.int64), True, 1),
+        (ArraySpec(()), 2, 2.0),
+        (ArraySpec((2,)), np.array([0.5, 1.5]), [0.5, 1.5]),
+        (ArraySpec((2,), np.int8), np.array([7, 8]), [7, 8]),
+    ],
+)
+def test_a_casting_takes_what_survives_and_notes_each_field_once(spec, value, kept):
+    casting = Casting(env_id=4)
+    for _ in range(3):
+        assert np.array_equal(fitting_array(spec, value, "obs of agent 'a'", casting, field="obs"), kept)
+
+    (cast,) = casting.casts
+    assert (cast.env_id, cast.field) == (4, "obs")
+    assert cast.expected == str(spec)
+
+
+@pytest.mark.parametrize("casting", [None, Casting(strict=True)], ids=["no casting", "a strict one"])
+def test_without_leave_nothing_is_cast(casting):
+    with pytest.raises(SpecMismatch, match="float64"):
+        fitting_array(ArraySpec((2,)), np.zeros(2), "obs", casting)
+    with pytest.raises(SpecMismatch, match="float32"):
+        check_batch(ArraySpec((2,), np.int8), np.zeros((3, 2), np.float32), 3, "action", casting)
+
+
+def test_what_casts_safely_is_not_worth_telling():
+    casting = Casting()
+    fitting_array(ArraySpec((), np.int64), np.int8(3), "obs", casting)
+    fitting_array(ArraySpec((2,), np.float64), np.zeros(2, np.float32), "obs", casting)
+    check_batch(ArraySpec((), np.int8), np.array([1, 2]), 2, "action", casting)
+    check_batch(ArraySpec((1,)), np.zeros((2, 1)), 2, "action", casting)
+
+    assert casting.casts == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "batch"),
+    [
+        (ArraySpec((2,), np.int8, 0, 1), np.array([[0.0, 1.0]], np.float32)),
+        (ArraySpec((2,), np.int8, 0, 1), np.array([[False, True]])),
+        (ArraySpec((2,), np.int8, 0, 1), [[0.0, 1.0]]),
+        (ArraySpec((2,), np.int32, 0, 5), np.array([[0.0, 1.0]])),
+        (ArraySpec((2,), np.bool_), np.array([[0, 1]])),
+    ],
+)
+def test_a_batch_of_another_kind_is_cast_and_told(spec, batch):
+    casting = Casting()
+    checked = check_batch(spec, batch, 1, "action", casting)
+
+    assert (checked.dtype, checked.tolist()) == (spec.dtype, [[0, 1]])
+    assert [cast.field for cast in casting.casts] == ["action"]
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan, 2.0, -1.0, 300.0])
+def test_a_batch_of_another_kind_must_survive_and_be_within_the_bounds(value):
+    casting = Casting()
+    with pytest.raises(SpecMismatch):
+        check_batch(ArraySpec((1,), np.int8, 0, 1), np.array([[value]], np.float32), 1, "action", casting)
+
+    assert casting.casts == []
+
+
+def test_a_number_that_would_become_infinite_is_no_action():
+    with pytest.raises(SpecMismatch, match="range"):
+        check_batch(ArraySpec((1,)), np.array([[1e300]]), 1, "action")
+
+
+def test_a_casting_that_gets_a_host_tells_it_there():
+    told = []
+    casting = Casting()
+    casting.belong_to(7, told, strict=False)
+    casting.note("reward", "a real number", "bool True")
+
+    assert told == [Cast(7, "reward", "a real number", "bool True")]
