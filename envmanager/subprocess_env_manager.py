@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -350,6 +351,7 @@ class _Resources:
         self._owner_pid = os.getpid()
         self._closed = False
         self._handles: set[WorkerHandle] = set()
+        self._stopping = threading.RLock()
         self._guardian: Guardian | None = None
         with descriptors.standard_open():
             self._open(events, hear)
@@ -404,8 +406,11 @@ class _Resources:
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers, inside ``close_s``; what belongs to them is still there."""
-        handles = list(self._handles)
+        """End all workers, inside ``close_s``; what belongs to them is still there. One thread does it at a time."""
+        with self._stopping:
+            self._stop(list(self._handles))
+
+    def _stop(self, handles: list[WorkerHandle]) -> None:
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()

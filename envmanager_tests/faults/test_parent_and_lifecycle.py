@@ -55,6 +55,7 @@ from envmanager_tests.faults.scripts import (
     until,
     until_gone,
 )
+from envmanager_tests.in_a_thread import begun_in_a_thread
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -281,16 +282,7 @@ class HangsIn(FakeEnvironment):
 @contextmanager
 def in_a_thread(function: Callable[[], Any]) -> Iterator[None]:
     """Run ``function`` beside the block; what it raises is raised at the end."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread, raised = begun_in_a_thread(function)
     try:
         yield
     finally:

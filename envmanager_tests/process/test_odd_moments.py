@@ -31,6 +31,7 @@ from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.contract import NumberedActions
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.faults.scripts import program
+from envmanager_tests.in_a_thread import begun_in_a_thread
 from envmanager_tests.process import odd_moments
 
 PATIENT_S = 60.0
@@ -68,20 +69,6 @@ def files_of_the_user(n: int = 40) -> Iterator[None]:
         assert [os.fstat(file.fileno()).st_size for file in files] == [0] * n
 
 
-def in_a_thread(function: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, raised
-
-
 # A close while a call is on its way.
 
 
@@ -95,7 +82,7 @@ def test_what_a_policy_decides_after_a_close_in_another_thread_goes_nowhere(make
         assert closed.wait(PATIENT_S)
 
     policy.during = while_another_closes
-    thread, raised = in_a_thread(lambda: manager.step(Wait.all()))
+    thread, raised = begun_in_a_thread(lambda: manager.step(Wait.all()))
     assert decides.wait(PATIENT_S)
     manager.close()
     with files_of_the_user():
@@ -160,7 +147,7 @@ def test_an_environment_in_this_process_is_closed_when_it_has_left_its_step(make
     manager = make()
     manager.set_policy("default", NumberedActions())
     manager.reset()
-    thread, raised = in_a_thread(lambda: manager.step(Wait.all()))
+    thread, raised = begun_in_a_thread(lambda: manager.step(Wait.all()))
     assert Lingers.arrives.wait(PATIENT_S)
     manager.close()
     assert Lingers.order == []
