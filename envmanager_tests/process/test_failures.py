@@ -15,6 +15,7 @@ import pytest
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    BadObservation,
     EnvContext,
     EnvRaised,
     RestartPolicy,
@@ -134,7 +135,7 @@ class LateBehavior(FakeEnvironment):
 def test_a_late_behavior_with_two_specs_is_the_fault_of_one_worker() -> None:
     with started(LateBehavior, 2) as manager:
         manager.step(Wait.all())
-        with pytest.raises(UsageError, match="behavior 'late' has another spec"):
+        with pytest.raises(BadObservation, match="behavior 'late' should be of the spec"):
             manager.step(Wait.all())
         assert "late" in manager.behavior_specs
         assert len(manager.step(Wait.all())) == 1
