@@ -69,7 +69,9 @@ class Casting:
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
     """``array`` in another dtype, or None when some value would become another one. Floats may be rounded."""
-    if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS or (array.dtype.kind == "c" != dtype.kind):
+    if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
+        return None
+    if array.dtype.kind == "c" and dtype.kind != "c":
         return None
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
