@@ -95,8 +95,7 @@ def test_check_values_refuses_what_would_be_cast(make_manager: Any) -> None:
 
 
 @managers
-@pytest.mark.parametrize("infos", [False, True])
-@pytest.mark.parametrize("info", [None, [], "x"], ids=repr)
+@pytest.mark.parametrize(("info", "infos"), [(None, False), ([], True)], ids=["None", "a list"])
 def test_an_info_that_is_no_dict_is_refused(make_manager: Any, infos: bool, info: Any) -> None:
     obs = np.zeros(2, np.float32)
 

@@ -26,7 +26,9 @@ class TestOneEnvPerWorker(ManagerContract, NewsContract):
         return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"], scope="class")
+@pytest.mark.parametrize(
+    "start_method", [pytest.param("spawn", marks=pytest.mark.start_methods), "fork"], scope="class"
+)
 class TestSeveralEnvsPerWorker(ManagerContract, NewsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:

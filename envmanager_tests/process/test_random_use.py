@@ -8,8 +8,8 @@ from envmanager_tests.random_use import RandomUse
 
 TestRandomUse = RandomUse.TestCase
 TestRandomUse.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
+    max_examples=50,
+    stateful_step_count=20,
     deadline=None,
     derandomize=True,
     database=None,
