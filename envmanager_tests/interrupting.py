@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ def interrupted(function: Callable[[], Any], nth: int) -> bool:
             if n_calls == nth:
                 signal.raise_signal(signal.SIGINT)
 
+    gc.disable()  # what is raised in a callback of the collector, as hypothesis has one, is swallowed
     sys.setprofile(count)
     try:
         function()
@@ -30,5 +32,6 @@ def interrupted(function: Callable[[], Any], nth: int) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert n_calls < nth, f"the interrupt at call {nth} was not raised"
     return False
