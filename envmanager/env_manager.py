@@ -385,10 +385,11 @@ class EnvManager(ABC):
         with held():
             has_left = self._lock.acquire(timeout=_LEAVE_S)
             try:
-                with let_through():
-                    self._stop()
                 if has_left and not self._on_their_way:
                     self._give_back()
+                else:  # what is given back is left to the call that is on its way
+                    with let_through():
+                        self._stop()
             finally:
                 if has_left:
                     self._lock.release()

@@ -99,9 +99,8 @@ class GymnasiumEnvironment(EnvGroup):
         if rows is None:
             if len(self._known) >= MAX_KNOWN_BUFFERS:
                 self._known.clear()
-            rows = self._known[id(buffer)] = _Rows(
-                buffer, self._castings
-            )  # it holds the buffer, so the id stays the buffer's
+            rows = _Rows(buffer, self._castings)
+            self._known[id(buffer)] = rows  # it holds the buffer, so the id stays the buffer's
             buffer.steps.agent_id[:] = self._agent_id
         self._rows = rows
 
@@ -259,7 +258,7 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
     ]
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
-        check_structure(spec, obs, "obs")
+        check_structure(spec, obs, "obs")  # so there are as many parts as writers; after the views may come a casting
         for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=False):
             writer((view,), part, casting)
 
