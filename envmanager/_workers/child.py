@@ -25,6 +25,7 @@ from typing import Any
 import attrs
 import cloudpickle
 import numpy as np
+import numpy.random  # here, so that the fork server has it: NumPy loads it late
 
 from envmanager._workers import crash_report, descriptors, forks, lifeline
 from envmanager._workers.block import Block, BlockLayout, WorkerRows

@@ -58,8 +58,15 @@ def _forget_server() -> None:
 
 os.register_at_fork(after_in_child=_forget_server)
 
-PRELOADABLE = ("numpy", "cloudpickle", "attrs", "gymnasium", "pettingzoo", "dm_env", "ale_py", "cv2")
-"""Imported by the server when the trainer has them loaded when the first worker starts."""
+PRELOADABLE = {
+    "gymnasium": "envmanager.adapters.gymnasium",
+    "pettingzoo": "envmanager.adapters.pettingzoo",
+    "dm_env": "envmanager.adapters.dm_env",
+    "ale_py": "ale_py",
+    "cv2": "cv2",
+    "envmanager.testing.fakes": "envmanager.testing.fakes",
+}
+"""What the server imports besides a worker's own modules, for what the trainer has loaded when it starts its first."""
 
 
 def default_start_method() -> str:
@@ -76,8 +83,8 @@ def start_server() -> Server:
             _server.stop()
             _server = None
         if _server is None:
-            loaded = [name for name in PRELOADABLE if name in sys.modules]
-            _server = Server([*loaded, "envmanager._workers.child"])
+            also = [module for name, module in PRELOADABLE.items() if name in sys.modules]
+            _server = Server(["envmanager._workers.child", *also])
         return _server
 
 

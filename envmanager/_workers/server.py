@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import select
 import signal
@@ -183,6 +184,7 @@ def serve(requests_fd: int, preload: list[str]) -> None:
     _util._close_stdin()
     boot.cap_threads()
     boot.preload(preload)
+    gc.freeze()  # a collection in a worker then writes to none of the pages that it shares with this process
     _Nursery(requests_fd).run()
 
 

@@ -281,6 +281,7 @@ class FaultyEnvironment(EchoEnvironment):
     ``at`` says in which call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
     The first ``after`` calls go well, the next ``times`` do not, those after them go well again; each new object counts
     anew. ``only_env`` and ``only_generation`` leave all others healthy: with ``only_generation=0`` a restart heals.
+    A step takes ``sleep_s``, so that those who go on while another hangs do not keep all cores busy.
 
     ``context`` and ``seeds`` (one per reset) tell what it was given.
     """
@@ -296,7 +297,7 @@ class FaultyEnvironment(EchoEnvironment):
         only_env: int | None = None,
         only_generation: int | None = None,
         episode_length: int = 7,
-        sleep_s: float = 0.0,
+        sleep_s: float = 0.001,
     ) -> None:
         super().__init__(context, episode_length=episode_length, sleep_s=sleep_s)
         self.context = context

@@ -97,7 +97,7 @@ def over_all_cells(test: Any) -> Any:
 def test_thousands_of_steps_show_no_mix_up(kind: str, wait: Wait, per_worker: int, zero_copy: bool) -> None:
     if kind == "simple" and per_worker == 3:
         pytest.skip("one worker hosts all environments: there is no K to vary")
-    run(make(kind, per_worker, zero_copy), wait, 4_000)
+    run(make(kind, per_worker, zero_copy), wait, 2_000)
 
 
 @pytest.mark.load

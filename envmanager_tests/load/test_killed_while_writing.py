@@ -39,10 +39,10 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
-from envmanager.options import START_METHODS
 from envmanager.testing import FakeEnvironment
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, pids_of
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 N_KILLS = 50
 N_WORKERS = 4
@@ -206,7 +206,7 @@ def check_the_end(manager: SubprocessEnvManager, ledger: Ledger) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_case_16_a_worker_killed_in_the_middle_of_an_info_is_an_error_and_the_others_miss_nothing(
     start_method: Any,
 ) -> None:

@@ -20,10 +20,10 @@ ROOM_BYTES = 48 * 2**20
 class Counts(gymnasium.Env):  # type: ignore[misc]
     """The first numbers of a large observation are how many steps there were, and the last action."""
 
-    observation_space = gymnasium.spaces.Box(0, 255, (N_BYTES,), np.uint8)
     action_space = gymnasium.spaces.Discrete(200)
 
     def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (N_BYTES,), np.uint8)
         self._obs = np.zeros(N_BYTES, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

@@ -29,7 +29,10 @@ PLENTY = RestartPolicy(max_restarts=10**6, backoff_s=0.0)
 
 @pytest.mark.parametrize(
     ("kind", "seconds", "sleep_s"),
-    [(Stepping, 60, 0.005), pytest.param(SendingAndReceiving, 15, 0.002, marks=pytest.mark.start_methods)],
+    [
+        (Stepping, 15, 0.005),
+        pytest.param(SendingAndReceiving, 60, 0.002, marks=pytest.mark.start_methods),
+    ],
     ids=["step", "send-recv"],
 )
 def test_under_chaos_nothing_is_mixed_up_and_every_fault_is_told_once(

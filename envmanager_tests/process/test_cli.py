@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from envmanager_tests.start_methods import MARKED_START_METHODS
+
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
 
@@ -149,7 +151,7 @@ def test_a_yaml_config_runs(folder):
     assert "4 environments in 2 workers, manager subprocess" in done.stdout
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method):
     done = run(
         folder,
@@ -221,7 +223,7 @@ def test_check_runs_an_environment_of_the_present_directory(folder):
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_signal_closes_everything_and_shows_what_was_done(folder, signum, exit_code, start_method):
     process = start(
         folder,

@@ -13,8 +13,8 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
 from envmanager._workers.memory import available_bytes
-from envmanager.options import START_METHODS
 from envmanager.testing import EchoEnvironment, FakeEnvironment
+from envmanager_tests.start_methods import MARKED_START_METHODS
 
 
 class Zeros:
@@ -26,7 +26,7 @@ def pids(manager: SubprocessEnvManager) -> list[int]:
     return [worker.pid or 0 for worker in manager.stats().workers]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_seventeen_environments_over_six_workers(start_method: Any) -> None:
     with SubprocessEnvManager(EchoEnvironment, 17, n_workers=6, start_method=start_method) as manager:
         blocks = [worker.env_ids for worker in manager.stats().workers]
@@ -52,7 +52,7 @@ def test_a_factory_learns_its_context(tmp_path: Path) -> None:
     assert {c.log_dir for c in contexts} == {str(tmp_path)}
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_workers_get_the_environment_variables_of_now_or_those_asked_for(
     start_method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +72,7 @@ def test_workers_get_the_environment_variables_of_now_or_those_asked_for(
     assert all(name.endswith("_NUM_THREADS") for name in limited)
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_workers_draw_different_random_numbers(start_method: Any) -> None:
     class Draws(FakeEnvironment):
         def draw(self) -> tuple[float, float]:
