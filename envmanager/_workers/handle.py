@@ -29,6 +29,7 @@ from envmanager._workers.block import Block, WorkerRows
 from envmanager._workers.child import Launch
 from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import ChildProcess
+from envmanager._workers.server import ServerGone
 from envmanager._workers.wire import (
     ATTACH_CODE,
     CODES,
@@ -158,7 +159,12 @@ class WorkerHandle:
         descriptors.require_room(_DESCRIPTORS_TO_START)
         stdio = self._open_output()
         try:
-            self._start_process_with(pickled_factory, stdio)
+            try:
+                self._start_process_with(pickled_factory, stdio)
+            except ServerGone:  # in the middle of this; the next one is new
+                self._start_process_with(pickled_factory, stdio)
+        except (OSError, EOFError) as error:
+            raise self._cannot_start(error) from error
         finally:
             for fd in stdio.values():
                 os.close(fd)
@@ -199,8 +205,6 @@ class WorkerHandle:
             descriptors.close(self.fd)
             if isinstance(error, TimeoutError):
                 raise self._no_answer(CommandName.START) from error
-            if isinstance(error, OSError | EOFError):
-                raise self._cannot_start(error) from error
             raise
         finally:
             os.close(worker_fd)

@@ -48,6 +48,7 @@ from envmanager import (
 )
 from envmanager._workers import boot, handle
 from envmanager._workers.processes import ChildProcess
+from envmanager._workers.server import Server
 from envmanager._workers.wire import COMMAND
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
@@ -577,17 +578,13 @@ def pid_of_server() -> int:
     return next(pid for pid, command in descendants().items() if "envmanager._workers.server" in command)
 
 
-def train_with_a_forkserver_that_fails() -> None:
+def train_across_a_forkserver_without_descriptors() -> None:
     """The forkserver runs out of descriptors, and so ends, when it is asked for a worker."""
     with SubprocessEnvManager(FakeEnvironment, 1):
         pass
     server = pid_of_server()
     n_open = len(os.listdir(f"/proc/{server}/fd"))
     resource.prlimit(server, resource.RLIMIT_NOFILE, (n_open, n_open))
-    try:
-        SubprocessEnvManager(FakeEnvironment, 2, timeouts=Timeouts(start_s=SOON_S))
-    except Exception as error:
-        announce("error", *(kind.__name__ for kind in type(error).__mro__))
     _step_once()
 
 
@@ -853,6 +850,25 @@ def train_across_a_stopped_server() -> None:
         os.kill(pid_of_server(), signal.SIGSTOP)
         closing_at = time.monotonic()
     announce("closed", time.monotonic() - closing_at < 5.0 + SLACK_S)
+
+
+def train_across_servers_that_stop_when_asked(n_times: int) -> None:
+    """Each of the first servers takes the request for a worker, and is stopped before it has forked one."""
+    left = [n_times]
+    ask = Server.ask
+
+    def ask_a_stopped_one(server: Server, *args: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            os.kill(pid_of_server(), signal.SIGSTOP)
+            until(lambda: not server.answers(), "the stop of the server")
+        ask(server, *args)
+
+    Server.ask = ask_a_stopped_one  # type: ignore[method-assign]
+    try:
+        _step_once()
+    except WorkerError as error:
+        announce("error", error.phase, error.cause)
 
 
 def train_with_a_server_that_hangs(start_s: float) -> None:

@@ -28,6 +28,22 @@ def test_a_server_that_is_stopped_is_replaced_and_the_workers_of_other_managers_
         trainer.until_all_gone()
 
 
+def test_a_server_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() -> None:
+    with program(scripts.train_across_servers_that_stop_when_asked, 1) as trainer:
+        assert trainer.announced("stepped") == [["2"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_when_the_next_server_stops_too_that_is_said() -> None:
+    with program(scripts.train_across_servers_that_stop_when_asked, 2) as trainer:
+        ((phase, *cause),) = trainer.announced("error")
+        assert phase == "start"
+        assert " ".join(cause) == "ServerGone: [Errno 104] the fork server has ended or is stopped"
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
 @pytest.fixture
 def hanging_import(tmp_path: Path) -> str:
     """A folder with a ``cv2`` that can be imported in the trainer only."""
