@@ -133,18 +133,30 @@ class held:  # noqa: N801  (used like a function)
 
 
 class let_through:  # noqa: N801
-    """``with let_through():`` inside ``held``: here a Ctrl-C is raised at once, also one that came before."""
+    """``with let_through():`` inside ``held``: here a Ctrl-C is raised at once, also one that came before.
+
+    Wherever it is raised, also on the way in or out, they are held again: whoever catches it may be interrupted no
+    second time.
+    """
 
     __slots__ = ("_was_held",)
 
     def __enter__(self) -> None:
         self._was_held = _State.is_held and _in_main_thread()
         if self._was_held:
-            _let_go()
+            try:
+                _let_go()
+            except BaseException:
+                _hold()
+                raise
 
     def __exit__(self, *_: object) -> None:
         if self._was_held:
-            _hold()
+            try:
+                _hold()
+            except BaseException:
+                _hold()
+                raise
 
 
 @contextlib.contextmanager

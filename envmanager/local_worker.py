@@ -63,6 +63,8 @@ class LocalWorker:
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
         self._stepped: EnvironmentResponse | None = None
+        self._begun: CommandName | None = None
+        """A step or reset that has begun and not ended: if nobody is in it, it was interrupted half-way."""
         self._buffers: list[RowBuffer] = []
         self._ended_ns = time.monotonic_ns()
 
@@ -110,7 +112,7 @@ class LocalWorker:
         if self._step is not None:
             self._stepped = self._take_step()
         if command is CommandName.RESET:
-            self._stepped = None
+            self._stepped = self._begun = None
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
@@ -122,13 +124,12 @@ class LocalWorker:
             if self.group is None:
                 self.start()
             started_ns = time.monotonic_ns()
+            self._begun = name if name is CommandName.RESET else self._begun
             response = self._obey(name, payload)
         except EnvManagerError as error:
             return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
-        except KeyboardInterrupt as error:
-            if name is CommandName.RESET:
-                self._was_interrupted(error, name)
-            raise
+        if name is CommandName.RESET:
+            self._begun = None
         self._ended_ns = time.monotonic_ns()
         self.times.answered(name, self._ended_ns - started_ns, self._ended_ns)
         return response
@@ -136,10 +137,16 @@ class LocalWorker:
     @property
     def has_step(self) -> bool:
         """Whether a step was sent whose answer has not been taken."""
-        return self._step is not None or self._stepped is not None
+        return self._step is not None or self._stepped is not None or self._begun is not None
 
     def take_step(self) -> EnvironmentResponse | None:
-        """The answer to the step that was sent, taking it now; None when there is none."""
+        """The answer to the step that was sent, taking it now; None when there is none.
+
+        A failure, when the environments were interrupted half-way: whoever goes on after that must reset first.
+        """
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return self._failed(KeyboardInterrupt(), begun)
         if self._stepped is not None:
             stepped, self._stepped = self._stepped, None
             return stepped
@@ -148,22 +155,16 @@ class LocalWorker:
     def _take_step(self) -> EnvironmentResponse:
         assert self._step is not None
         (name, actions), self._step = self._step, None
+        self._begun = name
         if self._buffers:
             self._buffers.append(self._buffers.pop(0))
             self.group.offer_rows(self._buffers[0])
         started_ns = time.monotonic_ns()
-        try:
-            response = self._obey(name, actions)
-        except KeyboardInterrupt as error:
-            self._was_interrupted(error, name)
-            raise
+        response = self._obey(name, actions)
+        self._begun = None
         idle_ns, self._ended_ns = started_ns - self._ended_ns, time.monotonic_ns()
         self.times.stepped(self._ended_ns - started_ns, idle_ns, self._ended_ns)
         return response
-
-    def _was_interrupted(self, error: KeyboardInterrupt, name: CommandName) -> None:
-        """The environments were stopped half-way: whoever goes on after this must reset first."""
-        self._stepped = self._failed(error, name)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
         try:

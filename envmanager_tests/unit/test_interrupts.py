@@ -92,3 +92,19 @@ def test_another_thread_may_use_it_and_changes_nothing() -> None:
     thread.start()
     thread.join()
     assert done == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("comes", ["before", "inside"])
+def test_after_one_interrupt_was_let_through_the_next_waits_for_the_end(comes):
+    seen = []
+    with pytest.raises(KeyboardInterrupt), held():  # noqa: PT012
+        if comes == "before":
+            signal.raise_signal(signal.SIGINT)
+        try:
+            with let_through():
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            seen.append("whole")
+
+    assert seen == ["whole"]
