@@ -860,7 +860,7 @@ def train_across_servers_that_stop_when_asked(n_times: int) -> None:
     def ask_a_stopped_one(server: Server, *args: Any) -> None:
         if left[0]:
             left[0] -= 1
-            os.kill(pid_of_server(), signal.SIGSTOP)
+            signal.pidfd_send_signal(server._pidfd, signal.SIGSTOP)
             until(lambda: not server.answers(), "the stop of the server")
         ask(server, *args)
 

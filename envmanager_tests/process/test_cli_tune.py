@@ -58,6 +58,7 @@ def tune(folder, *arguments):
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
+@pytest.mark.load  # `make test` runs what docs/command-line.md says of it
 def test_the_best_is_written_as_a_config_that_runs(folder):
     started = time.monotonic()
     done = tune(folder, "--env", "some_envs:Noop", "--n-envs", 4, "--seconds", 5, "--out", "best.toml")

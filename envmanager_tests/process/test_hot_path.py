@@ -107,10 +107,10 @@ def test_steps_leave_no_objects_behind(kind: Any, begin: Any) -> None:
             go_on()
         gc.collect()
         before = sys.getallocatedblocks()
-        for _ in range(500):
+        for _ in range(250):
             go_on()
         gc.collect()
-        assert sys.getallocatedblocks() - before < 250, "half an object or more per step stays"
+        assert sys.getallocatedblocks() - before < 125, "half an object or more per step stays"
 
 
 @pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
