@@ -30,7 +30,7 @@ PLENTY = RestartPolicy(max_restarts=10**6, backoff_s=0.0)
 @pytest.mark.parametrize(
     ("kind", "seconds", "sleep_s"),
     [
-        (Stepping, 12, 0.005),
+        (Stepping, 15, 0.005),
         pytest.param(SendingAndReceiving, 60, 0.002, marks=pytest.mark.start_methods),
     ],
     ids=["step", "send-recv"],
