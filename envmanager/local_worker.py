@@ -123,11 +123,12 @@ class LocalWorker:
         try:
             if self.group is None:
                 self.start()
-            started_ns = time.monotonic_ns()
-            self._begun = name if name is CommandName.RESET else self._begun
-            response = self._obey(name, payload)
         except EnvManagerError as error:
             return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+        started_ns = time.monotonic_ns()
+        if name is CommandName.RESET:
+            self._begun = name
+        response = self._obey(name, payload)
         if name is CommandName.RESET:
             self._begun = None
         self._ended_ns = time.monotonic_ns()

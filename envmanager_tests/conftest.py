@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import signal
 from collections.abc import Iterator
@@ -21,9 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     adopt_orphans()
-    for name in ("gymnasium", "envmanager.testing.fakes"):  # the server imports what is loaded now, the workers do not
-        importlib.import_module(name)
-    start_server()  # it stays until the program ends, so it is there before the first test looks
+    # It stays until the program ends, so it is there before the first test looks; with what most workers need.
+    start_server("envmanager.adapters.gymnasium", "envmanager.testing.fakes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -161,7 +161,9 @@ class WorkerHandle:
         try:
             try:
                 self._start_process_with(pickled_factory, stdio)
-            except ServerGone:  # in the middle of this; the next one is new
+            except ServerGone:
+                # After it was asked. Once more, with a new one and another connection: a worker that it has forked all
+                # the same notices that nobody is at the other end of its own, and ends.
                 self._start_process_with(pickled_factory, stdio)
         except (OSError, EOFError) as error:
             raise self._cannot_start(error) from error

@@ -64,7 +64,6 @@ PRELOADABLE = {
     "dm_env": "envmanager.adapters.dm_env",
     "ale_py": "ale_py",
     "cv2": "cv2",
-    "envmanager.testing.fakes": "envmanager.testing.fakes",
 }
 """What the server imports besides a worker's own modules, for what the trainer has loaded when it starts its first."""
 
@@ -74,8 +73,11 @@ def default_start_method() -> str:
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
-def start_server() -> Server:
-    """The server that workers are forked from, a new one if there is none that answers; it ends with this process."""
+def start_server(*more: str) -> Server:
+    """The server that workers are forked from, a new one if there is none that answers; it ends with this process.
+
+    ``more``: modules that a new one imports too.
+    """
     global _server
     resource_tracker.ensure_running()  # its workers share the trainer's
     with _server_lock, standard_open():
@@ -84,7 +86,7 @@ def start_server() -> Server:
             _server = None
         if _server is None:
             also = [module for name, module in PRELOADABLE.items() if name in sys.modules]
-            _server = Server(["envmanager._workers.child", *also])
+            _server = Server(["envmanager._workers.child", *also, *more])
         return _server
 
 

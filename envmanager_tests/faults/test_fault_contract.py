@@ -21,7 +21,6 @@ from envmanager.testing.fault_contract_usage import UsageFaults
 
 class TestSimpleEnvManager(FaultContract):
     has_processes = False
-    large_observation_bytes = 32 << 20  # it is copied and nothing else
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)

@@ -95,16 +95,16 @@ def test_another_thread_may_use_it_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("comes", ["before", "inside"])
-def test_after_one_interrupt_was_let_through_the_next_waits_for_the_end(comes):
+def test_after_one_interrupt_was_let_through_the_next_waits_for_the_end(comes: str) -> None:
     seen = []
     with pytest.raises(KeyboardInterrupt), held():  # noqa: PT012
         if comes == "before":
-            signal.raise_signal(signal.SIGINT)
+            interrupt()
         try:
             with let_through():
-                signal.raise_signal(signal.SIGINT)
+                interrupt()
         except KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
+            interrupt()
             seen.append("whole")
 
     assert seen == ["whole"]
