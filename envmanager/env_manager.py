@@ -3,13 +3,14 @@
 ::
 
     step():  _queue_steps ── policies ── send("step") ──▶ every worker that is not waiting
-             _collect(wait)              ◀── responses ── those that are ready, the others stay in flight
+             collect(wait)               ◀── responses ── those that are ready, the others stay in flight
              _postprocess_steps          pairs each response with the worker's previous step and actions
 
-A manager is this class plus ``env_workers`` (anything with the five members of :class:`EnvWorker`), ``_collect`` and
-``_close``; one that can replace a failed worker adds ``_replace``. The rule: at most one step per worker is in flight,
-and what was collected but not handed out stays (see ``gathering``), so an error loses nothing. A Ctrl-C is raised while
-waiting or in a policy, never between the two halves of something; what was ready then is handed out by the next call.
+A manager is this class plus ``env_workers`` (anything with the three members of :class:`EnvWorker`), a ``step_queue``
+and ``_close``; one that can replace a failed worker adds ``_replace``. Where each worker stands is in ``core.table``.
+The rule: at most one step per worker is in flight, and what was collected but not handed out stays, so an error loses
+nothing. A Ctrl-C is raised while waiting or in a policy, never between the two halves of something; what was ready then
+is handed out by the next call.
 """
 
 from __future__ import annotations
@@ -29,31 +30,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import numpy as np
 
+from envmanager.core.collecting import Collector, StepQueue
+from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.recovery import Recovery
+from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.env_rows import EnvRows, RowsOfWorker
 from envmanager.errors import BadAction, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog, LateReplyDiscarded, ValuesCast
 from envmanager.fitting import Casting
-from envmanager.gathering import Gathering, StepQueue
 from envmanager.hosting import News
 from envmanager.interrupts import begin_held, end_held, held, let_through
-from envmanager.last_batches import LastBatches
 from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.policy_calls import call_policies, check_policies, checked_actions
-from envmanager.recovery import Recovery
 from envmanager.seeding import reseeded
 from envmanager.specs import BehaviorSpec, describe_value, merge_specs
 from envmanager.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.steps import (
     AGENT_BITS,
     ActionInfo,
-    Actions,
     AgentSteps,
     Batch,
     CommandName,
     EnvironmentResponse,
     StepInfo,
-    Steps,
     concat_steps,
     take_rows,
 )
@@ -74,11 +74,9 @@ _TURN_S = 0.1
 
 
 class EnvWorker(Protocol):
-    """A worker as its manager sees it. ``waiting``: a step was sent and its response has not been handed out yet."""
+    """A worker as its manager sees it."""
 
     worker_id: int
-    waiting: bool
-    previous_step: StepInfo | None
 
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command. The answer to "step" comes out of the step queue, every other answer out of ``recv``."""
@@ -122,7 +120,6 @@ class EnvManager(ABC):
         ``check_values``: actions of another kind of numbers than their spec's are refused, not cast.
         ``zero_copy``: what a worker answers is handed out as it is; while it takes the next step the arrays must last.
         """
-        n_workers = len(env_ids_of_workers)
         self.env_workers: list[Any] = []
         self._env_rows = EnvRows(env_ids_of_workers)
         self._zero_copy = zero_copy
@@ -140,34 +137,22 @@ class EnvManager(ABC):
         self._casts_told: set[tuple[int, str]] = set()
         self._castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
         self._policies: dict[str, Policy] = {}
-        self._actions: dict[int, Actions] = {}
         self._undelivered: Any = None
         """What a call has made, or the error that it raises once, until it has returned; then None.
 
         A call that was interrupted at its end leaves it to the next one.
         """
-        self._steps = [0] * n_workers
         self._env_steps = 0
-        self._times = [WorkerTimes() for _ in range(n_workers)]
-        self._envs_in_flight = [0] * n_workers
+        self._times = [WorkerTimes() for _ in env_ids_of_workers]
         self._last_config = ResetConfig(seed=seed)
-        self._last_batches = LastBatches(self._env_rows)
-        self._recovery = Recovery(
-            RestartPolicy(max_restarts=0) if restarts is None else restarts,
-            self.env_workers,
-            n_workers,
-            replace=weakly(self._replace_worker),
-            last_steps=weakly(self._last_steps),
-        )
-        self._gathering = Gathering(self.env_workers, n_workers, self._recovery)
+        self._table = WorkerTable(self._env_rows.blocks)
+        policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
+        self._recovery = Recovery(self._table, policy, weakly(self._launch_again))
+        self._collector = Collector(self._table, self._recovery)
         self._lock = threading.RLock()
         self._tracer = None if trace is None else self._begin_trace(trace)
 
     # What a manager adds.
-
-    @abstractmethod
-    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
-        """What is ready, in order of arrival; usually ``return self._collect_from(self.step_queue, wait)``."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -183,10 +168,10 @@ class EnvManager(ABC):
         """
         raise UsageError(f"{type(self).__name__} cannot replace a worker: make it without a RestartPolicy.")
 
-    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
-        """Reset a worker that replaces another; the answer comes out of the step queue, or as here at once."""
+    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> EnvironmentResponse | None:
+        """Reset a worker that replaces another; the answer, or None when it comes out of the step queue."""
         worker.send(CommandName.RESET, config)
-        self._gathering.arrive(worker.recv())
+        return worker.recv()
 
     def _is_gone(self, worker: EnvWorker) -> bool:
         """Whether a worker that failed must be replaced before it can be reset."""
@@ -199,20 +184,19 @@ class EnvManager(ABC):
         """The steps of a response in arrays that stay as they are: a copy, where a worker writes into them again."""
         return payload
 
-    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
+    def _worker_stats(self, entry: Entry) -> WorkerStats:
         """What is known of one worker."""
-        worker_id = worker.worker_id
         known = WorkerStats(
-            worker_id,
-            self._env_rows.blocks[worker_id],
-            waiting=worker.waiting,
-            failed=worker_id in self._recovery.out,
-            dropped=worker_id in self._recovery.dropped,
-            generation=self._recovery.generations[worker_id],
-            restarts=self._recovery.restarts[worker_id],
-            steps=self._steps[worker_id],
+            entry.worker_id,
+            entry.env_ids,
+            waiting=entry.waiting,
+            failed=entry.is_given_up,
+            dropped=entry.is_dropped,
+            generation=entry.generation,
+            restarts=entry.restarts,
+            steps=entry.steps,
         )
-        return known.with_times(self._times[worker_id])
+        return known.with_times(self._times[entry.worker_id])
 
     # What a trainer uses.
 
@@ -285,7 +269,7 @@ class EnvManager(ABC):
                 self._queue_steps(chosen)
                 self._use = _Use.STEP
                 try:
-                    self._undelivered = self._postprocess_steps(self._collect(chosen))
+                    self._undelivered = self._postprocess_steps(self._collector.collect(self.step_queue, chosen))
                 except WorkerError as error:
                     self._undelivered = error
         infos = self._deliver()
@@ -327,7 +311,7 @@ class EnvManager(ABC):
                     self._offer_first_observations()
                 self._begin_send_recv()
                 try:
-                    self._undelivered = self._batch_of(behavior, self._collect(chosen))
+                    self._undelivered = self._batch_of(behavior, self._collector.collect(self.step_queue, chosen))
                 except WorkerError as error:
                     self._undelivered = error
         batch = self._deliver()
@@ -360,15 +344,15 @@ class EnvManager(ABC):
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
         self._require_owner("stats")
-        workers = tuple(self._worker_stats(worker) for worker in self.env_workers)
+        workers = tuple(self._worker_stats(entry) for entry in self._table.entries)
         return ManagerStats(
             workers,
-            steps=sum(self._steps),
+            steps=sum(entry.steps for entry in self._table.entries),
             env_steps=self._env_steps,
             late_replies=self.events.count(LateReplyDiscarded),
-            restarts=sum(self._recovery.restarts),
+            restarts=sum(entry.restarts for entry in self._table.entries),
             steps_lost=self._recovery.steps_lost,
-            wait_share=wait_share(self._times, self._gathering.waits),
+            wait_share=wait_share(self._times, self._collector.waits),
             placement=self.placement,
         )
 
@@ -380,7 +364,7 @@ class EnvManager(ABC):
         """
         if self._owner_pid != os.getpid():
             return
-        self._closed = self._gathering.closed = True  # another thread that waits in a call leaves it now
+        self._closed = self._collector.closed = True  # another thread that waits in a call leaves it now
         self._wake()
         with held():
             has_left = self._lock.acquire(timeout=_LEAVE_S)
@@ -408,11 +392,8 @@ class EnvManager(ABC):
 
     def _give_back(self) -> None:
         """What close() gives back; by close() itself, or else by the last call to end."""
-        self._gathering.ready = []
         self._undelivered = None
-        self._last_batches.clear()
-        for worker in self.env_workers:
-            worker.previous_step = None  # with zero_copy its arrays would keep the shared memory
+        self._table.clear()  # with zero_copy its arrays would keep the shared memory
         if not self._given_back:
             with let_through():
                 self._close()
@@ -424,64 +405,58 @@ class EnvManager(ABC):
 
     def _queue_steps(self, wait: Wait) -> None:
         """Send an action to every worker that is not waiting."""
-        out = self._recovery.out
-        ready = [worker for worker in self.env_workers if not worker.waiting and worker.worker_id not in out]
+        ready = [entry for entry in self._table.entries if entry.state is WorkerState.IDLE]
         if wait.max_lead is not None:
-            slowest = self._gathering.slowest()
-            ready = [w for w in ready if self._gathering.handed_out[w.worker_id] - slowest < wait.max_lead]
+            slowest = self._table.slowest()
+            ready = [entry for entry in ready if entry.steps_since_reset - slowest < wait.max_lead]
         if not ready:
             return
-        if any(worker.previous_step is None for worker in ready):
+        last_steps = [entry.previous_step for entry in ready if entry.previous_step is not None]
+        if len(last_steps) < len(ready):
             raise UsageError("step() before reset(): call reset() first.")
         with let_through():
-            taken = self._take_steps([worker.previous_step for worker in ready])
+            taken = self._take_steps(last_steps)
         self._require_open("step")
         payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
         if self._has_objects:
             self._check_can_travel(payloads)
-        for worker, actions, payload in zip(ready, taken, payloads, strict=True):
-            if worker is self.env_workers[worker.worker_id] and worker.worker_id not in out:
-                self._actions[worker.worker_id] = actions
-                self._send_step(worker, CommandName.STEP, payload)
+        for entry, actions, payload in zip(ready, taken, payloads, strict=True):
+            if entry.state is WorkerState.IDLE:
+                entry.actions = actions
+                self._send_step(entry, CommandName.STEP, payload, len(entry.env_ids))
             else:  # it failed in a call that the policy made
-                self._recovery.drop_action(worker.worker_id)
+                self._recovery.discard_action(entry)
 
     def _take_steps(self, last_steps: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
         """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
         check_policies(last_steps, self._policies, partial_actions=self._partial_actions)
         return call_policies(last_steps, self._policies, self._specs, self._castings)
 
-    def _postprocess_steps(self, responses: Sequence[EnvironmentResponse]) -> list[StepInfo]:
+    def _postprocess_steps(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Pair each response with its worker's previous step and actions; then they are handed out."""
-        infos = []
-        for response in responses:
-            worker_id = response.worker_id
-            before = self.env_workers[worker_id].previous_step
-            previous = None if before is None else before.current
-            cut = self._recovery.cut(response) if self._recovery.replacements else None
-            actions = None if cut is not None and cut.lost is not None else self._actions.get(worker_id)
-            if cut is None:
-                infos.append(StepInfo(previous, self._own(response.payload), actions, worker_id, None, self._specs))
-            else:
-                infos.append(StepInfo(previous, cut.payload, actions, worker_id, cut.lost, self._specs))
-        self._hand_out(responses)
-        for info in infos:
-            self._actions.pop(info.worker_id, None)
-            self.env_workers[info.worker_id].previous_step = info
+        infos = [self._step_info(entry) for entry in entries]
+        self._hand_out(entries)
+        for entry, info in zip(entries, infos, strict=True):
+            entry.actions, entry.previous_step = None, info
         return infos
 
-    def _collect_from(self, step_queue: StepQueue, wait: Wait) -> list[EnvironmentResponse]:
-        """What is ready in ``step_queue``, by the rules of Wait. Raises a WorkerError that is among it."""
-        return self._gathering.collect(step_queue, wait)
+    def _step_info(self, entry: Entry) -> StepInfo:
+        before, response = entry.previous_step, entry.response
+        assert response is not None
+        previous = None if before is None else before.current
+        cut = None if entry.replacement is None else self._recovery.cut(entry, last_steps(entry))
+        if cut is None:
+            return StepInfo(previous, self._own(response.payload), entry.actions, entry.worker_id, None, self._specs)
+        actions = entry.actions if cut.lost is None else None
+        return StepInfo(previous, cut.payload, actions, entry.worker_id, cut.lost, self._specs)
 
-    def _hand_out(self, responses: Sequence[EnvironmentResponse]) -> None:
-        """All that is made of these responses exists: nothing from here on may fail."""
-        self._gathering.hand_out(responses)
-        for response in responses:
-            if response.name is CommandName.STEP:
-                self._steps[response.worker_id] += 1
-                self._env_steps += self._envs_in_flight[response.worker_id]
-                self._times[response.worker_id].handed_out()
+    def _hand_out(self, entries: Sequence[Entry]) -> None:
+        """All that is made of their responses exists: nothing from here on may fail."""
+        for entry in entries:
+            if entry.response is not None and entry.response.name is CommandName.STEP:
+                self._env_steps += entry.n_envs_in_flight
+                self._times[entry.worker_id].handed_out()
+        self._table.handed_out(entries)
 
     def _deliver(self) -> Any:
         """What was made, now returned: nothing is called from where it is taken to the end, so no interrupt comes."""
@@ -492,26 +467,14 @@ class EnvManager(ABC):
         self._undelivered = None
         return made
 
-    def _last_steps(self, worker_id: int) -> Steps:
-        """What was last handed out of a worker."""
-        first = self.env_workers[worker_id].previous_step
-        if first is None:
-            return {}
-        if self._use is not _Use.SEND_RECV:
-            return first.current  # type: ignore[no-any-return]
-        return {name: self._last_batches.over(steps, worker_id) for name, steps in first.current.items()}
+    def _launch_again(self, entry: Entry) -> EnvironmentResponse | None:
+        """Start the next generation of a worker and have it reset; see ``_begin_again``."""
+        worker = self.env_workers[entry.worker_id] = self._replace(entry.worker_id)
+        return self._begin_again(worker, self._config_of_replacement(entry))
 
-    def _replace_worker(self, worker_id: int) -> None:
-        old = self.env_workers[worker_id]
-        new = self._replace(worker_id)
-        new.waiting, new.previous_step = True, old.previous_step
-        self.env_workers[worker_id] = new
-        self._begin_again(new, self._config_of_replacement(worker_id))
-
-    def _config_of_replacement(self, worker_id: int) -> ResetConfig:
+    def _config_of_replacement(self, entry: Entry) -> ResetConfig:
         """What the next generation of a worker is reset with: the last reset's options, and seeds of its own."""
-        generation = self._recovery.generations[worker_id]
-        return attrs.evolve(self._last_config, seed=reseeded(self._last_config.seed, generation))
+        return attrs.evolve(self._last_config, seed=reseeded(self._last_config.seed, entry.generation))
 
     # Behind the other calls.
 
@@ -519,7 +482,7 @@ class EnvManager(ABC):
         tracer = Tracer(path, self._env_rows.blocks)
         for times, track in zip(self._times, tracer.workers, strict=True):
             times.track = track
-        self._gathering.waits.track = tracer.trainer
+        self._collector.waits.track = tracer.trainer
         self.events.listener = tracer.happened
         weakref.finalize(self, tracer.close)
         return tracer
@@ -552,8 +515,12 @@ class EnvManager(ABC):
         )
 
     def _require_some_worker(self) -> None:
-        if len(self._recovery.dropped) == self.n_workers:
-            raise next(iter(self._recovery.out.values())).with_traceback(None)
+        if all(entry.is_dropped for entry in self._table.entries):
+            raise self._errors()[0].with_traceback(None)
+
+    def _errors(self) -> list[Exception]:
+        """What workers were given up for."""
+        return [entry.error for entry in self._table.entries if entry.error is not None]
 
     def _require_use(self, use: _Use) -> None:
         if self._use is _Use.RESETTING:
@@ -575,88 +542,85 @@ class EnvManager(ABC):
         responses = self._reset_workers(config)
         infos = [StepInfo(None, self._own(each.payload), None, each.worker_id, specs=self._specs) for each in responses]
         for info in infos:
-            self.env_workers[info.worker_id].previous_step = info
+            self._table.entries[info.worker_id].previous_step = info
         self._seed = None  # later resets go on with the randomness there is, unless they name a seed
         self._row_behavior = None
-        self._gathering.restart_counting()
+        self._collector.restart_counting()
         return infos
 
     def _discard_steps_in_flight(self) -> None:
-        self._gathering.drain(self._collect)  # a failure does not matter: the reset revives the worker
-        self._actions.clear()
+        self._collector.drain(self.step_queue)  # a failure does not matter: the reset revives the worker
         self._undelivered = None
-        self._last_batches.clear()
-        self._recovery.unanswered.clear()
+        for entry in self._table.entries:
+            entry.actions, entry.batches, entry.ignores_action = None, [], False
 
     def _reset_workers(self, config: Any) -> list[EnvironmentResponse]:
         """The first observations of every worker that is not dropped; those that are gone are replaced.
 
         When some failed, the first failure is raised after all have answered.
         """
-        recovery = self._recovery
-        for worker in self.env_workers:
-            worker.previous_step = None
-        for worker_id in recovery.out.keys() - recovery.dropped:
-            if self._is_gone(self.env_workers[worker_id]):
-                recovery.revive(worker_id)
-        alive = [w for w in self.env_workers if not w.waiting and w.worker_id not in recovery.dropped]
-        for worker in alive:
-            recovery.take_back(worker.worker_id)
-            worker.send(CommandName.RESET, config)
-        answers = {worker.worker_id: worker.recv() for worker in alive}
-        for answer in answers.values():
-            if answer.name is CommandName.FAILED:
-                self._gathering.fail(answer)
-        replacements, failure = self._gathering.drain(self._collect)
-        recovery.unanswered.clear()
+        alive = []
+        for entry in self._table.entries:
+            entry.previous_step = None
+            if entry.state is WorkerState.FAILED and self._is_gone(self.env_workers[entry.worker_id]):
+                self._recovery.revive(entry)
+            elif entry.state is not WorkerState.DROPPED:
+                alive.append(entry)
+        for entry in alive:
+            self._recovery.take_back(entry)
+            self.env_workers[entry.worker_id].send(CommandName.RESET, config)
+        answers = {entry.worker_id: self.env_workers[entry.worker_id].recv() for entry in alive}
+        for entry in alive:
+            if answers[entry.worker_id].name is CommandName.FAILED:
+                self._recovery.fail(entry, answers.pop(entry.worker_id).payload)
+        replacements, failure = self._collector.drain(self.step_queue)
+        for entry in self._table.entries:
+            entry.ignores_action = False
+        self._table.note_exceptions()
         if failure is not None:
             raise failure
         answers.update(replacements)
-        return [answers[worker_id] for worker_id in sorted(answers) if worker_id not in recovery.dropped]
+        return [answers[worker_id] for worker_id in sorted(answers)]
 
     def _begin_send_recv(self) -> None:
         self._use = _Use.SEND_RECV
-        self._gathering.holds_back = True
+        self._collector.holds_back = True
 
     def _offer_first_observations(self) -> None:
-        for worker in self.env_workers:
-            if worker.worker_id not in self._recovery.out and not worker.waiting:
-                worker.waiting = True
-                response = EnvironmentResponse(CommandName.RESET, worker.worker_id, worker.previous_step.current)
-                self._gathering.ready.append(response)
+        for entry in self._table.entries:
+            if entry.state is WorkerState.IDLE and entry.previous_step is not None:
+                steps = entry.previous_step.current
+                self._table.arrived(entry, EnvironmentResponse(CommandName.RESET, entry.worker_id, steps))
 
-    def _send_step(self, worker: EnvWorker, name: CommandName, payload: Any, n_envs: int | None = None) -> None:
-        all_envs = len(self._env_rows.blocks[worker.worker_id])
-        self._envs_in_flight[worker.worker_id] = all_envs if n_envs is None else n_envs
-        worker.send(name, payload)
-        worker.waiting = True
+    def _send_step(self, entry: Entry, name: CommandName, payload: Any, n_envs: int) -> None:
+        self.env_workers[entry.worker_id].send(name, payload)
+        self._table.sent(entry, n_envs)
 
     def _send_rows(self, group: RowsOfWorker, actions: dict[str, Tree]) -> None:
         worker_id, rows, _ = group
-        worker = self.env_workers[worker_id]
-        if worker_id in self._recovery.unanswered:
-            self._recovery.drop_action(worker_id)
-        elif len(rows) == len(self._env_rows.blocks[worker_id]):
-            self._send_step(worker, CommandName.STEP, actions)
+        entry = self._table.entries[worker_id]
+        if entry.ignores_action:
+            self._recovery.discard_action(entry)
+        elif len(rows) == len(entry.env_ids):
+            self._send_step(entry, CommandName.STEP, actions, len(rows))
         else:
-            self._send_step(worker, CommandName.STEP_ROWS, (rows, actions), n_envs=len(rows))
+            self._send_step(entry, CommandName.STEP_ROWS, (rows, actions), len(rows))
 
     def _check_can_send(self, group: RowsOfWorker) -> None:
         worker_id, rows, _ = group
-        if worker_id in self._recovery.unanswered:
-            return  # it failed after its observation was handed out, which the user cannot know yet
-        self._require_alive(worker_id)
-        if self.env_workers[worker_id].waiting:
-            env_id = self._env_rows.blocks[worker_id][rows[0]]
-            raise BadAction(
-                f"env {env_id} is still waiting: the answer of worker {worker_id} to the last actions has not been "
-                "handed out. Call recv() first. Nothing was sent."
-            )
+        entry = self._table.entries[worker_id]
+        if entry.state is WorkerState.IDLE or entry.ignores_action:
+            return  # if the last: it failed after its observation was handed out, which the user cannot know yet
+        self._require_alive(entry)
+        raise BadAction(
+            f"env {entry.env_ids[rows[0]]} is still waiting: the answer of worker {worker_id} to the last actions has "
+            "not been handed out. Call recv() first. Nothing was sent."
+        )
 
-    def _require_alive(self, worker_id: int) -> None:
-        if worker_id in self._recovery.out:
+    def _require_alive(self, entry: Entry) -> None:
+        if entry.error is not None:
             # Without the traceback of the last time, which would grow with every time.
-            raise self._recovery.out[worker_id].with_traceback(None)
+            raise entry.error.with_traceback(None)
 
     def _only_behavior(self) -> tuple[str, BehaviorSpec | None]:
         """The behavior that send and recv are about; UsageError when there is more than one agent per environment."""
@@ -665,8 +629,8 @@ class EnvManager(ABC):
         return self._row_behavior
 
     def _found_behavior(self) -> tuple[str, BehaviorSpec | None]:
-        alive = [worker for worker in self.env_workers if worker.worker_id not in self._recovery.out]
-        if any(worker.previous_step is None for worker in alive):
+        last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
+        if any(step is None for step in last.values()):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
         if len(self._specs) > 1:
             raise UsageError(
@@ -675,29 +639,31 @@ class EnvManager(ABC):
             )
         behavior, spec = next(iter(self._specs.items())) if self._specs else ("default", None)
         if self._use is _Use.UNDECIDED and spec is not None:
-            for worker in alive:
-                steps = worker.previous_step.current.get(behavior)
-                if steps is None or steps.env_id.tolist() != list(self._env_rows.blocks[worker.worker_id]):
+            for env_ids, step in last.items():
+                steps = None if step is None else step.current.get(behavior)
+                if steps is None or steps.env_id.tolist() != list(env_ids):
                     raise UsageError("send() and recv() serve environments of one agent each. Use step().")
         return behavior, spec
 
-    def _batch_of(self, behavior: str, responses: Sequence[EnvironmentResponse]) -> Batch:
-        """What ``recv`` hands out of these responses; then they are handed out."""
+    def _batch_of(self, behavior: str, entries: Sequence[Entry]) -> Batch:
+        """What ``recv`` hands out of their responses; then they are handed out."""
         cuts, shares = [], []
-        for response in responses:
-            payload = response.payload
-            cut = self._recovery.cut(response) if self._recovery.replacements else None
+        for entry in entries:
+            assert entry.response is not None
+            payload = entry.response.payload
+            cut = None if entry.replacement is None else self._recovery.cut(entry, last_steps(entry))
             if cut is not None:
                 cuts.append(cut)
                 payload = cut.payload
             if behavior in payload:
-                shares.append((response.worker_id, payload[behavior]))
+                shares.append((entry, payload[behavior]))
         batch = self._batch(behavior, [steps for _, steps in shares])
         for cut in cuts:
             batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
-        last = [(worker_id, self._last_batches.with_rows_of(worker_id, steps, batch)) for worker_id, steps in shares]
-        self._hand_out(responses)
-        self._last_batches.keep(last)
+        kept = [batches_with(entry, steps, batch) for entry, steps in shares]
+        self._hand_out(entries)
+        for (entry, _), batches in zip(shares, kept, strict=True):
+            entry.batches = batches
         return batch
 
     def _batch(self, behavior: str, parts: list[AgentSteps]) -> Batch:
@@ -713,7 +679,7 @@ class EnvManager(ABC):
         return Batch.of(steps, self._env_rows.all_env_ids, is_view=is_view)
 
     def _empty_batch(self, behavior: str) -> Batch:
-        some = next(worker.previous_step for worker in self.env_workers if worker.previous_step is not None)
+        some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
         return Batch.of(some.current[behavior].take(np.arange(0)))
 
     def _ids(self, env_ids: Any) -> np.ndarray:
@@ -725,8 +691,9 @@ class EnvManager(ABC):
             ids = self._ids(env_ids)
             groups = self._env_rows.by_worker(ids)
             for group in groups:
-                self._gathering.await_replacement(self.step_queue, group.worker_id)
-                self._require_alive(group.worker_id)
+                entry = self._table.entries[group.worker_id]
+                self._collector.await_replacement(self.step_queue, entry)
+                self._require_alive(entry)
             payloads = [payload(group.rows.tolist(), group.list_of_places) for group in groups]
             self._check_can_travel(payloads)
             for group, own in zip(groups, payloads, strict=True):
@@ -744,8 +711,9 @@ class EnvManager(ABC):
 
     def _after_failed_call(self, response: EnvironmentResponse) -> Exception:
         """What a failed call raises. An exception leaves the worker usable; one that is gone is replaced."""
-        if self._is_gone(self.env_workers[response.worker_id]):
-            return self._gathering.fail_quietly(response)
+        entry = self._table.entries[response.worker_id]
+        if self._is_gone(self.env_workers[entry.worker_id]):
+            return self._recovery.fail_quietly(entry, response.payload)
         return response.payload  # type: ignore[no-any-return]
 
     def _check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
@@ -766,7 +734,7 @@ class EnvManager(ABC):
             if (cast.env_id, cast.field) not in self._casts_told:  # else by an earlier generation of the worker
                 self._casts_told.add((cast.env_id, cast.field))
                 env_ids.setdefault((cast.field, cast.expected, cast.got), []).append(cast.env_id)
-        generation = self._recovery.generations[worker_id]
+        generation = self._table.entries[worker_id].generation
         for (field, expected, got), ids in env_ids.items():
             self.events.add(
                 ValuesCast(

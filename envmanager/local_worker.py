@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from envmanager.core.collecting import StepQueue
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.events import EventLog, Started
-from envmanager.gathering import StepQueue
 from envmanager.hosting import (
     COMMANDS,
     GroupFactory,
@@ -28,7 +28,7 @@ from envmanager.hosting import (
 )
 from envmanager.interrupts import let_through
 from envmanager.specs import SpecConflict
-from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, StepInfo, only_agents
+from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, only_agents
 from envmanager.timing import WorkerTimes
 
 _logger = logging.getLogger("envmanager")
@@ -51,8 +51,6 @@ class LocalWorker:
         write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
         """
         self.worker_id = worker_id
-        self.waiting = False
-        self.previous_step: StepInfo | None = None
         self.times = times
         self.group: Any = None  # an EnvGroup, once started
         self._factory = factory

@@ -17,7 +17,6 @@ from envmanager.hosting import GroupFactory
 from envmanager.local_worker import LocalStepQueue, LocalWorker
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.stats import ManagerStats
-from envmanager.steps import EnvironmentResponse
 from envmanager.weak_calls import weakly
 
 
@@ -89,7 +88,7 @@ class SimpleEnvManager(EnvManager):
         self._learn_specs(report.specs, 0)
 
     def _new_worker(self) -> LocalWorker:
-        options, generation = self._options, self._recovery.generations[0]
+        options, generation = self._options, self._table.entries[0].generation
         factory = GroupFactory.of(
             self._factories,
             range(options.n_envs),
@@ -110,9 +109,6 @@ class SimpleEnvManager(EnvManager):
     def _replace(self, worker_id: int) -> EnvWorker:
         self.env_workers[worker_id].close_quietly()
         return self._new_worker()
-
-    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
-        return self._collect_from(self.step_queue, wait)
 
     def _own(self, payload: Any) -> Any:
         if self._zero_copy:

@@ -36,6 +36,7 @@ from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.step_queue import StepQueue
 from envmanager._workers.wire import dumps_command
+from envmanager.core.table import Entry
 from envmanager.env_manager import EnvManager, EnvWorker
 from envmanager.env_rows import deal
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError, WorkerError
@@ -191,7 +192,7 @@ class SubprocessEnvManager(EnvManager):
             env_ids,
             self._options,
             worker_id=worker_id,
-            generation=self._recovery.generations[worker_id],
+            generation=self._table.entries[worker_id].generation,
             first_slot=self._slots,
         )
         self._slots += len(env_ids)
@@ -200,7 +201,7 @@ class SubprocessEnvManager(EnvManager):
     def _launch(self, worker_id: int, factory: GroupFactory) -> WorkerHandle:
         self._require_open("the start of a worker")
         options = self._options
-        generation = self._recovery.generations[worker_id]
+        generation = self._table.entries[worker_id].generation
         environ = options.worker_env
         if environ is None and options.start_method != "fork":
             environ = dict(os.environ)
@@ -277,20 +278,17 @@ class SubprocessEnvManager(EnvManager):
         finally:
             self._starting.clear()  # nobody waits for it as for the first ones
 
-    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> None:
+    def _begin_again(self, worker: EnvWorker, config: ResetConfig) -> EnvironmentResponse | None:
         if isinstance(worker, WorkerHandle):
             others = (each.slot for each in self.env_workers if isinstance(each, WorkerHandle) and each is not worker)
             worker.begin_again(self._block, config, next(others, 0))
-        else:
-            super()._begin_again(worker, config)
+            return None
+        return super()._begin_again(worker, config)
 
     def _is_gone(self, worker: EnvWorker) -> bool:
         return isinstance(worker, WorkerHandle) and worker.state is not State.RUNNING
 
     # What the abstract manager asks for.
-
-    def _collect(self, wait: Wait) -> list[EnvironmentResponse]:
-        return self._collect_from(self.step_queue, wait)
 
     def _own(self, payload: Any) -> Any:
         if self._zero_copy or self._block is None:
@@ -320,8 +318,8 @@ class SubprocessEnvManager(EnvManager):
         add_ends_and_infos(steps, parts)
         return Batch.of(steps, self._env_rows.all_env_ids, is_view=self._zero_copy)
 
-    def _worker_stats(self, worker: EnvWorker) -> WorkerStats:
-        known = super()._worker_stats(worker)
+    def _worker_stats(self, entry: Entry) -> WorkerStats:
+        known, worker = super()._worker_stats(entry), self.env_workers[entry.worker_id]
         if not isinstance(worker, WorkerHandle):
             return known
         return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())

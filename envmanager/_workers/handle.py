@@ -49,7 +49,7 @@ from envmanager.hosting import News, describe_failure, phase_of
 from envmanager.interrupts import begin_held, end_held, let_through
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.specs import SpecConflict
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo
+from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse
 from envmanager.timing import WorkerTimes
 
 _READ_SIZE = 1 << 20
@@ -125,8 +125,6 @@ class WorkerHandle:
         self.worker_id = worker_id
         self.env_ids = plan.env_ids
         self.generation = plan.generation
-        self.waiting = False
-        self.previous_step: StepInfo | None = None
         self.state = State.STARTING
         self.times = times
         self.awaited: CommandName | None = None

@@ -17,7 +17,7 @@ import numpy as np
 from envmanager.environment import EnvContext, Environment
 from envmanager.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
 from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, StepInfo, Steps
+from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
 from envmanager.trees import Tree
 
 
@@ -40,8 +40,6 @@ class FakeWorker:
 
     def __init__(self, worker_id: int, step_queue: Any, env_factory: Any = None) -> None:
         self.worker_id = worker_id
-        self.waiting = False
-        self.previous_step: StepInfo | None = None
         self.hold = False
         self.sent: list[tuple[str, Any]] = []
         self._step_queue = step_queue

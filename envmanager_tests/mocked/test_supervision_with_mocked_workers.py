@@ -71,7 +71,7 @@ class Scripted:
 
     def _make(self, worker_id: int, step_queue: Any, env_factory: Any) -> Any:
         fake = self._mocker.create_autospec(EnvWorker, instance=True)
-        fake.worker_id, fake.waiting, fake.previous_step = worker_id, False, None
+        fake.worker_id = worker_id
         fake.recv.return_value = EnvironmentResponse(
             "reset", worker_id, steps_of(worker_id, 100 * worker_id + self.made[worker_id])
         )
@@ -154,7 +154,8 @@ def test_what_was_cut_arrives_as_one_lost_step_that_joins_on_to_the_last_one(scr
     assert now.final_obs.tolist() == [[100.0] * 3], "what was handed out last"
     assert now.obs.tolist() == [[101.0] * 3], "where the new worker begins"
     assert (now.truncated.tolist(), now.terminated.tolist(), now.reward.tolist()) == ([True], [False], [0.0])
-    assert script.manager.env_workers[1].previous_step is lost
+    script.answer(0, 1)
+    assert script.step()[1].previous is lost.current
 
 
 def test_the_trainer_goes_on_with_the_new_worker(scripted: Any) -> None:
@@ -229,7 +230,7 @@ def test_a_delayed_replacement_is_created_when_it_is_due_and_nobody_waits_for_it
     scripted: Any, mocker: MockerFixture
 ) -> None:
     clock = mocker.Mock(monotonic=mocker.Mock(return_value=1000.0))
-    mocker.patch("envmanager.recovery.time", clock)
+    mocker.patch("envmanager.core.recovery.time", clock)
     script = scripted(restarts=RestartPolicy(backoff_s=10.0))
     script.manager.reset()
     script.fail(1)

@@ -17,7 +17,6 @@ from envmanager import (
     EnvironmentResponse,
     EnvRaised,
     RestartPolicy,
-    StepInfo,
     SubprocessEnvManager,
     UsageError,
     Wait,
@@ -41,7 +40,7 @@ def responses(*of: EnvironmentResponse) -> list[Any]:
 def create_worker(mocker: MockerFixture) -> Any:
     def fake(worker_id: int, step_queue: Any, env_factory: Any) -> Any:
         made = mocker.create_autospec(EnvWorker, instance=True)
-        made.worker_id, made.waiting, made.previous_step = worker_id, False, None
+        made.worker_id = worker_id
         made.recv.return_value = EnvironmentResponse("reset", worker_id, steps_of())
         return made
 
@@ -68,7 +67,7 @@ def test_reset_is_sent_to_every_worker_and_answered_in_turn(create_worker: Any) 
         for made in manager.env_workers:
             made.send.assert_called_once_with("reset", config)
         assert [info.worker_id for info in infos] == [0, 1]
-        assert [made.previous_step for made in manager.env_workers] == infos
+        assert [info.previous for info in infos] == [None, None]
 
 
 def test_reset_waits_out_workers_in_flight_first(create_worker: Any, mocker: MockerFixture) -> None:
@@ -78,7 +77,7 @@ def test_reset_waits_out_workers_in_flight_first(create_worker: Any, mocker: Moc
         manager.step_queue = order.queue
         order.queue.get_nowait.side_effect = queue.Empty
         order.queue.get.side_effect = [EnvironmentResponse("step", 1, steps_of())]
-        manager.env_workers[1].waiting = True
+        manager.send(np.zeros(1), [1])
         for made in manager.env_workers:
             order.attach_mock(made.send, f"send_{made.worker_id}")
         manager.reset()
@@ -92,25 +91,23 @@ def test_step_queues_workers_that_are_not_waiting_and_takes_what_is_there(
 ) -> None:
     with SubprocessEnvManager(never_called, n_envs=3) as manager:
         manager.step_queue = mocker.create_autospec(queue.Queue, instance=True)
-        manager.step_queue.get_nowait.side_effect = responses(
-            EnvironmentResponse("step", 0, steps_of()), EnvironmentResponse("step", 1, steps_of())
-        )
-        last = [StepInfo(None, steps_of(), None, i) for i in range(3)]
-        for made, info in zip(manager.env_workers, last, strict=True):
-            made.previous_step = info
-        manager.env_workers[2].waiting = True
+        two = responses(EnvironmentResponse("step", 0, steps_of()), EnvironmentResponse("step", 1, steps_of()))
+        manager.step_queue.get_nowait.side_effect = [*two, *two]
+        manager.reset()
         taken = {"default": ActionInfo(np.array([5]))}
-        take_steps = mocker.patch.object(manager, "_take_steps", return_value=[taken, taken])
+        take_steps = mocker.patch.object(manager, "_take_steps", side_effect=lambda last: [taken for _ in last])
+        last = manager.step()
+        for made in manager.env_workers:
+            made.send.reset_mock()
 
         infos = manager.step()
 
-        take_steps.assert_called_once_with([last[0], last[1]])
+        assert take_steps.call_args == mocker.call(last)
         for made in manager.env_workers[:2]:
             made.send.assert_called_once_with("step", {"default": np.array([5])})
         assert not manager.env_workers[2].send.called
         assert [info.worker_id for info in infos] == [0, 1]
-        assert [made.waiting for made in manager.env_workers] == [False, False, True]
-        assert infos == [made.previous_step for made in manager.env_workers[:2]]
+        assert [worker.waiting for worker in manager.stats().workers] == [False, False, True]
         assert infos[0].previous is last[0].current
         assert infos[0].actions is taken
         assert not manager.step_queue.get.called, "what was there was enough"
@@ -127,7 +124,7 @@ def test_step_blocks_only_when_nothing_is_there(create_worker: Any, mocker: Mock
         assert len(manager.step()) == 1
         assert manager.step(Wait.any(timeout_s=0.5)) == []
         assert manager.step_queue.get.call_args.kwargs["timeout"] == pytest.approx(0.5, abs=0.1)
-        assert manager.env_workers[0].waiting, "nothing is lost by a timeout"
+        assert manager.stats().workers[0].waiting, "nothing is lost by a timeout"
 
 
 class Zeros:

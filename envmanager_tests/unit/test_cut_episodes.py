@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.table import Entry
 from envmanager.cut_episodes import followed_by, lost, truncated
-from envmanager.env_rows import EnvRows
-from envmanager.last_batches import LastBatches
 from envmanager.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
 from envmanager.trees import leaves
 
@@ -269,12 +269,16 @@ def rows(env_ids, says):
 
 def last_of(worker_id, *batches, blocks=((0, 1, 2), (3, 4))):
     """The observations of a worker's environments after these batches, each ``(env_ids, says)``; 0 at the reset."""
-    last = LastBatches(EnvRows(blocks))
+    entries = [Entry(number, block) for number, block in enumerate(blocks)]
+    for entry in entries:
+        entry.previous_step = StepInfo(None, {"default": rows(entry.env_ids, 0)}, None, entry.worker_id)
     for env_ids, says in batches:
         batch = Batch.of(rows(env_ids, says))
-        shares = [rows([env_id for env_id in env_ids if env_id in block], says) for block in blocks]
-        last.keep([(number, last.with_rows_of(number, own, batch)) for number, own in enumerate(shares) if len(own)])
-    return last.over(rows(blocks[worker_id], 0), worker_id).obs.tolist()
+        for entry in entries:
+            own = rows([env_id for env_id in env_ids if env_id in entry.env_ids], says)
+            if len(own):
+                entry.batches = batches_with(entry, own, batch)
+    return last_steps(entries[worker_id])["default"].obs.tolist()
 
 
 def test_a_row_was_last_seen_in_the_newest_batch_that_holds_it():

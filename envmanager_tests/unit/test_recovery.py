@@ -1,4 +1,4 @@
-"""Recovery and Gathering: what becomes of workers that fail, and in what order a trainer is told.
+"""The entries of workers: what becomes of workers that fail, and in what order a trainer is told.
 
 No process, no time.
 """
@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmanager import events
+from envmanager.core.collecting import Collector
+from envmanager.core.recovery import Recovery
+from envmanager.core.table import WorkerTable
 from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
-from envmanager.gathering import Gathering
 from envmanager.options import RestartPolicy, Wait
-from envmanager.recovery import Recovery
 from envmanager.steps import AgentSteps, EnvironmentResponse
 
 
@@ -37,14 +38,6 @@ def died(worker_id=0, exit="SIGKILL"):
 def raised(worker_id=0):
     where = {"worker_id": worker_id, "env_ids": [worker_id], "phase": "step"}
     return EnvRaised(**where, type_name="ValueError", cause="gear 7", remote_traceback="…")
-
-
-@attrs.define
-class Worker:
-    """All that Recovery and Gathering know of a worker."""
-
-    worker_id: int
-    waiting: bool = False
 
 
 @attrs.define
@@ -98,33 +91,26 @@ class Told:
 
 
 class Bench:
-    """Recovery and Gathering with workers of which the test says what they do."""
+    """A table with its recovery and collector, and workers of which the test says what they do."""
 
     def __init__(self, n_workers=3, *, clock=None, **policy):
-        self.workers = [Worker(worker_id) for worker_id in range(n_workers)]
+        self.table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
+        self.entries = self.table.entries
         self.last = {worker_id: steps_of(worker_id, 0) for worker_id in range(n_workers)}
         self.started = []
         self.refusing = []  # errors, one for each start that fails
-        self.recovery = Recovery(
-            RestartPolicy(**{"backoff_s": 0.0, **policy}),
-            self.workers,
-            n_workers,
-            replace=self._replace,
-            last_steps=self.last.__getitem__,
-        )
-        self.gathering = Gathering(self.workers, n_workers, self.recovery)
+        self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), self._launch_again)
+        self.collector = Collector(self.table, self.recovery)
         self.queue = Answers(Clock() if clock is None else clock)
 
-    def _replace(self, worker_id):
-        self.started.append((worker_id, self.recovery.generations[worker_id]))
+    def _launch_again(self, entry):
+        self.started.append((entry.worker_id, entry.generation))
         if self.refusing:
             raise self.refusing.pop(0)
-        self.workers[worker_id] = Worker(worker_id, waiting=True)
 
     def send(self, *worker_ids):
         for worker_id in worker_ids:
-            assert not self.workers[worker_id].waiting
-            self.workers[worker_id].waiting = True
+            self.table.sent(self.entries[worker_id], 1)
 
     def answer(self, worker_id, says=1, **steps):
         self.queue.put(EnvironmentResponse("step", worker_id, steps_of(worker_id, says, **steps)))
@@ -136,13 +122,17 @@ class Bench:
     def fail(self, worker_id, error=None):
         self.queue.put(EnvironmentResponse("failed", worker_id, died(worker_id) if error is None else error))
 
+    def fail_quietly(self, worker_id, error):
+        return self.recovery.fail_quietly(self.entries[worker_id], error)
+
     def collect(self, **wait):
         """What a manager hands out in one call."""
         found = []
-        for response in self.gathering.collect(self.queue, Wait(**{"timeout_s": 0.0, **wait})):
-            cut = self.recovery.cut(response)
+        for entry in self.collector.collect(self.queue, Wait(**{"timeout_s": 0.0, **wait})):
+            cut = self.recovery.cut(entry, self.last[entry.worker_id])
+            response = entry.response
             payload = response.payload if cut is None else cut.payload
-            self.gathering.hand_out([response])
+            self.table.handed_out([entry])
             self.last[response.worker_id] = payload
             steps, lost = payload["default"], None if cut is None else cut.lost
             found.append(Told(response.worker_id, str(response.name), lost, float(steps.obs[0]), steps))
@@ -150,7 +140,28 @@ class Bench:
 
     @property
     def waiting(self):
-        return [worker.waiting for worker in self.workers]
+        return [entry.waiting for entry in self.entries]
+
+    @property
+    def generations(self):
+        return [entry.generation for entry in self.entries]
+
+    @property
+    def restarts(self):
+        return [entry.restarts for entry in self.entries]
+
+    @property
+    def errors(self):
+        return {entry.worker_id: entry.error for entry in self.entries if entry.is_given_up}
+
+    @property
+    def dropped(self):
+        return {entry.worker_id for entry in self.entries if entry.is_dropped}
+
+    @property
+    def ignoring(self):
+        """Of whom one more action is discarded."""
+        return {entry.worker_id for entry in self.entries if entry.ignores_action}
 
     def count(self, *kinds):
         return tuple(self.recovery.events.count(kind) for kind in kinds)
@@ -165,8 +176,8 @@ def test_a_worker_that_fails_is_replaced_alone_and_waits_until_its_replacement_h
     bench.fail(1)
     assert bench.collect() == []
     assert bench.started == [(1, 1)]
-    assert bench.recovery.generations == [0, 1, 0]
-    assert bench.recovery.restarts == [0, 1, 0]
+    assert bench.generations == [0, 1, 0]
+    assert bench.restarts == [0, 1, 0]
     assert bench.waiting == [True, True, True]
 
     bench.answer(0)
@@ -232,12 +243,12 @@ def test_an_action_for_a_worker_that_had_failed_is_counted_once():
     bench.send(1)
     bench.fail(0)
     bench.collect()
-    assert bench.recovery.unanswered == {0}
-    bench.recovery.drop_action(0)
+    assert bench.ignoring == {0}
+    bench.recovery.discard_action(bench.entries[0])
     bench.begin(0)
     bench.collect()
 
-    assert bench.recovery.unanswered == set()
+    assert bench.ignoring == set()
     assert bench.recovery.steps_lost == 1
 
 
@@ -278,7 +289,7 @@ def test_an_action_for_a_step_whose_worker_died_after_it_is_dropped():
     bench.fail(0)
     bench.collect()
 
-    assert bench.recovery.unanswered == {0}
+    assert bench.ignoring == {0}
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before it began", "after it began"])
@@ -296,7 +307,7 @@ def test_a_replacement_that_fails_too_is_one_loss_with_the_first_cause(begun):
     assert (told.lost.cause, told.lost.generation, told.obs) == (first, 2, 200)
     assert bench.started == [(0, 1), (0, 2)]
     assert bench.recovery.steps_lost == 1
-    assert bench.recovery.restarts == [2]
+    assert bench.restarts == [2]
     assert bench.count(events.Died, events.Restarted) == (2, 2)
 
 
@@ -344,8 +355,8 @@ def test_no_more_than_max_ready_are_handed_out_losses_included():
 @pytest.fixture
 def clock(mocker):
     time = Clock()
-    for module in ("recovery", "gathering"):
-        mocker.patch(f"envmanager.{module}.time", time)
+    for module in ("recovery", "collecting"):
+        mocker.patch(f"envmanager.core.{module}.time", time)
     return time
 
 
@@ -361,7 +372,7 @@ def test_a_delayed_replacement_is_started_when_its_time_has_come_and_not_before(
     assert bench.started == [(0, 1)]
     assert bench.waiting == [True, True], "nothing is sent to it meanwhile"
     assert bench.recovery.next_start_at() == clock.now + 8.0
-    assert bench.recovery.generations == [1, 0], "the next generation has not begun"
+    assert bench.generations == [1, 0], "the next generation has not begun"
 
     clock.now += 7.9
     bench.collect()
@@ -376,7 +387,7 @@ def test_a_call_that_waits_starts_what_becomes_due_meanwhile(clock, mocker):
     mocker.patch("random.Random.uniform", return_value=1.0)
     bench = Bench(2, clock=clock, backoff_s=8.0)
     for _ in range(2):
-        bench.send(*(worker.worker_id for worker in bench.workers if not worker.waiting))
+        bench.send(*(entry.worker_id for entry in bench.entries if not entry.waiting))
         bench.fail(0)
         bench.begin(0) if not bench.started else None
         bench.collect()
@@ -416,7 +427,7 @@ def test_a_replacement_that_can_never_be_started_ends_the_budget_with_the_reason
     assert "no more processes" in raised.value.last.cause
     assert raised.value.phase == "start"
     assert (bench.started, bench.waiting) == ([(0, 1), (0, 2)], [False, False])
-    assert list(bench.recovery.out) == [0]
+    assert list(bench.errors) == [0]
 
 
 def test_nobody_waits_for_a_worker_that_is_dropped_because_it_cannot_be_started(clock):
@@ -427,7 +438,7 @@ def test_nobody_waits_for_a_worker_that_is_dropped_because_it_cannot_be_started(
     bench.answer(1)
 
     assert [told.worker_id for told in bench.collect(min_ready=Wait.ALL, timeout_s=None)] == [1]
-    assert bench.recovery.dropped == {0}
+    assert bench.dropped == {0}
 
 
 def test_a_thousand_starts_that_fail_end_in_an_error_of_ours():
@@ -451,7 +462,7 @@ def test_without_a_budget_the_failure_is_raised_once_and_the_others_go_on():
     with pytest.raises(WorkerDied) as raised:
         bench.collect()
     assert raised.value is error
-    assert bench.recovery.out == {0: error}
+    assert bench.errors == {0: error}
     assert [told.worker_id for told in bench.collect()] == [1]
     bench.send(1)
     bench.answer(1)
@@ -466,7 +477,7 @@ def test_an_exception_is_raised_and_leaves_the_worker_out():
     with pytest.raises(EnvRaised):
         bench.collect()
 
-    assert (list(bench.recovery.out), bench.started, bench.waiting) == ([0], [], [False, True])
+    assert (list(bench.errors), bench.started, bench.waiting) == ([0], [], [False, True])
 
 
 def test_a_dropped_worker_is_told_loudly_and_nobody_is_stopped(caplog):
@@ -475,7 +486,7 @@ def test_a_dropped_worker_is_told_loudly_and_nobody_is_stopped(caplog):
     bench.fail(0)
     assert bench.collect() == []
 
-    assert bench.recovery.dropped == {0}
+    assert bench.dropped == {0}
     assert bench.waiting == [False, True]
     assert bench.count(events.Dropped) == (1,)
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
@@ -493,8 +504,8 @@ def test_a_worker_is_dropped_only_after_its_budget():
     bench.fail(0)
     assert bench.collect() == []
 
-    assert bench.recovery.dropped == {0}
-    assert isinstance(bench.recovery.out[0], RestartsExhausted)
+    assert bench.dropped == {0}
+    assert isinstance(bench.errors[0], RestartsExhausted)
 
 
 def test_when_the_last_worker_is_dropped_its_error_is_raised():
@@ -507,7 +518,7 @@ def test_when_the_last_worker_is_dropped_its_error_is_raised():
         bench.collect()
 
     assert raised.value is errors[1]
-    assert bench.recovery.dropped == {0, 1}
+    assert bench.dropped == {0, 1}
     with pytest.raises(UsageError, match="every worker has failed"):
         bench.collect()
 
@@ -555,11 +566,11 @@ def test_a_worker_that_is_revived_has_its_whole_budget_and_nothing_was_lost():
     bench.fail(0)
     with pytest.raises(RestartsExhausted):
         bench.collect()
-    bench.recovery.revive(0)
+    bench.recovery.revive(bench.entries[0])
     bench.begin(0, says=300)
     (told,) = bench.collect()
     assert (told.lost, told.obs, told.steps.ended.tolist()) == (None, 300, [False])
-    assert bench.recovery.generations == [2]
+    assert bench.generations == [2]
 
     bench.send(0)
     bench.fail(0)
@@ -574,18 +585,18 @@ def test_a_failure_in_a_call_is_raised_there_and_not_again():
     bench = Bench(2, max_restarts=0)
     error = died()
     bench.send(1)
-    assert bench.gathering.fail_quietly(EnvironmentResponse("failed", 0, error)) is error
+    assert bench.fail_quietly(0, error) is error
     bench.answer(1)
 
     assert [told.worker_id for told in bench.collect()] == [1]
     assert bench.waiting == [False, False]
-    assert list(bench.recovery.out) == [0]
+    assert list(bench.errors) == [0]
 
 
 def test_a_failure_in_a_call_replaces_the_worker_and_the_loss_comes_later():
     bench = Bench(1)
     error = died()
-    assert bench.gathering.fail_quietly(EnvironmentResponse("failed", 0, error)) is error
+    assert bench.fail_quietly(0, error) is error
     bench.begin(0)
 
     assert [told.lost.cause for told in bench.collect()] == [error]
@@ -595,8 +606,8 @@ def test_a_failure_in_a_call_leaves_the_step_that_had_been_answered():
     bench = Bench(1, max_restarts=0)
     bench.send(0)
     bench.answer(0, says=5)
-    bench.gathering.arrive(bench.queue.get_nowait())
-    bench.gathering.fail_quietly(EnvironmentResponse("failed", 0, died()))
+    bench.collector.arrive(bench.queue.get_nowait())
+    bench.fail_quietly(0, died())
 
     assert [told.obs for told in bench.collect()] == [5]
 
@@ -604,11 +615,11 @@ def test_a_failure_in_a_call_leaves_the_step_that_had_been_answered():
 def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
     bench = Bench(3)
     bench.send(0, 1, 2)
-    bench.gathering.arrive(EnvironmentResponse("failed", 0, died()))
+    bench.collector.arrive(EnvironmentResponse("failed", 0, died()))
     bench.answer(1)
     bench.begin(0)
     bench.answer(2)
-    bench.gathering.await_replacement(bench.queue, 0)
+    bench.collector.await_replacement(bench.queue, bench.entries[0])
 
     assert not bench.queue.empty(), "nobody waits longer than for the replacement"
     assert [(told.worker_id, told.name) for told in bench.collect()] == [(1, "step"), (0, "reset"), (2, "step")]
@@ -617,16 +628,16 @@ def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
 def test_waiting_for_a_replacement_ends_when_it_is_given_up():
     bench = Bench(1, max_restarts=1)
     bench.send(0)
-    bench.gathering.arrive(EnvironmentResponse("failed", 0, died()))
+    bench.collector.arrive(EnvironmentResponse("failed", 0, died()))
     bench.fail(0)
-    bench.gathering.await_replacement(bench.queue, 0)
+    bench.collector.await_replacement(bench.queue, bench.entries[0])
 
-    assert isinstance(bench.recovery.out[0], RestartsExhausted)
+    assert isinstance(bench.errors[0], RestartsExhausted)
 
 
 def test_nobody_waits_for_a_worker_that_is_well():
     bench = Bench(1)
-    bench.gathering.await_replacement(bench.queue, 0)
+    bench.collector.await_replacement(bench.queue, bench.entries[0])
 
     assert bench.started == []
 
@@ -650,7 +661,7 @@ def test_a_worker_is_recycled_at_the_end_of_an_episode_once_it_is_old_enough():
     assert (told.name, told.lost, told.obs) == ("step", None, 100)
     assert (told.steps.terminated.tolist(), told.steps.final_obs.tolist()) == ([True], [5.5])
     assert told.steps.reward.tolist() == [1.0]
-    assert (bench.recovery.restarts, bench.recovery.steps_lost) == ([0], 0)
+    assert (bench.restarts, bench.recovery.steps_lost) == ([0], 0)
     assert bench.count(events.Recycled, events.Failed, events.Restarted) == (1, 0, 0)
 
 
@@ -663,7 +674,7 @@ def test_the_age_is_counted_anew_for_each_generation():
         if not bench.collect():
             bench.begin(0)
             bench.collect()
-        generations.append(bench.recovery.generations[0])
+        generations.append(bench.generations[0])
 
     assert generations == [0, 1, 1, 2, 2, 3]
 
@@ -696,7 +707,7 @@ def test_a_recycled_workers_replacement_that_fails_is_replaced_and_nothing_is_lo
 
     assert bench.started == [(0, 1), (0, 2)]
     assert (told.name, told.lost, told.obs, told.steps.final_obs.tolist()) == ("step", None, 200, [5.5])
-    assert (bench.recovery.restarts, bench.recovery.steps_lost) == ([1, 0], 0)
+    assert (bench.restarts, bench.recovery.steps_lost) == ([1, 0], 0)
 
 
 def test_the_held_step_of_a_recycled_worker_comes_also_when_it_cannot_be_replaced():
@@ -722,7 +733,7 @@ def test_the_held_step_of_a_recycled_worker_comes_also_when_it_is_dropped():
     (told,) = bench.collect()
 
     assert (told.worker_id, told.name, told.obs) == (0, "step", 5)
-    assert bench.recovery.dropped == {0}
+    assert bench.dropped == {0}
     assert bench.waiting == [False, True]
 
 
@@ -762,13 +773,13 @@ class Model:
         self.generation = dict.fromkeys(range(n_workers), 0)
 
     def act(self, worker_id):
-        recovery, worker = self.bench.recovery, self.bench.workers[worker_id]
-        if self.asked_of[worker_id] or (worker.waiting and not self.sends):
+        entry = self.bench.entries[worker_id]
+        if self.asked_of[worker_id] or (entry.waiting and not self.sends):
             return
         self.asked[worker_id] += 1
         self.asked_of[worker_id] = True
-        if self.sends and worker_id in recovery.unanswered:
-            recovery.drop_action(worker_id)
+        if self.sends and entry.ignores_action:
+            self.bench.recovery.discard_action(entry)
             return
         self.bench.send(worker_id)
         self.serial[worker_id] += 1
@@ -780,20 +791,20 @@ class Model:
             self.bench.answer(worker_id, says=self.serial[worker_id])
 
     def die(self, worker_id):
-        if self.bench.recovery.generations[worker_id] != self.generation[worker_id]:
+        if self.bench.generations[worker_id] != self.generation[worker_id]:
             return  # it has died, or its replacement is still to be noticed
         self.in_step[worker_id] = False
         self.deaths[worker_id] += not self.is_cut[worker_id]
         self.is_cut[worker_id] = True
         self.generation[worker_id] += 1
         self.bench.fail(worker_id)
-        self.bench.gathering._take_arrived(self.bench.queue)
+        self.bench.collector._take_arrived(self.bench.queue)
 
     def begin(self, worker_id):
-        replacement = self.bench.recovery.replacements.get(worker_id)
-        if replacement is not None and replacement.response is None:
+        replacement = self.bench.entries[worker_id].replacement
+        if replacement is not None and replacement.first is None:
             self.bench.begin(worker_id)
-            self.bench.gathering._take_arrived(self.bench.queue)
+            self.bench.collector._take_arrived(self.bench.queue)
 
     def collect(self, number):
         try:
@@ -816,11 +827,11 @@ class Model:
 
     def finish(self):
         for _ in range(5):
-            for worker_id in range(len(self.bench.workers)):
+            for worker_id in range(len(self.bench.entries)):
                 self.begin(worker_id)
                 self.answer(worker_id)
             self.collect(100)
-        assert self.bench.waiting == [False] * len(self.bench.workers)
+        assert self.bench.waiting == [False] * len(self.bench.entries)
 
 
 moves = st.lists(st.tuples(st.sampled_from(["act", "answer", "die", "begin", "collect"]), st.integers(0, 2)))

@@ -1,0 +1,186 @@
+"""Which responses are handed out, and when: the rules of Wait.
+
+::
+
+    step queue ──▶ arrive ──▶ the worker's entry ──▶ collect ──▶ (what is made of them) ──▶ handed out
+
+The rule: what arrived stays in its entry until all that is made of it exists; so an error, an interrupt or a time-out
+loses nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Protocol
+
+from envmanager.core.recovery import Recovery
+from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.options import Wait
+from envmanager.steps import CommandName, EnvironmentResponse
+from envmanager.timing import WaitTimes
+
+
+class StepQueue(Protocol):
+    """The one queue onto which all workers push the answers to "step". ``get_nowait`` and ``get`` raise queue.Empty.
+
+    The first observations of a worker that replaces another come out of it too, as the answer to a "reset".
+    """
+
+    def get_nowait(self) -> EnvironmentResponse: ...
+
+    def get(self, *, timeout: float | None = None) -> EnvironmentResponse: ...
+
+    def empty(self) -> bool: ...
+
+
+class Collector:
+    """Collects responses for one manager."""
+
+    def __init__(self, table: WorkerTable, recovery: Recovery) -> None:
+        self._table = table
+        self._recovery = recovery
+        self.holds_back = False
+        """Whether max_lead keeps responses back (send/recv), because nobody else keeps the actions back."""
+        self.closed = False
+        self.waits = WaitTimes()
+
+    def collect(self, step_queue: StepQueue, wait: Wait) -> list[Entry]:
+        """Whose responses are to be handed out, by the rules of ``wait``. Raises a WorkerError that is among them."""
+        deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
+        self._take_arrived(step_queue)
+        offered = self._offered(wait)
+        if len(offered) < wait.min_ready:
+            self._wait_for_more(step_queue, wait, deadline)
+            offered = self._offered(wait)
+        chosen = offered[: wait.max_ready]
+        if not self._table.is_ordinary:
+            self._raise_failure(chosen)
+        return chosen
+
+    def _wait_for_more(self, step_queue: StepQueue, wait: Wait, deadline: float | None) -> None:
+        if not self._table.n_waiting:
+            raise UsageError(self._nothing_in_flight())
+        while not self._enough(wait):
+            start_at = None if self._table.is_ordinary else self._recovery.next_start_at()
+            wake_at = min((at for at in (deadline, start_at) if at is not None), default=None)
+            try:
+                timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+                self.arrive(self.waits.get(step_queue, timeout=timeout))
+            except queue.Empty:
+                self._require_open()
+                if wake_at is None:
+                    raise RuntimeError("a step queue gave up without a timeout") from None
+                if wake_at == deadline:
+                    return
+            self._take_arrived(step_queue)
+
+    def _take_arrived(self, step_queue: StepQueue) -> None:
+        if not self._table.is_ordinary:
+            self._recovery.start_due()
+        try:
+            while True:
+                self.arrive(step_queue.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _require_open(self) -> None:
+        if self.closed:  # by another thread, while this one waited
+            raise ManagerClosed("a call that waits")
+
+    def arrive(self, response: EnvironmentResponse) -> None:
+        """Put a response into the entry of its worker."""
+        if self.closed:
+            self._require_open()
+        entry = self._table.entries[response.worker_id]
+        if response.name is CommandName.FAILED:
+            self._recovery.fail(entry, response.payload)
+        elif entry.replacement is not None:
+            self._recovery.begin(entry, response)
+        elif entry.state is WorkerState.IN_FLIGHT:
+            self._table.arrived(entry, response)
+            if self._recovery.recycles:
+                self._recovery.recycle_if_old(entry)
+        else:
+            raise RuntimeError(
+                f"worker {entry.worker_id} answered a {response.name} that nobody waits for: it is {entry.state.value}."
+            )
+
+    def await_replacement(self, step_queue: StepQueue, entry: Entry) -> None:
+        """Wait until a worker that is being replaced is there again, or given up; what arrives meanwhile is kept."""
+        while entry.replacement is not None and entry.replacement.first is None:
+            self._recovery.start_due()
+            replacement = entry.replacement
+            if replacement is None or replacement.first is not None:
+                return
+            start_at = self._recovery.next_start_at()
+            timeout = None if start_at is None else max(0.0, start_at - time.monotonic())
+            try:
+                self.arrive(step_queue.get(timeout=timeout))
+            except queue.Empty:
+                self._require_open()
+
+    def _enough(self, wait: Wait) -> bool:
+        n_offered = len(self._offered(wait))
+        if n_offered >= wait.min_ready:
+            return True
+        if wait.max_lead is None:
+            return n_offered >= self._table.n_waiting
+        n_held = sum(self._is_held_back(entry, wait.max_lead) for entry in self._table.ready)
+        if n_held and n_held == self._table.n_waiting:
+            slowest = next(each for each in self._table.entries if each.steps_since_reset == self._table.slowest())
+            raise UsageError(
+                f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
+                f"the environments of worker {slowest.worker_id}."
+            )
+        return n_offered >= self._table.n_waiting - n_held
+
+    def _offered(self, wait: Wait) -> list[Entry]:
+        """Those that are ready and not held back."""
+        if wait.max_lead is None or not self.holds_back:
+            return self._table.ready
+        return [entry for entry in self._table.ready if not self._is_held_back(entry, wait.max_lead)]
+
+    def _is_held_back(self, entry: Entry, max_lead: int) -> bool:
+        if not self.holds_back or entry.response is None or entry.response.name is not CommandName.STEP:
+            return False
+        return entry.steps_since_reset - self._table.slowest() >= max_lead
+
+    def _raise_failure(self, chosen: list[Entry]) -> None:
+        """A failure among what would be handed out is raised, once; the rest stays ready."""
+        for entry in chosen:
+            assert entry.response is not None
+            if entry.response.name is CommandName.FAILED:
+                error = entry.response.payload
+                self._table.handed_out([entry])
+                raise error
+
+    def drain(self, step_queue: StepQueue) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
+        """Wait for all that is in flight, failures too: the last responses by worker, and the first failure."""
+        responses: dict[int, EnvironmentResponse] = {}
+        failure: EnvManagerError | None = None
+        while self._table.n_waiting:
+            try:
+                chosen = list(self.collect(step_queue, Wait.all()))
+            except ManagerClosed:
+                raise
+            except EnvManagerError as error:
+                failure = failure or error
+                continue
+            responses.update({entry.worker_id: entry.response for entry in chosen if entry.response is not None})
+            self._table.handed_out(chosen)
+        return responses, failure
+
+    def restart_counting(self) -> None:
+        """After a reset nobody is ahead of anybody."""
+        for entry in self._table.entries:
+            entry.steps_since_reset = 0
+        self.holds_back = False
+
+    def _nothing_in_flight(self) -> str:
+        errors = [entry.error for entry in self._table.entries if entry.error is not None]
+        if len(errors) == len(self._table.entries):
+            first_line = str(errors[0]).partition("\n")[0]
+            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first_line}"
+        return "nothing is in flight: send() actions first."

@@ -1,0 +1,262 @@
+"""What becomes of a worker that fails, and of one that is to be recycled.
+
+::
+
+    failure ── judge ──▶ replaced   until the first observations of its next generation are handed out
+                    ──▶ failed      raised once, then left alone until the next reset
+                    ──▶ dropped     left alone for good, loudly
+
+The rule: the others never notice. Everything that happens to an entry's generations happens here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager import cut_episodes, events
+from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.options import RestartPolicy
+from envmanager.restarts import GiveUp, Replace, Supervisor
+from envmanager.steps import CommandName, EnvironmentResponse, Lost, Steps
+
+
+@attrs.frozen
+class Cut:
+    """What a trainer gets of the first response of a worker's new generation.
+
+    ``lost``: why the steps in flight are lost, if they are. ``unstepped``: int64, the agents that took no step; their
+    rows only say that their episode was cut.
+    """
+
+    payload: Steps
+    lost: Lost | None
+    unstepped: np.ndarray
+
+
+class Recovery:
+    """Replaces and gives up the workers of one manager."""
+
+    def __init__(
+        self, table: WorkerTable, policy: RestartPolicy, launch_again: Callable[[Entry], EnvironmentResponse | None]
+    ) -> None:
+        """``launch_again(entry)`` starts the entry's generation and has it reset, with what that is answered by.
+
+        None says that the answer comes out of the step queue. OSError or an error of this library: it cannot be.
+        """
+        self._table = table
+        self._policy = policy
+        self._supervisor = Supervisor(policy, len(table.entries))
+        self._launch_again = launch_again
+        self.recycles = policy.recycle_after_steps is not None
+        self.events = events.EventLog()
+        self.steps_lost = 0
+
+    # Failures.
+
+    def fail(self, entry: Entry, error: Exception) -> None:
+        """The worker failed: it is replaced, or what is to be said of it is ready. Once given up, it stays so."""
+        if entry.is_given_up:
+            self._tell(entry, error)
+            return
+        while not self._decide(entry, error):
+            failure = self._start_if_due(entry)
+            if failure is None:
+                return
+            error = failure
+
+    def fail_quietly(self, entry: Entry, error: Exception) -> Exception:
+        """The worker failed in a call, which raises the error that is returned here; it is not raised again."""
+        self.fail(entry, error)
+        if entry.error is None:
+            return error
+        then = WorkerState.DROPPED if entry.is_dropped else WorkerState.FAILED
+        if entry.state is WorkerState.READY:
+            waiting = (entry.response, entry.following)
+            answered = [each for each in waiting if each is not None and each.name is not CommandName.FAILED]
+            self._table.expect(entry, answered, then)
+        return entry.error
+
+    def _decide(self, entry: Entry, error: Exception) -> bool:
+        """Replace it or give it up; whether that ends the matter for now."""
+        self._tell(entry, error)
+        if entry.state is WorkerState.IDLE:
+            entry.ignores_action = True
+        elif entry.state is WorkerState.IN_FLIGHT:
+            self.steps_lost += 1
+        verdict = self._supervisor.judge(entry.worker_id, error, time.monotonic())
+        if isinstance(verdict, Replace):
+            assert isinstance(error, WorkerError)
+            self._plan(entry, error, verdict.delay_s)
+            return False
+        self._give_up(entry, verdict)
+        return True
+
+    def _tell(self, entry: Entry, error: Exception) -> None:
+        kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut}
+        kind = kinds.get(type(error), events.Raised)
+        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
+
+    def _plan(self, entry: Entry, error: WorkerError, delay_s: float) -> None:
+        before = entry.replacement
+        answered = _last_answer(entry)
+        generation = entry.generation + 1
+        entry.replacement = Replacement(generation, error, time.monotonic() + delay_s)
+        if before is not None:  # the replacement failed in its turn: what it was for is still to be told
+            entry.replacement.cause, entry.replacement.held = before.cause, before.held
+        entry.restarts += 1
+        self._table.expect(entry, answered, WorkerState.REPLACING)
+        self.events.add(
+            events.Restarted(worker_id=entry.worker_id, generation=generation, cause=error, delay_s=delay_s)
+        )
+
+    def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
+        answered = _last_answer(entry)
+        if entry.replacement is not None and entry.replacement.held is not None:
+            answered.append(entry.replacement.held)
+        entry.error, entry.replacement = verdict.error, None
+        if verdict.drop:
+            self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
+        others_play = any(not other.is_dropped for other in self._table.entries if other is not entry)
+        if verdict.drop and others_play:
+            self._table.expect(entry, answered, WorkerState.DROPPED)
+            return
+        entry.ignores_action = False  # who sends to it gets the error
+        failure = EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error)
+        then = WorkerState.DROPPED if verdict.drop else WorkerState.FAILED
+        self._table.expect(entry, [*answered, failure], then)
+
+    # Replacing.
+
+    def _start_if_due(self, entry: Entry) -> Exception | None:
+        """Start its next generation, if the time has come; what went wrong with that."""
+        replacement = entry.replacement
+        if replacement is None or replacement.is_started or replacement.start_at > time.monotonic():
+            return None
+        replacement.is_started = True
+        entry.generation, entry.steps_of_generation = replacement.generation, 0
+        try:
+            response = self._launch_again(entry)
+        except (OSError, EnvManagerError) as error:
+            return error if isinstance(error, WorkerError) else _could_not_start(entry.worker_id, error)
+        except BaseException:  # a Ctrl-C meanwhile: the next call begins anew
+            replacement.is_started = False
+            replacement.generation += 1
+            raise
+        if response is None:
+            return None
+        if response.name is CommandName.FAILED:
+            return response.payload  # type: ignore[no-any-return]
+        self.begin(entry, response)
+        return None
+
+    def start_due(self) -> None:
+        """Start the replacements whose time has come."""
+        for entry in self._table.entries:
+            failure = self._start_if_due(entry)
+            if failure is not None:
+                self.fail(entry, failure)
+
+    def next_start_at(self) -> float | None:
+        """When (monotonic seconds) the next replacement is to be started; None when there is none to start."""
+        planned = [entry.replacement for entry in self._table.entries if entry.replacement is not None]
+        return min((each.start_at for each in planned if not each.is_started), default=None)
+
+    def begin(self, entry: Entry, response: EnvironmentResponse) -> None:
+        """The first observations of its next generation are there; they come after its last answer."""
+        replacement = entry.replacement
+        assert replacement is not None
+        held = replacement.held
+        replacement.first = response if held is None else attrs.evolve(held, payload=response.payload)
+        answered = [] if entry.state is WorkerState.REPLACING else _last_answer(entry)
+        self._table.expect(entry, [*answered, replacement.first], WorkerState.IDLE)
+
+    def cut(self, entry: Entry, last: Steps) -> Cut | None:
+        """What a trainer gets of its response, when that is the first of a generation that cuts episodes.
+
+        ``last`` are the steps of it that were handed out last.
+        """
+        replacement = entry.replacement
+        if replacement is None or not entry.is_first_of_generation or entry.response is None:
+            return None
+        if replacement.held is not None:
+            stepped: Steps = replacement.held.payload
+            old, lost = cut_episodes.truncated(stepped, last), None
+        elif replacement.cause is not None:
+            stepped = {}
+            old, lost = cut_episodes.lost(last), Lost(replacement.cause, replacement.generation)
+        else:  # a reset: no episode was cut
+            return None
+        payload = cut_episodes.followed_by(old, entry.response.payload)
+        return Cut(payload, lost, np.setdiff1d(_agent_ids(old), _agent_ids(stepped)))
+
+    # Recycling.
+
+    def recycle_if_old(self, entry: Entry) -> None:
+        """Replace a healthy worker whose step is here, if it is old enough; the step is held back until that is done.
+
+        MemoryError when the copy that this takes cannot be made: the step is then handed out as any other.
+        """
+        response = entry.response
+        assert response is not None
+        entry.steps_of_generation += 1
+        limit = self._policy.recycle_after_steps
+        if limit is None or entry.steps_of_generation < limit or not any(map(_begins_anew, response.payload.values())):
+            return
+        held = attrs.evolve(response, payload={name: own.copy() for name, own in response.payload.items()})
+        steps, generation = entry.steps_of_generation, entry.generation + 1
+        entry.replacement = Replacement(generation, None, time.monotonic(), held)
+        self._table.expect(entry, [], WorkerState.REPLACING)
+        self.events.add(events.Recycled(worker_id=entry.worker_id, generation=generation, steps=steps))
+        failure = self._start_if_due(entry)
+        if failure is not None:
+            self.fail(entry, failure)
+
+    # What the user does.
+
+    def discard_action(self, entry: Entry) -> None:
+        """An action came for the last observation of a worker that has failed."""
+        entry.ignores_action = False
+        self.steps_lost += 1
+        self._table.note_exceptions()
+
+    def take_back(self, entry: Entry) -> None:
+        """A worker that was given up is asked to reset: it has all its restarts again."""
+        if entry.error is not None:
+            entry.error = None
+            self._supervisor.forgive(entry.worker_id)
+            if entry.state is WorkerState.FAILED:
+                entry.move(WorkerState.IDLE)
+            self._table.note_exceptions()
+
+    def revive(self, entry: Entry) -> None:
+        """Replace a worker that was given up, because the user has asked for a reset."""
+        self.take_back(entry)
+        entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
+        self._table.expect(entry, [], WorkerState.REPLACING)
+
+
+def _last_answer(entry: Entry) -> list[EnvironmentResponse]:
+    """The response of its last generation that has not been handed out; not what a replacement has brought."""
+    if entry.response is None or entry.is_first_of_generation:
+        return []
+    return [entry.response]
+
+
+def _agent_ids(steps: Steps) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *(own.agent_id for own in steps.values())])
+
+
+def _begins_anew(steps: Any) -> bool:
+    """Whether some episode ended and its environment plays on."""
+    return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())
+
+
+def _could_not_start(worker_id: int, error: Exception) -> WorkerError:
+    text = f"worker {worker_id} could not be started again: {error}"
+    return WorkerError(text, worker_id=worker_id, env_ids=(), phase="start", cause=str(error))

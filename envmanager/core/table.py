@@ -1,0 +1,224 @@
+"""Where every worker of a manager stands: one entry each, one enum, one function that changes it.
+
+::
+
+    IDLE ── a step is sent ──▶ IN_FLIGHT ── its response is here ──▶ READY ── handed out ──▶ IDLE
+      └── failed ──┐               └── failed ──┐                      └─────┐
+                   ▼                            ▼                            ▼
+              REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
+
+The rule: a response waits in the entry of its worker and nowhere else, until all that is made of it exists. What comes
+after it (a failure, the first observations of the next generation) waits behind it, in ``following``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from envmanager.errors import WorkerError
+from envmanager.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
+
+
+class WorkerState(enum.Enum):
+    """Where a worker stands, as its manager sees it."""
+
+    IDLE = "idle"
+    """What it answered last was handed out: it wants actions."""
+    IN_FLIGHT = "in flight"
+    """It was sent a step."""
+    READY = "ready"
+    """Its response is here and was not handed out; a failure is one too, which is handed out by being raised."""
+    REPLACING = "replacing"
+    """It failed, or is being recycled: the first observations of its next generation are to come."""
+    FAILED = "failed"
+    """It was given up, which has been raised; until the next reset."""
+    DROPPED = "dropped"
+    """It was given up for good."""
+
+
+_S = WorkerState
+_MOVES = {
+    _S.IDLE: {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},
+    _S.IN_FLIGHT: {_S.READY, _S.REPLACING, _S.DROPPED},
+    _S.READY: {_S.IDLE, _S.READY, _S.REPLACING, _S.FAILED, _S.DROPPED},
+    _S.REPLACING: {_S.READY, _S.REPLACING, _S.DROPPED},
+    _S.FAILED: {_S.IDLE, _S.REPLACING},
+    _S.DROPPED: set(),
+}
+_WAITING = {_S.IN_FLIGHT, _S.READY, _S.REPLACING}
+
+
+@attrs.define(eq=False)
+class Replacement:
+    """A worker's next generation, from the decision until its first observations are handed out.
+
+    ``cause`` is why an episode is cut; None at a reset, and when a healthy worker is recycled: ``held`` is then the
+    step to hand out with the new generation's first observations. ``first`` brings these, once they are there.
+    """
+
+    generation: int
+    cause: WorkerError | None
+    start_at: float
+    held: EnvironmentResponse | None = None
+    is_started: bool = False
+    first: EnvironmentResponse | None = None
+
+
+@attrs.define(eq=False)
+class Entry:
+    """All that a manager knows of one worker, whichever process is its present generation."""
+
+    worker_id: int
+    env_ids: tuple[int, ...]
+    state: WorkerState = WorkerState.IDLE
+    response: EnvironmentResponse | None = None
+    """The one place where a response waits; set while READY."""
+    following: EnvironmentResponse | None = None
+    """What is handed out after ``response``."""
+    then: WorkerState = WorkerState.IDLE
+    """Where the worker stands when ``response`` and ``following`` were handed out."""
+    error: Exception | None = None
+    """What the worker was given up for."""
+    replacement: Replacement | None = None
+    ignores_action: bool = False
+    """It failed after its observation was handed out: one action for that may still come, and is discarded."""
+    generation: int = 0
+    steps_of_generation: int = 0
+    restarts: int = 0
+    previous_step: StepInfo | None = None
+    """The StepInfo that was handed out last; since a reset the first one, when steps go by send and recv."""
+    actions: Actions | None = None
+    n_envs_in_flight: int = 0
+    batches: list[Batch] = attrs.field(factory=list)
+    """The batches that hold the rows handed out last by ``recv``, oldest first: references, looked up when it fails."""
+    steps: int = 0
+    """Steps handed out."""
+    steps_since_reset: int = 0
+
+    def move(self, to: WorkerState) -> None:
+        """The one place where a worker's state changes. RuntimeError for a move that makes no sense."""
+        if to not in _MOVES[self.state]:
+            raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
+        self.state = to
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something of it is still to be handed out."""
+        return self.state in _WAITING
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it failed and is not replaced, also while that is still to be raised."""
+        return self.error is not None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether it was given up for good."""
+        return _S.DROPPED in (self.state, self.then)
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether nothing rare is the matter with it."""
+        return self.error is None and self.replacement is None and not self.ignores_action
+
+    @property
+    def is_first_of_generation(self) -> bool:
+        """Whether its response brings the first observations of a replacement."""
+        return self.replacement is not None and self.response is self.replacement.first and self.response is not None
+
+
+class WorkerTable:
+    """The entries of one manager's workers."""
+
+    def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
+        self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
+        self.ready: list[Entry] = []
+        """Those that are READY, in the order in which they became so."""
+        self.is_ordinary = True
+        """Whether nothing rare is the matter with any worker, so that nobody needs to ask."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Of how many workers something is still to be handed out."""
+        return sum([entry.state in _WAITING for entry in self.entries])
+
+    def _move(self, entry: Entry, to: WorkerState) -> None:
+        if entry.state is _S.READY:
+            self.ready.remove(entry)
+        entry.move(to)
+        if to is _S.READY:
+            self.ready.append(entry)
+
+    # The ordinary way.
+
+    def sent(self, entry: Entry, n_envs: int) -> None:
+        """A step was sent to ``n_envs`` of its environments."""
+        entry.n_envs_in_flight = n_envs
+        entry.move(_S.IN_FLIGHT)
+
+    def arrived(self, entry: Entry, response: EnvironmentResponse) -> None:
+        """Its response is here."""
+        self._move(entry, _S.READY)
+        entry.response = response
+
+    def handed_out(self, entries: Iterable[Entry]) -> None:
+        """All that is made of the responses of these entries exists, and is with the trainer now."""
+        for entry in entries:
+            response = entry.response
+            assert response is not None
+            if response.name is CommandName.STEP:
+                entry.steps += 1
+                entry.steps_since_reset += 1
+            if self.is_ordinary:
+                entry.response = None
+                self._move(entry, _S.IDLE)
+            else:
+                self._advance(entry)
+        if not self.is_ordinary:
+            self.note_exceptions()
+
+    # What is rare.
+
+    def _advance(self, entry: Entry) -> None:
+        """Its response was handed out; what follows it is next."""
+        if entry.is_first_of_generation:
+            entry.replacement, entry.ignores_action = None, False
+        elif entry.response is not None and entry.response.name is CommandName.FAILED:
+            pass  # who sends to it gets the error
+        elif entry.replacement is not None or entry.then is _S.DROPPED:
+            entry.ignores_action = True  # the trainer cannot know that the worker has gone
+        entry.response, entry.following = entry.following, None
+        self._move(entry, entry.then if entry.response is None else _S.READY)
+        if entry.response is None:
+            entry.then = _S.IDLE
+
+    def expect(self, entry: Entry, responses: Sequence[EnvironmentResponse], then: WorkerState) -> None:
+        """These (two at most) are handed out of it next, one after the other; then it stands at ``then``."""
+        first, following = (*responses, None, None)[:2]
+        if entry.state is _S.READY and first is entry.response:  # it keeps its turn
+            entry.following, entry.then = following, then
+        elif first is not None:
+            self._move(entry, _S.READY)
+            entry.response, entry.following, entry.then = first, following, then
+        else:
+            self._move(entry, then)
+            entry.response, entry.following, entry.then = None, None, _S.IDLE
+        self.note_exceptions()
+
+    def note_exceptions(self) -> None:
+        """Something rare has begun or ended."""
+        self.is_ordinary = all(entry.is_ordinary for entry in self.entries)
+
+    def slowest(self) -> int:
+        """The fewest steps since the reset handed out of any worker that takes part."""
+        return min((entry.steps_since_reset for entry in self.entries if not entry.is_given_up), default=0)
+
+    def clear(self) -> None:
+        """Nothing that waits is wanted any more, and the arrays that were handed out are let go."""
+        self.ready.clear()
+        for entry in self.entries:
+            entry.response = entry.following = entry.previous_step = entry.actions = None
+            entry.batches = []

@@ -1,0 +1,155 @@
+"""Where workers stand: every move that makes sense, every one that does not, and what waits where."""
+
+from __future__ import annotations
+
+import pytest
+
+from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.errors import WorkerDied
+from envmanager.steps import EnvironmentResponse
+
+IDLE, IN_FLIGHT, READY, REPLACING, FAILED, DROPPED = WorkerState
+
+MEANT = {
+    (IDLE, IN_FLIGHT): "a step is sent",
+    (IDLE, READY): "the first observations are offered, or it failed while nobody asked anything and that is raised",
+    (IDLE, REPLACING): "it failed while nobody asked anything",
+    (IDLE, DROPPED): "the same, past the budget",
+    (IN_FLIGHT, READY): "its response is here",
+    (IN_FLIGHT, REPLACING): "it failed, or is recycled",
+    (IN_FLIGHT, DROPPED): "it failed past the budget",
+    (READY, IDLE): "handed out",
+    (READY, READY): "handed out, and something follows",
+    (READY, REPLACING): "handed out after it had failed; or the replacement failed before it was",
+    (READY, FAILED): "its failure was raised",
+    (READY, DROPPED): "handed out after it had been dropped",
+    (REPLACING, READY): "the first observations of the next generation are here",
+    (REPLACING, REPLACING): "the next generation failed too",
+    (REPLACING, DROPPED): "the same, past the budget",
+    (FAILED, IDLE): "a reset, which it can obey",
+    (FAILED, REPLACING): "a reset, for which another must take its place",
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "to"), list(itertools.product(WorkerState, WorkerState)), ids=lambda state: state.value
+)
+def test_a_worker_moves_where_it_makes_sense_and_nowhere_else(before, to):
+    entry = Entry(0, (0,), state=before)
+    if (before, to) in MEANT:
+        entry.move(to)
+        assert entry.state is to
+    else:
+        with pytest.raises(RuntimeError, match=f"worker 0 cannot go from {before.name} to {to.name}"):
+            entry.move(to)
+        assert entry.state is before
+
+
+@pytest.mark.parametrize("state", WorkerState, ids=lambda state: state.value)
+def test_a_worker_waits_while_something_of_it_is_to_be_handed_out(state):
+    assert Entry(0, (0,), state=state).waiting == (state in (IN_FLIGHT, READY, REPLACING))
+
+
+def response(name="step", worker_id=0):
+    payload = WorkerDied(worker_id=worker_id, env_ids=[0], phase="step", exit="SIGKILL") if name == "failed" else {}
+    return EnvironmentResponse(name, worker_id, payload)
+
+
+def flying(n_workers=1):
+    table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
+    for entry in table.entries:
+        table.sent(entry, 1)
+    return table
+
+
+def test_a_response_waits_in_its_entry_until_it_is_handed_out():
+    table = flying()
+    (entry,) = table.entries
+    answer = response()
+    table.arrived(entry, answer)
+    assert (entry.state, entry.response, table.ready) == (READY, answer, [entry])
+
+    table.handed_out([entry])
+    assert (entry.state, entry.response, table.ready) == (IDLE, None, [])
+    assert (entry.steps, entry.steps_since_reset) == (1, 1)
+
+
+def test_those_that_are_ready_stand_in_order_of_arrival():
+    table = flying(3)
+    for worker_id in (2, 0, 1):
+        table.arrived(table.entries[worker_id], response(worker_id=worker_id))
+    table.handed_out([table.entries[0]])
+
+    assert [entry.worker_id for entry in table.ready] == [2, 1]
+
+
+def test_a_second_response_to_one_step_is_refused():
+    table = flying()
+    (entry,) = table.entries
+    table.arrived(entry, response())
+    table.handed_out([entry])
+    table.arrived(entry, response("reset"))  # first observations are offered so
+    table.handed_out([entry])
+    with pytest.raises(RuntimeError):
+        entry.move(FAILED)
+
+
+def test_what_is_no_step_counts_as_none():
+    table = flying()
+    (entry,) = table.entries
+    table.arrived(entry, response("reset"))
+    table.handed_out([entry])
+
+    assert entry.steps == 0
+
+
+def test_what_follows_a_response_is_ready_when_that_was_handed_out():
+    table = flying()
+    (entry,) = table.entries
+    answer, failure = response(), response("failed")
+    table.arrived(entry, answer)
+    entry.error = failure.payload
+    table.expect(entry, [answer, failure], FAILED)
+    assert entry.response is answer
+
+    table.handed_out([entry])
+    assert (entry.state, entry.response, table.ready) == (READY, failure, [entry])
+    table.handed_out([entry])
+    assert (entry.state, entry.response, table.ready) == (FAILED, None, [])
+    assert not entry.ignores_action, "who sends to it gets the error"
+
+
+def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
+    table = flying(2)
+    first, second = table.entries
+    table.arrived(first, response())
+    table.arrived(second, response(worker_id=1))
+    first.replacement = Replacement(1, None, 0.0)
+    table.expect(first, [first.response], REPLACING)
+
+    assert table.ready == [first, second]
+    table.handed_out([first])
+    assert (first.state, first.ignores_action) == (REPLACING, True), "the trainer cannot know that it has gone"
+
+
+def test_the_first_observations_of_a_generation_end_its_replacement():
+    table = flying()
+    (entry,) = table.entries
+    entry.replacement = Replacement(1, None, 0.0)
+    table.expect(entry, [], REPLACING)
+    assert not table.is_ordinary
+
+    entry.replacement.first = response("reset")
+    table.expect(entry, [entry.replacement.first], IDLE)
+    assert entry.is_first_of_generation
+    table.handed_out([entry])
+    assert (entry.state, entry.replacement, entry.ignores_action, table.is_ordinary) == (IDLE, None, False, True)
+
+
+def test_the_slowest_is_one_that_takes_part():
+    table = flying(3)
+    for entry, steps in zip(table.entries, (5, 3, 1), strict=True):
+        entry.steps_since_reset = steps
+    table.entries[2].error = ValueError()
+
+    assert table.slowest() == 3
