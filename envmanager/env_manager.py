@@ -594,7 +594,8 @@ class EnvManager(ABC):
 
     def _send_step(self, entry: Entry, name: CommandName, payload: Any, n_envs: int) -> None:
         self.env_workers[entry.worker_id].send(name, payload)
-        self._table.sent(entry, n_envs)
+        entry.n_envs_in_flight = n_envs
+        entry.move(WorkerState.IN_FLIGHT)
 
     def _send_rows(self, group: RowsOfWorker, actions: dict[str, Tree]) -> None:
         worker_id, rows, _ = group

@@ -50,11 +50,9 @@ class Collector:
         """Whose responses are to be handed out, by the rules of ``wait``. Raises a WorkerError that is among them."""
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         self._take_arrived(step_queue)
-        offered = self._offered(wait)
-        if len(offered) < wait.min_ready:
+        if wait.max_lead is not None or len(self._table.ready) < wait.min_ready:
             self._wait_for_more(step_queue, wait, deadline)
-            offered = self._offered(wait)
-        chosen = offered[: wait.max_ready]
+        chosen = self._offered(wait)[: wait.max_ready]
         if not self._table.is_ordinary:
             self._raise_failure(chosen)
         return chosen
@@ -104,7 +102,7 @@ class Collector:
                 self._recovery.recycle_if_old(entry)
         else:
             raise RuntimeError(
-                f"worker {entry.worker_id} answered a {response.name} that nobody waits for: it is {entry.state.value}."
+                f"worker {entry.worker_id} answered a {response.name} that nobody waits for: it is {entry.state.name}."
             )
 
     def await_replacement(self, step_queue: StepQueue, entry: Entry) -> None:

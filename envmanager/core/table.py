@@ -14,7 +14,7 @@ after it (a failure, the first observations of the next generation) waits behind
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -22,32 +22,32 @@ from envmanager.errors import WorkerError
 from envmanager.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
 
 
-class WorkerState(enum.Enum):
+class WorkerState(enum.IntEnum):
     """Where a worker stands, as its manager sees it."""
 
-    IDLE = "idle"
+    IDLE = 0
     """What it answered last was handed out: it wants actions."""
-    IN_FLIGHT = "in flight"
+    IN_FLIGHT = 1
     """It was sent a step."""
-    READY = "ready"
+    READY = 2
     """Its response is here and was not handed out; a failure is one too, which is handed out by being raised."""
-    REPLACING = "replacing"
+    REPLACING = 3
     """It failed, or is being recycled: the first observations of its next generation are to come."""
-    FAILED = "failed"
+    FAILED = 4
     """It was given up, which has been raised; until the next reset."""
-    DROPPED = "dropped"
+    DROPPED = 5
     """It was given up for good."""
 
 
 _S = WorkerState
-_MOVES = {
-    _S.IDLE: {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},
-    _S.IN_FLIGHT: {_S.READY, _S.REPLACING, _S.DROPPED},
-    _S.READY: {_S.IDLE, _S.READY, _S.REPLACING, _S.FAILED, _S.DROPPED},
-    _S.REPLACING: {_S.READY, _S.REPLACING, _S.DROPPED},
-    _S.FAILED: {_S.IDLE, _S.REPLACING},
-    _S.DROPPED: set(),
-}
+_MOVES = (
+    {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},  # from IDLE
+    {_S.READY, _S.REPLACING, _S.DROPPED},  # from IN_FLIGHT
+    {_S.IDLE, _S.READY, _S.REPLACING, _S.FAILED, _S.DROPPED},  # from READY
+    {_S.READY, _S.REPLACING, _S.DROPPED},  # from REPLACING
+    {_S.IDLE, _S.REPLACING},  # from FAILED
+    set[_S](),  # from DROPPED
+)
 _WAITING = {_S.IN_FLIGHT, _S.READY, _S.REPLACING}
 
 
@@ -154,31 +154,27 @@ class WorkerTable:
 
     # The ordinary way.
 
-    def sent(self, entry: Entry, n_envs: int) -> None:
-        """A step was sent to ``n_envs`` of its environments."""
-        entry.n_envs_in_flight = n_envs
-        entry.move(_S.IN_FLIGHT)
-
     def arrived(self, entry: Entry, response: EnvironmentResponse) -> None:
         """Its response is here."""
-        self._move(entry, _S.READY)
+        entry.move(_S.READY)
         entry.response = response
+        self.ready.append(entry)
 
-    def handed_out(self, entries: Iterable[Entry]) -> None:
+    def handed_out(self, entries: Sequence[Entry]) -> None:
         """All that is made of the responses of these entries exists, and is with the trainer now."""
         for entry in entries:
-            response = entry.response
-            assert response is not None
-            if response.name is CommandName.STEP:
+            if entry.response is not None and entry.response.name is CommandName.STEP:
                 entry.steps += 1
                 entry.steps_since_reset += 1
-            if self.is_ordinary:
-                entry.response = None
-                self._move(entry, _S.IDLE)
-            else:
-                self._advance(entry)
         if not self.is_ordinary:
+            for entry in entries:
+                self._advance(entry)
             self.note_exceptions()
+            return
+        self.ready = [] if len(entries) == len(self.ready) else [each for each in self.ready if each not in entries]
+        for entry in entries:
+            entry.response = None
+            entry.move(_S.IDLE)
 
     # What is rare.
 

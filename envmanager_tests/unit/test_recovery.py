@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from envmanager import events
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
-from envmanager.core.table import WorkerTable
+from envmanager.core.table import WorkerState, WorkerTable
 from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.options import RestartPolicy, Wait
 from envmanager.steps import AgentSteps, EnvironmentResponse
@@ -110,7 +110,7 @@ class Bench:
 
     def send(self, *worker_ids):
         for worker_id in worker_ids:
-            self.table.sent(self.entries[worker_id], 1)
+            self.entries[worker_id].move(WorkerState.IN_FLIGHT)
 
     def answer(self, worker_id, says=1, **steps):
         self.queue.put(EnvironmentResponse("step", worker_id, steps_of(worker_id, says, **steps)))

@@ -31,8 +31,8 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("before", WorkerState, ids=lambda state: state.value)
-@pytest.mark.parametrize("to", WorkerState, ids=lambda state: f"to {state.value}")
+@pytest.mark.parametrize("before", WorkerState, ids=lambda state: state.name)
+@pytest.mark.parametrize("to", WorkerState, ids=lambda state: f"to {state.name}")
 def test_a_worker_moves_where_it_makes_sense_and_nowhere_else(before, to):
     entry = Entry(0, (0,), state=before)
     if (before, to) in MEANT:
@@ -44,7 +44,7 @@ def test_a_worker_moves_where_it_makes_sense_and_nowhere_else(before, to):
         assert entry.state is before
 
 
-@pytest.mark.parametrize("state", WorkerState, ids=lambda state: state.value)
+@pytest.mark.parametrize("state", WorkerState, ids=lambda state: state.name)
 def test_a_worker_waits_while_something_of_it_is_to_be_handed_out(state):
     assert Entry(0, (0,), state=state).waiting == (state in (IN_FLIGHT, READY, REPLACING))
 
@@ -57,7 +57,7 @@ def response(name="step", worker_id=0):
 def flying(n_workers=1):
     table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
     for entry in table.entries:
-        table.sent(entry, 1)
+        entry.move(IN_FLIGHT)
     return table
 
 
