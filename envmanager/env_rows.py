@@ -64,7 +64,7 @@ class EnvRows:
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[RowsOfWorker]]:
         """How many environments ``env_ids`` names, and these by worker; ``error`` as in ``checked``."""
-        if self._are_all(env_ids):
+        if env_ids is self.all_env_ids or self._are_all(env_ids):
             return self.n_envs, self._all_groups
         ids, numbers = self._checked(env_ids, error)
         if self._hosts_one_each:
@@ -76,8 +76,6 @@ class EnvRows:
 
     def _are_all(self, env_ids: Any) -> bool:
         """Whether these are all environments in order, as most callers pass them; False if in doubt."""
-        if env_ids is self.all_env_ids:
-            return True
         everything = self.all_env_ids
         if env_ids.__class__ is not np.ndarray or env_ids.shape != everything.shape or env_ids.dtype.kind not in "iu":
             return False

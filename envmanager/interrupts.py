@@ -2,7 +2,13 @@
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the answer was read" and
 "the answer was kept". Blocking the signal for the thread does not help: the kernel then hands it to any other thread,
-and Python still runs the handler in the main one. So the handler itself is replaced by one that takes note.
+and Python still runs the handler in the main one. So the handler itself is one of ours, as long as a manager is open:
+while a counter is above 0 it takes note, else it calls the handler that it found.
+
+::
+
+    a call begins ── another handler is in place? ── ours goes in front of it        the counter goes up
+    the last manager closes ── ours is in place? ── the one behind it is put back
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is left alone: Python could
 not put it back. Interrupts are then not held, and whoever installed the handler decides what they do.
@@ -16,13 +22,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# signal.signal spends nine tenths of its time turning numbers into enums and back; this is what it calls.
+# signal.signal spends nine tenths of its time turning numbers into enums and back; these are what it calls.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
+_get_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # What the kernel calls for a signal: only this tells of a handler that Python does not know.
 _c_handler = ctypes.pythonapi.PyOS_getsig
@@ -31,26 +39,52 @@ _c_handler.restype = ctypes.c_void_p
 _sigaction = ctypes.CDLL(None).sigaction
 _SIGACTION_BYTES = 1024
 """More than a ``struct sigaction`` takes anywhere."""
+_SIGINT = int(signal.SIGINT)
+_thread = threading.get_ident
 
 
 class _State:
     """What the main thread is in; other threads get no signals."""
 
-    is_held = False
+    main_thread = threading.main_thread().ident
     was_interrupted = False
-    users_handler: Any = None
+    managers: set[object] = set()  # noqa: RUF012  (there is one state)
     pythons_c_handler: Any = None
 
 
-def _note(_: int, __: Any) -> None:
-    _State.was_interrupted = True
+_levels = [0]
+"""How many ``held`` blocks one is in; one more number for each ``let_through`` around them."""
 
 
-def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+class _Handler:
+    """Takes note of an interrupt, or hands it on to the handler that it found."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, found: Callable[[int, Any], Any]) -> None:
+        self.found = found
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if _levels[-1]:
+            _State.was_interrupted = True
+            return
+        n_levels = len(_levels)
+        try:
+            self.found(number, frame)
+        except BaseException:  # whoever catches it inside ``held`` may be interrupted no second time
+            if n_levels > 1:
+                del _levels[n_levels - 1 :]
+            raise
 
 
-_SIGINT = int(signal.SIGINT)
+def _take_over() -> None:
+    """Go in front of the handler that is in place, unless Python has no say over SIGINT.
+
+    It has none where the default is in place, or nothing, or somebody's handler in C.
+    """
+    found = _get_handler(_SIGINT)
+    if callable(found) and _c_handler(_SIGINT) == (_State.pythons_c_handler or _learn_pythons_c_handler()):
+        _set_handler(_SIGINT, _Handler(found))
 
 
 def _learn_pythons_c_handler() -> Any:
@@ -60,76 +94,68 @@ def _learn_pythons_c_handler() -> Any:
         for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
         if signal.getsignal(number) is signal.SIG_DFL and not _c_handler(number)
     )
-    signal.signal(unused, _note)
+    signal.signal(unused, lambda *_: None)
     _State.pythons_c_handler = _c_handler(unused)
     signal.signal(unused, signal.SIG_DFL)
     return _State.pythons_c_handler
 
 
-def _hold() -> bool:
-    """Take note of interrupts from now on, unless Python has no say over SIGINT. ValueError in all but the main thread.
-
-    It has none where the default is in place, or nothing, or somebody's handler in C.
-    """
-    if _c_handler(_SIGINT) != (_State.pythons_c_handler or _learn_pythons_c_handler()):
-        return False
-    _State.was_interrupted = False
-    users_handler = _set_handler(_SIGINT, _note)  # from here on nothing is raised
-    _State.users_handler, _State.is_held = users_handler, True
-    return True
-
-
-def _let_go() -> None:
-    """Put the user's handler back, and tell it what came meanwhile."""
-    handler = _State.users_handler
-    _State.is_held = False
+def _go_away() -> None:
+    """Put back the handler that was found."""
+    ours = _get_handler(_SIGINT)
+    if ours.__class__ is not _Handler:
+        return
     if _c_handler(_SIGINT) == _State.pythons_c_handler:
-        _set_handler(_SIGINT, handler)
-    else:
-        _set_only_pythons(handler)
-    # Read when nothing is noted any more: what comes from now on is told to the user's handler at once.
-    was_interrupted, _State.was_interrupted = _State.was_interrupted, False
-    if was_interrupted:
-        handler(_SIGINT, None)
-
-
-def _set_only_pythons(handler: Any) -> None:
-    """Put the user's handler back for whoever took the signal over meanwhile and may hand it on to Python."""
+        _set_handler(_SIGINT, ours.found)
+        return
+    # Somebody took the signal over in C meanwhile, and may hand it on to Python.
     taken_over = ctypes.create_string_buffer(_SIGACTION_BYTES)
     _sigaction(_SIGINT, None, taken_over)
-    _set_handler(_SIGINT, handler)
+    _set_handler(_SIGINT, ours.found)
     _sigaction(_SIGINT, taken_over, None)
 
 
-def begin_held() -> bool:
-    """The beginning of ``held``, for who is a context manager too; the result is for ``end_held``."""
-    if _State.is_held:
-        return False
-    try:
-        return _hold()
-    except ValueError:  # another thread, which gets no signals; asking first costs more than the rest
-        return False
+def begin_held() -> None:
+    """The beginning of ``held``, for who is a context manager too."""
+    if _thread() == _State.main_thread:
+        if _get_handler(_SIGINT).__class__ is not _Handler:
+            _take_over()
+        _levels[-1] += 1
 
 
-def end_held(is_outermost: bool) -> None:
+def end_held() -> None:
     """The end of ``held``."""
-    if is_outermost and _State.is_held:
-        _let_go()
+    if _levels[-1] and _thread() == _State.main_thread:
+        _levels[-1] -= 1
+        if _levels[-1] == 0 and (_State.was_interrupted or not _State.managers):
+            _leave()
+
+
+def _leave() -> None:
+    """At the end of the outermost block: what came meanwhile is told to who would have been told."""
+    if not _State.managers and len(_levels) == 1:
+        _go_away()
+    _raise_what_came()
+
+
+def _raise_what_came() -> None:
+    was_interrupted, _State.was_interrupted = _State.was_interrupted, False
+    if was_interrupted:
+        handler = _get_handler(_SIGINT)
+        if callable(handler):
+            handler(_SIGINT, None)
 
 
 class held:  # noqa: N801  (used like a function)
-    """``with held():`` a Ctrl-C in the block is raised at its end. May be nested.
+    """``with held():`` a Ctrl-C in the block is raised at its end. May be nested."""
 
-    The outermost block leaves everything as it found it, also when a ``let_through`` in it was interrupted on its way.
-    """
-
-    __slots__ = ("_is_outermost",)
+    __slots__ = ()
 
     def __enter__(self) -> None:
-        self._is_outermost = begin_held()
+        begin_held()
 
     def __exit__(self, *_: object) -> None:
-        end_held(self._is_outermost)
+        end_held()
 
 
 class let_through:  # noqa: N801
@@ -139,24 +165,39 @@ class let_through:  # noqa: N801
     second time.
     """
 
-    __slots__ = ("_was_held",)
+    __slots__ = ("_n_levels",)
 
     def __enter__(self) -> None:
-        self._was_held = _State.is_held and _in_main_thread()
-        if self._was_held:
-            try:
-                _let_go()
-            except BaseException:
-                _hold()
-                raise
+        self._n_levels = 0
+        if _levels[-1] and _thread() == _State.main_thread:
+            self._n_levels = len(_levels)
+            _levels.append(0)
+            if _State.was_interrupted:
+                _raise_what_came()
 
     def __exit__(self, *_: object) -> None:
-        if self._was_held:
-            try:
-                _hold()
-            except BaseException:
-                _hold()
-                raise
+        if self._n_levels:
+            del _levels[self._n_levels :]
+
+
+def stay(manager: object) -> None:
+    """A manager, or what stands for it, is open from now on: the handler stays in place between calls."""
+    _State.managers.add(manager)
+
+
+def leave(manager: object) -> None:
+    """A manager was closed. After the last one the handler goes with the next ``held`` block of the main thread."""
+    _State.managers.discard(manager)
+
+
+def _after_fork_in_child() -> None:
+    """The thread that forked is the main one now; what other threads were in has ended."""
+    if _thread() != _State.main_thread:
+        _State.main_thread, _State.was_interrupted = _thread(), False
+        _levels[:] = [0]
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @contextlib.contextmanager

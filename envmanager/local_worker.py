@@ -7,12 +7,11 @@ with processes, and a trainer that shares the work looks at the answers of its p
 from __future__ import annotations
 
 import logging
-import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from envmanager.core.collecting import StepQueue
+from envmanager.core.sources import ResponseSource
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.events import EventLog, Started
@@ -64,6 +63,7 @@ class LocalWorker:
         self._begun: CommandName | None = None
         """A step or reset that has begun and not ended: if nobody is in it, it was interrupted half-way."""
         self._buffers: list[RowBuffer] = []
+        self._slot = 0
         self._ended_ns = time.monotonic_ns()
 
     def start(self) -> StartReport:
@@ -85,6 +85,12 @@ class LocalWorker:
             self._make_buffers(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         return report
+
+    def attach(self, rows: Any) -> None:
+        """Have the environments write into these ``WorkerRows``, one slot after the other."""
+        buffers = [rows.buffer(slot) for slot in range(rows.layout.n_slots)]
+        if None not in buffers:
+            self._buffers = buffers
 
     def close_quietly(self) -> None:
         """Close the environments, whatever they say to that."""
@@ -108,7 +114,7 @@ class LocalWorker:
             self._step = (command, payload)
             return
         if self._step is not None:
-            self._stepped = self._take_step()
+            self._stepped = self.take_step()
         if command is CommandName.RESET:
             self._stepped = self._begun = None
         self._asked = (command, payload)
@@ -149,15 +155,13 @@ class LocalWorker:
         if self._stepped is not None:
             stepped, self._stepped = self._stepped, None
             return stepped
-        return None if self._step is None else self._take_step()
-
-    def _take_step(self) -> EnvironmentResponse:
-        assert self._step is not None
+        if self._step is None:
+            return None
         (name, actions), self._step = self._step, None
         self._begun = name
         if self._buffers:
-            self._buffers.append(self._buffers.pop(0))
-            self.group.offer_rows(self._buffers[0])
+            self._slot = (self._slot + 1) % len(self._buffers)
+            self.group.offer_rows(self._buffers[self._slot])
         started_ns = time.monotonic_ns()
         response = self._obey(name, actions)
         self._begun = None
@@ -194,55 +198,46 @@ class LocalWorker:
         return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
 
 
-class LocalStepQueue:
-    """The answers of one local worker, and before them those of a queue that other workers answer on, if there is one.
+class LocalStepQueue(ResponseSource):
+    """The responses of one local worker, and before them those of other workers, if there are any.
 
     ``workers``: all workers of a manager, among which ``worker_id`` is the local one, also when it was replaced.
     """
 
-    def __init__(self, workers: list[Any], worker_id: int = 0, others: StepQueue | None = None) -> None:
+    def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
         self._workers = workers
         self._worker_id = worker_id
         self._others = others
         self._n_of_others = 0
 
-    def empty(self) -> bool:
-        """Whether there is no answer, and none could be had at once by taking a step."""
-        return not self._workers[self._worker_id].has_step and (self._others is None or self._others.empty())
-
-    def get_nowait(self) -> EnvironmentResponse:
-        """The next answer of the others; without others, or when each of them has had its turn, the local worker's.
+    def take(self) -> Sequence[EnvironmentResponse]:
+        """Those of the others; without others, or when each of them has had its turn, the local worker's too.
 
         To have that, it takes the step.
         """
         if self._others is None:
             return self._take_step()
-        if self._n_of_others >= len(self._workers) - 1 and self._workers[self._worker_id].has_step:
-            return self._take_step()
-        response = self._others.get_nowait()
-        self._n_of_others += 1
-        return response
+        if self._n_of_others < len(self._workers) - 1:
+            taken = self._others.take()
+            self._n_of_others += len(taken)
+            return taken
+        own = self._take_step()  # first: if it is interrupted, those of the others are still where they were
+        return [*own, *self._others.take()]
 
-    def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
-        """The next answer: one that is there, else the local worker's, for which it steps, else one to wait for."""
-        try:
-            return self.get_nowait()
-        except queue.Empty:
-            if self._others is None:
-                return self._wait_for_replacement(timeout)
-        try:
-            return self._take_step()
-        except queue.Empty:
-            return self._others.get(timeout=timeout)
+    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+        """Those that are there, else the local worker's, for which it steps, else one to wait for."""
+        if self._others is None:
+            return self._take_step() or self._wait_for_replacement(timeout)
+        return self.take() or self._take_step() or self._others.wait(timeout)
 
-    def _take_step(self) -> EnvironmentResponse:
+    def _take_step(self) -> Sequence[EnvironmentResponse]:
         response: EnvironmentResponse | None = self._workers[self._worker_id].take_step()
         if response is None:
-            raise queue.Empty
+            return ()
         self._n_of_others = 0
-        return response
+        return (response,)
 
-    def _wait_for_replacement(self, timeout: float | None) -> EnvironmentResponse:
+    def _wait_for_replacement(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
         """Nothing was sent; a replacement that starts later may be what the ``timeout`` is for."""
         if timeout:
             with let_through():

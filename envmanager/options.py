@@ -103,13 +103,16 @@ class Wait:
         """A Wait from ``"any"``, ``"all"`` or a number of workers."""
         if isinstance(text, Wait):
             return text
-        if isinstance(text, str) and text in ("any", "all"):
-            return cls.any() if text == "any" else cls.all()
+        if isinstance(text, str) and text in _NAMED_WAITS:
+            return _NAMED_WAITS[text]
         try:
             n_workers = int(text) if isinstance(text, str) else _whole_number(text)
         except (ValueError, TypeError):
             raise UsageError(f'wait must be "any", "all" or a number of workers, not {text!r}.') from None
         return cls(min_ready=n_workers)
+
+
+_NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 
 
 def _whole_number(value: Any) -> int:

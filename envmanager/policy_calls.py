@@ -14,7 +14,7 @@ import numpy as np
 from envmanager.errors import BadAction, UsageError
 from envmanager.fitting import Casting, check_batch
 from envmanager.policy import Policy
-from envmanager.specs import BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
+from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
 from envmanager.trees import Tree, leaves, map_tree
 
@@ -27,6 +27,8 @@ _logger = logging.getLogger("envmanager")
 def check_policies(infos: Sequence[StepInfo], policies: Mapping[str, Policy], *, partial_actions: bool) -> None:
     """Raise UsageError when some worker would get no action, or too few for its environments."""
     for info in infos:
+        if policies.keys() >= info.current.keys():
+            continue
         acting = [name for name, steps in info.current.items() if len(steps.acting_rows)]
         missing = [name for name in acting if name not in policies]
         if missing and (not partial_actions or len(missing) == len(acting)):
@@ -44,16 +46,17 @@ def call_policies(
 ) -> list[dict[str, ActionInfo]]:
     """``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out."""
     shares: list[dict[str, ActionInfo]] = [{} for _ in infos]
-    for behavior in dict.fromkeys(name for info in infos for name in info.current):
+    for behavior in dict.fromkeys([name for info in infos for name in info.current]):
         policy = policies.get(behavior)
         if policy is None:
             continue
         members = [index for index, info in enumerate(infos) if behavior in info.current]
-        parts = [deciding(infos[index].current[behavior]) for index in members]
+        parts = [infos[index].current[behavior] for index in members]
+        parts = [steps if steps.acting is None else deciding(steps) for steps in parts]
         taken = _call(policy, behavior, parts, specs.get(behavior), None if castings is None else castings[behavior])
         stop = 0
         for index, part in zip(members, parts, strict=True):
-            start, stop = stop, stop + len(part)
+            start, stop = stop, stop + len(part.agent_id)
             shares[index][behavior] = taken.take(slice(start, stop))
     return shares
 
@@ -89,6 +92,9 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, 
     """
     if spec is None:
         return action
+    only = spec.action
+    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
+        return action.copy()
     try:
         checked = check_batch(spec.action, action, n, "action", casting)
     except SpecMismatch as error:

@@ -6,18 +6,21 @@ they would with processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from envmanager.env_manager import EnvManager, EnvWorker
+from envmanager.core.hosts import EnvWorker, WorkerHost
+from envmanager.core.listening import Listener
+from envmanager.core.table import Entry
+from envmanager.env_manager import EnvManager
+from envmanager.events import EventLog
 from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import GroupFactory
+from envmanager.hosting import GroupFactory, StartReport
 from envmanager.local_worker import LocalStepQueue, LocalWorker
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.stats import ManagerStats
-from envmanager.weak_calls import weakly
 
 
 class SimpleEnvManager(EnvManager):
@@ -74,52 +77,53 @@ class SimpleEnvManager(EnvManager):
             check_values=check_values,
             trace=options.trace,
         )
-        self._options = options
-        self._factories = factories_for(env_factory, n_envs)
-        worker = self._new_worker()
-        try:
-            report = worker.start()
-        except BaseException:
-            self.close()
-            raise
-        self.env_workers.append(worker)
-        self.step_queue = LocalStepQueue(self.env_workers)
-        self._partial_actions = report.partial_actions
-        self._learn_specs(report.specs, 0)
+        factories = factories_for(env_factory, n_envs)
+        self.start(LocalHost(factories, options, self._table.entries[0], self._listener, self.events))
 
-    def _new_worker(self) -> LocalWorker:
-        options, generation = self._options, self._table.entries[0].generation
+
+class LocalHost(WorkerHost):
+    """One worker in this process for all environments."""
+
+    def __init__(
+        self, factories: Sequence[Any], options: ManagerOptions, entry: Entry, listener: Listener, events: EventLog
+    ) -> None:
+        super().__init__()
+        self._factories = factories
+        self._options = options
+        self._entry = entry
+        self._listener = listener
+        self._events = events
+        self.rewrites_arrays = not options.zero_copy
+        self.step_queue = LocalStepQueue(self.workers)
+
+    def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        for replaced in self.workers:
+            replaced.close_quietly()
+        options = self._options
         factory = GroupFactory.of(
             self._factories,
             range(options.n_envs),
             options,
-            worker_id=0,
+            worker_id=worker_id,
             generation=generation,
             first_slot=generation * options.n_envs,
         )
         return LocalWorker(
-            0,
+            worker_id,
             factory,
-            self._times[0],
-            self.events,
-            on_news=weakly(self._hear),
+            self._entry.times,
+            self._events,
+            on_news=self._listener.hear,
             rotates=options.zero_copy,
         )
 
-    def _replace(self, worker_id: int) -> EnvWorker:
-        self.env_workers[worker_id].close_quietly()
-        return self._new_worker()
+    def await_start(self) -> dict[int, StartReport]:
+        return {0: self.workers[0].start()}
 
-    def _own(self, payload: Any) -> Any:
-        if self._zero_copy:
-            return payload
-        return {behavior: steps.copy() for behavior, steps in payload.items()}
+    def describe_all(self, known: ManagerStats) -> ManagerStats:
+        """While the environments are stepped, the trainer waits for them."""
+        return attrs.evolve(known, wait_share=1.0 - known.workers[0].idle_share if self._entry.times.steps else 0.0)
 
-    def stats(self) -> ManagerStats:
-        """Counters and times; while the environments are stepped, the trainer waits for them."""
-        known = super().stats()
-        return attrs.evolve(known, wait_share=1.0 - known.workers[0].idle_share if self._times[0].steps else 0.0)
-
-    def _close(self) -> None:
-        for worker in self.env_workers:
+    def close(self) -> None:
+        for worker in self.workers:
             worker.close_quietly()

@@ -33,6 +33,10 @@ def _bound(value: Any) -> Any:
     return None if value is None else np.asarray(value)
 
 
+_FEW = 1024
+"""Up to so many choices are looked up one by one."""
+
+
 @attrs.frozen(eq=False)
 class ArraySpec:
     """One array: what a leaf holds for one agent.
@@ -49,15 +53,28 @@ class ArraySpec:
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
     """Both bounds of whole numbers, where each is one number for all."""
+    is_object: bool = attrs.field(init=False, repr=False)
+    """Whether the leaf holds Python objects and so travels pickled."""
+    _choices: frozenset[int] = attrs.field(init=False, repr=False)
+    """Of one whole number with few possible values, these."""
 
     def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "is_object", self.dtype.kind == "O")
         plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
-        object.__setattr__(self, "whole_bounds", (self.minimum.item(), self.maximum.item()) if plain else None)
+        bounds = (self.minimum.item(), self.maximum.item()) if plain else None
+        object.__setattr__(self, "whole_bounds", bounds)
+        is_few = bounds is not None and self.shape == () and bounds[1] - bounds[0] < _FEW
+        choices = range(bounds[0], bounds[1] + 1) if is_few and bounds is not None else ()
+        object.__setattr__(self, "_choices", frozenset(choices))
 
-    @property
-    def is_object(self) -> bool:
-        """Whether the leaf holds Python objects and so travels pickled."""
-        return self.dtype.kind == "O"
+    def is_choices(self, batch: Any) -> bool:
+        """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""
+        return (
+            batch.__class__ is np.ndarray
+            and batch.dtype == self.dtype
+            and batch.ndim == 1
+            and self._choices.issuperset(batch.tolist())
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):
@@ -170,7 +187,7 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
     """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
-    if spec.is_object or _is_small_and_within(spec, value):
+    if spec.is_object:
         return
     if spec.dtype.kind in "fc" and not np.isfinite(value).all():
         raise SpecMismatch(path, f"finite {spec}", "NaN or infinite in part")
@@ -178,20 +195,6 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
         raise SpecMismatch(path, str(spec), f"as low as {np.min(value)}")
     if spec.maximum is not None and (value > spec.maximum).any():
         raise SpecMismatch(path, str(spec), f"as high as {np.max(value)}")
-
-
-_SMALL = 32
-"""Up to so many numbers Python's own min and max are faster than NumPy's."""
-
-
-def _is_small_and_within(spec: ArraySpec, value: Any) -> bool:
-    """Whether these are a few whole numbers within plain bounds; False if in doubt."""
-    bounds = spec.whole_bounds
-    if bounds is None or value.__class__ is not np.ndarray or value.ndim != 1 or not 0 < len(value) <= _SMALL:
-        return False
-    numbers = value.tolist()
-    low, high = bounds
-    return bool(low <= min(numbers) and max(numbers) <= high)
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:

@@ -51,25 +51,30 @@ class CommandName(str, enum.Enum):
     __hash__ = str.__hash__
 
 
-def _command_name(name: str) -> CommandName:
-    return name if name.__class__ is CommandName else CommandName(name)
-
-
-@attrs.define
+@attrs.define(init=False)
 class EnvironmentCommand:
     """What a manager asks of a worker."""
 
-    name: CommandName = attrs.field(converter=_command_name)
-    payload: Any = None
+    name: CommandName
+    payload: Any
+
+    def __init__(self, name: str, payload: Any = None) -> None:
+        self.name = name if name.__class__ is CommandName else CommandName(name)
+        self.payload = payload
 
 
-@attrs.define
+@attrs.define(init=False)
 class EnvironmentResponse:
     """What a worker answers: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
 
-    name: CommandName = attrs.field(converter=_command_name)
+    name: CommandName
     worker_id: int
-    payload: Any = None
+    payload: Any
+
+    def __init__(self, name: str, worker_id: int, payload: Any = None) -> None:
+        self.name = name if name.__class__ is CommandName else CommandName(name)
+        self.worker_id = worker_id
+        self.payload = payload
 
 
 @attrs.define(eq=False)
@@ -127,13 +132,14 @@ class AgentSteps:
 
     def copy(self) -> AgentSteps:
         """The same values in arrays of its own."""
+        obs, final_obs = self.obs, self.final_obs
         return AgentSteps(
             self.agent_id.copy(),
-            copy_tree(self.obs),
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
             self.reward.copy(),
             self.terminated.copy(),
             self.truncated.copy(),
-            copy_tree(self.final_obs),
+            None if final_obs is None else copy_tree(final_obs),
             None if self.acting is None else self.acting.copy(),
             self.info,
             self.reset_info,
@@ -212,8 +218,10 @@ class ActionInfo:
 
     def take(self, rows: slice) -> ActionInfo:
         """Some rows, as views."""
-        outputs = {name: values[rows] for name, values in self.outputs.items()}
-        return ActionInfo(map_tree(lambda leaf: leaf[rows], self.action), outputs, self.version)
+        outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
+        action = self.action
+        own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
+        return ActionInfo(own, outputs, self.version)
 
 
 Steps = Mapping[str, AgentSteps]
@@ -331,20 +339,46 @@ class Batch:
     is_view: bool = False
 
     @classmethod
-    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = False) -> Batch:
-        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """A view of the same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
         return cls(
             steps.env_id if env_ids is None else env_ids,
             steps.obs,
             steps.reward,
             steps.terminated,
             steps.truncated,
-            np.zeros(len(steps), np.bool_),
+            np.zeros(len(steps.agent_id), np.bool_),
             steps.final_obs,
             steps.info,
             steps.reset_info,
-            is_view,
+            True,
         )
+
+    @classmethod
+    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """The same values in arrays of its own."""
+        obs, final_obs = steps.obs, steps.final_obs
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            np.zeros(len(steps.agent_id), np.bool_),
+            None if final_obs is None else copy_tree(final_obs),
+            steps.info,
+            steps.reset_info,
+        )
+
+    @classmethod
+    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
+        """The rows of all parts in arrays of its own, in order; in that of ``env_ids``, the sorted ones, if given."""
+        steps = concat_steps(parts)
+        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        batch = cls.of(steps, env_ids)
+        batch.is_view = False
+        return batch
 
     def __len__(self) -> int:
         return len(self.env_ids)
@@ -393,6 +427,8 @@ def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
 
 def concat_rows(trees: list[Tree]) -> Tree:
     """The rows of several trees of one structure, one below the other, in new arrays."""
+    if trees[0].__class__ is np.ndarray:
+        return np.concatenate(trees)
     return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])
 
 
@@ -401,7 +437,7 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     if len(parts) == 1:
         return parts[0].copy()
     acting = None
-    if any(part.acting is not None for part in parts):
+    if [part for part in parts if part.acting is not None]:
         acting = np.concatenate([np.ones(len(part), bool) if part.acting is None else part.acting for part in parts])
     steps = AgentSteps(
         np.concatenate([part.agent_id for part in parts]),
@@ -415,12 +451,13 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     return steps
 
 
-def add_ends_and_infos(steps: AgentSteps, parts: list[AgentSteps]) -> None:
+def add_ends_and_infos(steps: AgentSteps | Batch, parts: list[AgentSteps]) -> None:
     """Give ``steps``, whose rows are those of ``parts``, their final observations and infos."""
     finals = [part.final_obs for part in parts if part.final_obs is not None]
     steps.final_obs = concat_rows(finals) if finals else None
-    steps.info = _concat_dicts([part.info for part in parts])
-    steps.reset_info = _concat_dicts([part.reset_info for part in parts if part.final_obs is not None])
+    if parts[0].info is not None:
+        steps.info = _concat_dicts([part.info for part in parts])
+        steps.reset_info = _concat_dicts([part.reset_info for part in parts if part.final_obs is not None])
 
 
 def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:

@@ -6,6 +6,7 @@ a :class:`Track` is set, the same moments go into the trace too.
 
 from __future__ import annotations
 
+import array
 import bisect
 import itertools
 import time
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 import attrs
 
 _N_BUCKETS = 62 << 3
+_COUNT_AFTER = 1023
+"""Times are put into buckets after one step more than this, a power of two less one."""
 
 
 class Track(Protocol):
@@ -35,18 +38,25 @@ class Histogram:
     below 16 ns. Times up to 2**64 ns fit.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_recent", "add")
 
     def __init__(self) -> None:
         self._counts = [0] * _N_BUCKETS
+        self._recent = array.array("Q")
+        self.add = self._recent.append
+        """Note one time, from 0 up; ``count`` is to follow now and then. No call of Python's: every step does this."""
 
-    def add(self, time_ns: int) -> None:
-        """Count one time, from 0 up."""
-        shift = time_ns.bit_length() - 4  # literals: this is done in every step
-        self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
+    def count(self) -> None:
+        """Put what was noted into the buckets."""
+        times_ns = self._recent.tolist()
+        del self._recent[: len(times_ns)]  # another thread may have added to it
+        for time_ns in times_ns:
+            shift = time_ns.bit_length() - 4
+            self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
 
     def percentiles(self, *percents: int) -> list[float]:
         """For each of ``percents`` the time that so many per cent did not exceed; 0.0 without any."""
+        self.count()
         seen = list(itertools.accumulate(self._counts))  # up to and with each bucket
         total = seen[-1]
         if not total:
@@ -72,7 +82,8 @@ class WorkerTimes:
     queued_ns: int = 0
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
-    _answered_ns: int = attrs.field(default=0, init=False)
+    ended_ns: int = attrs.field(default=0, init=False)
+    """When the last step ended; 0 as long as the worker has told no times."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
         """The worker was asked for, and was ready, at these times."""
@@ -87,7 +98,9 @@ class WorkerTimes:
         self.busy_ns += busy_ns
         self.idle_ns += idle_ns
         self.busy.add(busy_ns)
-        self._answered_ns = ended_ns
+        self.ended_ns = ended_ns
+        if not self.steps & _COUNT_AFTER:
+            self.busy.count()
         if self.track is not None:
             self.track.span("step", ended_ns - busy_ns, ended_ns)
 
@@ -96,24 +109,19 @@ class WorkerTimes:
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)
 
-    def handed_out(self) -> None:
-        """The answer to the last step is handed out now."""
-        if self._answered_ns:  # else the worker told no times
-            self.queued_ns += time.monotonic_ns() - self._answered_ns
-
 
 @attrs.define(eq=False)
 class WaitTimes:
-    """How long a trainer has waited for answers."""
+    """How long a trainer has waited for responses."""
 
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
-    def get(self, step_queue: Any, *, timeout: float | None) -> Any:
-        """``step_queue.get(timeout=timeout)``, measured."""
+    def wait(self, source: Any, timeout: float | None) -> Any:
+        """``source.wait(timeout)``, measured."""
         began_ns = time.monotonic_ns()
         try:
-            return step_queue.get(timeout=timeout)
+            return source.wait(timeout)
         finally:
             ended_ns = time.monotonic_ns()
             self.waited_ns += ended_ns - began_ns

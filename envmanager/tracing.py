@@ -21,7 +21,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from envmanager.errors import UsageError
@@ -121,10 +120,6 @@ class Tracer:
         name = json.dumps(_readable(f"policy {behavior}"), ensure_ascii=False)[1:-1]
         return _TracedPolicy(policy, self.trainer, name)
 
-    def call(self, what: str, call: Any) -> _TracedCall:
-        """The context ``call``, drawing how long one is in it."""
-        return _TracedCall(call, self.trainer, str(what))
-
     def happened(self, event: Event) -> None:
         """Mark what happened to a worker."""
         if not isinstance(event, _UNTOLD):
@@ -215,26 +210,3 @@ class _TracedPolicy:
             return self._policy.get_action(steps)
         finally:
             self._track.span(self._name, began_ns, time.monotonic_ns())
-
-
-class _TracedCall:
-    """A context whose time is drawn."""
-
-    __slots__ = ("_began_ns", "_call", "_name", "_track")
-
-    def __init__(self, call: Any, track: SpanTrack, name: str) -> None:
-        self._call = call
-        self._track = track
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._began_ns = time.monotonic_ns()
-        self._call.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self._call.__exit__(kind, error, traceback)
-        finally:
-            self._track.span(self._name, self._began_ns, time.monotonic_ns())

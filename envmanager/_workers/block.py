@@ -24,8 +24,9 @@ import attrs
 import numpy as np
 
 from envmanager._workers.memory import make_private, map_memory
+from envmanager._workers.wire import FULL, IN_MEMORY
 from envmanager.specs import BehaviorSpec
-from envmanager.steps import AgentSteps, RowBuffer, only_agents
+from envmanager.steps import AgentSteps, RowBuffer, only_agents, take_rows
 from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 _ALIGNMENT = 64  # a cache line, at which each array begins
@@ -160,9 +161,27 @@ class WorkerRows:
             {each.name: self._all_rows(each, slot) for _, each in self._behaviors}
             for slot in range(block.layout.n_slots)
         ]
+        self._finals = [
+            {each.name: self._rows(each, slot, 0, each.capacity[worker_id]).final_obs for _, each in self._behaviors}
+            for slot in range(block.layout.n_slots)
+        ]
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
-        self._actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
+        self.actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
+        """Views of the actions of all rows, by behavior."""
+        self._plain_action = self._find_plain_action()
         self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
+
+    def _find_plain_action(self) -> tuple[str, np.ndarray] | None:
+        """The actions of a worker of one behavior, by name, if they are one array: as nearly all are."""
+        if len(self._behaviors) != 1:
+            return None
+        ((name, action),) = self.actions.items()
+        return (name, action) if action.__class__ is np.ndarray else None
+
+    @property
+    def layout(self) -> BlockLayout:
+        """That of the whole block."""
+        return self._block.layout
 
     def _rows(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
         return self._block.columns[each.name].rows(slot, each.first[self._worker_id], n, m, has_acting)
@@ -182,10 +201,6 @@ class WorkerRows:
         own = slice(first, first + each.capacity[self._worker_id])
         return map_tree(lambda leaf: leaf[own], column)
 
-    def holds_all(self, steps: AgentSteps) -> bool:
-        """Whether ``steps`` came from ``full`` or ``full_with_final``."""
-        return steps.agent_id is self._fixed_ids
-
     def full(self, slot: int) -> dict[str, AgentSteps]:
         """Views of all rows of a slot: what a step is when every agent is there and acts."""
         return self._full[slot]
@@ -198,22 +213,17 @@ class WorkerRows:
         if len(self._behaviors) != 1 or self._behaviors[0][1].capacity[self._worker_id] != len(self._fixed_ids):
             return None
         _, each = self._behaviors[0]
-        capacity = each.capacity[self._worker_id]
-        return RowBuffer(self._full[slot][each.name], self._rows(each, slot, capacity, capacity).final_obs)
+        return RowBuffer(self._full[slot][each.name], self._finals[slot][each.name])
 
     def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
         """How many final rows, when the steps already are all rows of the slot; None when they must be written."""
-        if len(steps_by_behavior) != 1 or len(self._behaviors) != 1:
+        buffer = self._buffers[slot]
+        if buffer is None or len(steps_by_behavior) != 1:
             return None
-        index, each = self._behaviors[0]
-        steps = steps_by_behavior.get(each.name)
-        if steps is None or steps.reward is not self._full[slot][each.name].reward:
+        (steps,) = steps_by_behavior.values()
+        if steps.reward is not buffer.steps.reward:
             return None
-        if steps.final_obs is None:
-            return 0
-        m = int(np.count_nonzero(steps.ended))
-        self._block.counts[slot, self._worker_id, index] = (each.capacity[self._worker_id], m, False)
-        return m
+        return 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
 
     def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
         """Copy steps into a slot; False, and nothing counts, when some do not fit."""
@@ -237,13 +247,12 @@ class WorkerRows:
             _copy_tree_into(into.final_obs, steps.final_obs)
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
-    def full_with_final(self, slot: int) -> dict[str, AgentSteps]:
-        """Views of all rows of a slot, in which some episodes ended."""
-        index, each = self._behaviors[0]
-        m = int(self._block.counts[slot, self._worker_id, index, 1])
-        steps = self._rows(each, slot, each.capacity[self._worker_id], m)
-        steps.agent_id = self._fixed_ids
-        return {each.name: steps}
+    def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
+        """Views of all rows of a slot, in which some episodes ended: one behavior's."""
+        ((name, full),) = self._full[slot].items()
+        final_obs = take_rows(self._finals[slot][name], slice(n_ended))
+        flags = (full.reward, full.terminated, full.truncated)
+        return {name: AgentSteps(full.agent_id, full.obs, *flags, final_obs)}
 
     def read(self, slot: int) -> dict[str, AgentSteps]:
         """Views of the steps in a slot."""
@@ -254,18 +263,27 @@ class WorkerRows:
                 found[each.name] = self._rows(each, slot, n, m, bool(has_acting))
         return found
 
-    def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> bool:
-        """Put actions where the worker finds them, for some of its rows or for all; False when they do not fit."""
+    def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
+        """Put actions where the worker finds them, for some of its rows or for all; how, as flags of the command.
+
+        0 when they do not fit.
+        """
+        plain = self._plain_action
+        if plain is not None and rows is None and len(actions) == 1:
+            action = actions.get(plain[0])
+            if action.__class__ is np.ndarray and len(action) == len(plain[1]):
+                plain[1][...] = action
+                return IN_MEMORY | FULL
         for name, action in actions.items():
             if _n_rows(action) > self._capacities.get(name, -1):
-                return False
+                return 0
         for index, each in self._behaviors:
             n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
             self._block.action_counts[self._worker_id, index] = n
-        return True
+        return IN_MEMORY
 
     def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:
-        structure = self._actions[each.name]
+        structure = self.actions[each.name]
         n = _n_rows(action)
         if structure.__class__ is np.ndarray:
             structure[:n] = action
@@ -282,9 +300,9 @@ class WorkerRows:
         for index, each in self._behaviors:
             n = int(self._block.action_counts[self._worker_id, index])
             if n == each.capacity[self._worker_id]:
-                found[each.name] = self._actions[each.name]
+                found[each.name] = self.actions[each.name]
             elif n >= 0:
-                found[each.name] = _first_rows(self._actions[each.name], n)
+                found[each.name] = _first_rows(self.actions[each.name], n)
         return found
 
     def read_row_numbers(self) -> np.ndarray:

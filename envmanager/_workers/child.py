@@ -40,6 +40,7 @@ from envmanager._workers.wire import (
     FRAME,
     FULL,
     IN_MEMORY,
+    MAX_FINAL_ROWS,
     NAMES,
     RECORD,
     STEP_CODE,
@@ -59,7 +60,7 @@ from envmanager.hosting import (
     make_group,
     phase_of,
 )
-from envmanager.steps import AgentSteps, CommandName, EnvironmentCommand, EnvironmentResponse
+from envmanager.steps import CommandName, EnvironmentCommand, EnvironmentResponse
 
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 
@@ -181,7 +182,10 @@ class Transport:
 
     def news(self) -> News | None:
         """What there is to tell besides an answer."""
-        return None if self.group is None else self.reporter.news(self.group)
+        group = self.group
+        if group is None or not (group.casts or len(group.behavior_specs) != self.reporter.n_told):
+            return None
+        return self.reporter.news(group)
 
     def told(self, news: News) -> None:
         """The news have been written."""
@@ -197,7 +201,7 @@ class Transport:
         now_ns = time.monotonic_ns()
         return FRAME.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
-    def write_record(self, code: int, flags: int) -> None:
+    def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
         """Announce the answer to a step: one atomic write."""
         now_ns = time.monotonic_ns()
         record = RECORD.pack(
@@ -207,13 +211,16 @@ class Transport:
             code,
             self.slot,
             flags,
-            0,
+            n_ended,
             now_ns - self.started_ns,
             max(0, self.started_ns - self.ended_ns),
             now_ns,
         )
         self.ended_ns = now_ns
-        _write_all(self.fds["steps"], record)
+        try:
+            os.write(self.fds["steps"], record)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise TrainerGone from error
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -238,6 +245,7 @@ class Connection:
         self._poll.register(self._fd, select.POLLIN)
         self._spinner = Spinner()
         self._header = b""
+        self._offered_slot = -1
 
     def use_group(self, group: EnvGroup) -> None:
         """Know the environments, to offer them rows of the shared memory and to tell what is new of them."""
@@ -278,19 +286,26 @@ class Connection:
         if transport.unanswerable is not None:
             return transport.unanswerable
         if name in STEPPING and transport.rows is not None and transport.group is not None:
-            buffer = transport.rows.buffer(transport.slot)
-            if buffer is not None:
-                transport.group.offer_rows(buffer)
+            if transport.slot != self._offered_slot:
+                self._offer_rows(transport.rows, transport.group, transport.slot)
+            if flags & FULL:
+                return transport.rows.actions
             if flags & IN_MEMORY:
                 actions = transport.rows.read_actions()
                 return actions if name is CommandName.STEP else (transport.rows.read_row_numbers(), actions)
         return Undecoded(data) if data else None
 
+    def _offer_rows(self, rows: WorkerRows, group: EnvGroup, slot: int) -> None:
+        self._offered_slot = slot
+        buffer = rows.buffer(slot)
+        if buffer is not None:
+            group.offer_rows(buffer)
+
     def _next_header(self) -> bytes:
         if not self._try_header():
             self._spinner.wait(self._try_header, self._sleep)
         header, self._header = self._header, b""
-        return self._read_exactly(COMMAND.size, header)
+        return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
 
     def _try_header(self) -> bool:
         try:
@@ -334,28 +349,29 @@ class StepQueueWriter:
         """Announce a step: its arrays in shared memory where they fit, the rest pickled before anything is written."""
         if response.name is CommandName.FAILED:
             self._put(FAILED_CODE, 0, dumps_failure(response.payload))
-        else:
-            self._put_steps(response.payload)
-
-    def _put_steps(self, steps: Mapping[str, AgentSteps]) -> None:
-        transport = self._transport
+            return
+        transport, steps = self._transport, response.payload
         rows, slot = transport.rows, transport.slot
+        n_ended = None if rows is None else rows.in_place(slot, steps)
         news = transport.news()
-        if rows is None:
-            return self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
         infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
-        in_place = rows.in_place(slot, steps)
-        if in_place is None and not rows.write(slot, steps):
-            return self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
-        extra = dumps((infos, news)) if infos or news is not None else b""
-        flags = IN_MEMORY if in_place is None else IN_MEMORY | FULL | (ENDED if in_place else 0)
-        return self._put(STEP_CODE, flags, extra, news)
+        if n_ended is not None and n_ended <= MAX_FINAL_ROWS:
+            flags = IN_MEMORY | FULL | (ENDED if n_ended else 0)
+        elif rows is not None and rows.write(slot, steps):
+            flags, n_ended = IN_MEMORY, 0
+        else:
+            self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
+            return
+        if infos or news is not None:
+            self._put(STEP_CODE, flags, dumps((infos, news)), news, n_ended)
+        else:
+            transport.write_record(STEP_CODE, flags, n_ended)
 
-    def _put(self, code: int, flags: int, extra: bytes, news: News | None = None) -> None:
+    def _put(self, code: int, flags: int, extra: bytes, news: News | None = None, n_ended: int = 0) -> None:
         # The record goes first: the manager reads the frame while it is being written, however long it is. The frame is
         # made before that: once the record is out, there is no way to say that memory was short.
-        frame = self._transport.frame(code, extra) if extra else b""
-        self._transport.write_record(code, flags | (EXTRA if extra else 0))
+        frame = self._transport.frame(code, extra)
+        self._transport.write_record(code, flags | EXTRA, n_ended)
         _write_all(self._transport.fds["connection"], frame)
         if news is not None:
             self._transport.told(news)

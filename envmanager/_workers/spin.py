@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Callable
 
-YIELDS = 30
-SHORT_NS = 200_000
-"""A wait of at most this long pays a spin next time: about twice what waking up costs on a slow machine."""
+SPIN_NS = 200_000
+"""A wait spins for at most so long, and one that was shorter pays a spin next time: a few times what waking costs."""
+TAKEN_NS = 100_000
+"""A yield that took so long gave the core to somebody who had use for it."""
 REST = 200
-"""How many waits sleep at once after a spin that took longer than a short wait."""
+"""How many waits sleep at once after that."""
 
 
 class Spinner:
@@ -28,21 +29,24 @@ class Spinner:
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], None]) -> None:
         """Return once ``ready()``, or after one ``sleep()``."""
-        started_ns = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         if self._rest:
             self._rest -= 1
-        elif self._pays:
-            found = self._spin(ready)
-            if time.monotonic_ns() - started_ns > SHORT_NS:
-                self._rest = REST
-            if found:
-                return
+        elif self._pays and self._spin(ready, began_ns):
+            return
         sleep()
-        self._pays = time.monotonic_ns() - started_ns < SHORT_NS
+        self._pays = time.monotonic_ns() - began_ns < SPIN_NS
 
-    def _spin(self, ready: Callable[[], bool]) -> bool:
-        for _ in range(YIELDS):
+    def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
+        looked_ns = began_ns
+        while looked_ns - began_ns < SPIN_NS:
             os.sched_yield()
+            yielded_ns = time.monotonic_ns()
+            if yielded_ns - looked_ns > TAKEN_NS:
+                self._rest = REST
             if ready():
                 return True
+            looked_ns = time.monotonic_ns()
+            if self._rest:
+                return False
         return False

@@ -27,7 +27,8 @@ COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
 RECORD = struct.Struct("<QIIBBHIQQQ")
-"""ticket, worker_id, generation, kind, slot, flags, unused, busy ns, idle ns, monotonic ns of its end."""
+"""ticket, worker_id, generation, kind, slot, flags, final rows, busy ns, idle ns, monotonic ns of its end."""
+MAX_FINAL_ROWS = 2**16 - 1
 
 FRAME = struct.Struct("<QBBHIQQQ")
 """ticket, command code, flags, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
@@ -40,9 +41,9 @@ ATTACH_CODE = 0
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 FULL = 1
-"""All rows are there, all act, and the environment wrote them in place."""
+"""All rows are there, all act, and the environment wrote them in place. In a command: there are actions for all."""
 ENDED = 2
-"""With FULL: some episodes ended; the count of final rows is in the block."""
+"""With FULL: some episodes ended; the record says how many."""
 EXTRA = 4
 """A frame with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8

@@ -2,7 +2,7 @@
 
 ::
 
-    step queue ──▶ arrive ──▶ the worker's entry ──▶ collect ──▶ (what is made of them) ──▶ handed out
+    source ──▶ receive ──▶ the worker's entry ──▶ collect ──▶ (what is made of them) ──▶ handed out
 
 The rule: what arrived stays in its entry until all that is made of it exists; so an error, an interrupt or a time-out
 loses nothing.
@@ -10,29 +10,16 @@ loses nothing.
 
 from __future__ import annotations
 
-import queue
 import time
-from typing import Protocol
+from collections.abc import Sequence
 
 from envmanager.core.recovery import Recovery
+from envmanager.core.sources import ResponseSource
 from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.options import Wait
 from envmanager.steps import CommandName, EnvironmentResponse
 from envmanager.timing import WaitTimes
-
-
-class StepQueue(Protocol):
-    """The one queue onto which all workers push the answers to "step". ``get_nowait`` and ``get`` raise queue.Empty.
-
-    The first observations of a worker that replaces another come out of it too, as the answer to a "reset".
-    """
-
-    def get_nowait(self) -> EnvironmentResponse: ...
-
-    def get(self, *, timeout: float | None = None) -> EnvironmentResponse: ...
-
-    def empty(self) -> bool: ...
 
 
 class Collector:
@@ -41,63 +28,49 @@ class Collector:
     def __init__(self, table: WorkerTable, recovery: Recovery) -> None:
         self._table = table
         self._recovery = recovery
+        self.source: ResponseSource
         self.holds_back = False
         """Whether max_lead keeps responses back (send/recv), because nobody else keeps the actions back."""
         self.closed = False
         self.waits = WaitTimes()
 
-    def collect(self, step_queue: StepQueue, wait: Wait) -> list[Entry]:
+    def collect(self, wait: Wait) -> list[Entry]:
         """Whose responses are to be handed out, by the rules of ``wait``. Raises a WorkerError that is among them."""
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
-        self._take_arrived(step_queue)
-        if wait.max_lead is not None or len(self._table.ready) < wait.min_ready:
-            self._wait_for_more(step_queue, wait, deadline)
+        table = self._table
+        if not table.is_ordinary:
+            self._recovery.start_due()
+        self.receive(self.source.take())
+        n_ready = len(table.ready)
+        if (n_ready < wait.min_ready and n_ready < len(table.entries)) or wait.max_lead is not None:
+            self._wait_for_more(wait, deadline)
+        if table.is_ordinary and wait.max_lead is None:
+            return table.ready[: wait.max_ready]
         chosen = self._offered(wait)[: wait.max_ready]
-        if not self._table.is_ordinary:
-            self._raise_failure(chosen)
+        self._raise_failure(chosen)
         return chosen
 
-    def _wait_for_more(self, step_queue: StepQueue, wait: Wait, deadline: float | None) -> None:
-        if not self._table.n_waiting:
-            raise UsageError(self._nothing_in_flight())
-        while not self._enough(wait):
-            start_at = None if self._table.is_ordinary else self._recovery.next_start_at()
-            wake_at = min((at for at in (deadline, start_at) if at is not None), default=None)
-            try:
-                timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-                self.arrive(self.waits.get(step_queue, timeout=timeout))
-            except queue.Empty:
-                self._require_open()
-                if wake_at is None:
-                    raise RuntimeError("a step queue gave up without a timeout") from None
-                if wake_at == deadline:
-                    return
-            self._take_arrived(step_queue)
-
-    def _take_arrived(self, step_queue: StepQueue) -> None:
-        if not self._table.is_ordinary:
-            self._recovery.start_due()
-        try:
-            while True:
-                self.arrive(step_queue.get_nowait())
-        except queue.Empty:
-            pass
-
-    def _require_open(self) -> None:
-        if self.closed:  # by another thread, while this one waited
-            raise ManagerClosed("a call that waits")
+    def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
+        """Put responses into the entries of their workers."""
+        if self._recovery.recycles or self.closed:
+            for response in responses:
+                self.arrive(response)
+            return
+        place = self._table.arrived(responses)
+        while place < len(responses):
+            self.arrive(responses[place])
+            place = self._table.arrived(responses, place + 1)
 
     def arrive(self, response: EnvironmentResponse) -> None:
-        """Put a response into the entry of its worker."""
-        if self.closed:
-            self._require_open()
+        """Put one response, of whatever kind, into the entry of its worker."""
+        self._require_open()
         entry = self._table.entries[response.worker_id]
         if response.name is CommandName.FAILED:
             self._recovery.fail(entry, response.payload)
         elif entry.replacement is not None:
             self._recovery.begin(entry, response)
         elif entry.state is WorkerState.IN_FLIGHT:
-            self._table.arrived(entry, response)
+            self._table.offered(entry, response)
             if self._recovery.recycles:
                 self._recovery.recycle_if_old(entry)
         else:
@@ -105,7 +78,47 @@ class Collector:
                 f"worker {entry.worker_id} answered a {response.name} that nobody waits for: it is {entry.state.name}."
             )
 
-    def await_replacement(self, step_queue: StepQueue, entry: Entry) -> None:
+    def _wait_for_more(self, wait: Wait, deadline: float | None) -> None:
+        table = self._table
+        n_waiting = table.n_waiting
+        if not n_waiting:
+            raise UsageError(self._nothing_in_flight())
+        if table.is_ordinary and wait.max_lead is None and deadline is None:
+            n_wanted = min(wait.min_ready, n_waiting)
+            while len(table.ready) < n_wanted and table.is_ordinary:
+                responses = self.waits.wait(self.source, None)
+                if not responses:
+                    self._note_nothing_came(None)
+                self.receive(responses)
+            if table.is_ordinary:
+                return
+        while not self._enough(wait):
+            if not self._wait_once(deadline):
+                return
+
+    def _wait_once(self, deadline: float | None) -> bool:
+        """Wait until something comes, or a replacement is due; False when the time is up instead."""
+        wake_at = min((at for at in (deadline, self._recovery.next_start_at()) if at is not None), default=None)
+        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        responses = self.waits.wait(self.source, timeout)
+        if not responses:
+            self._note_nothing_came(timeout)
+            if wake_at == deadline:
+                return False
+        self.receive(responses)
+        self._recovery.start_due()
+        return True
+
+    def _note_nothing_came(self, timeout: float | None) -> None:
+        self._require_open()
+        if timeout is None:
+            raise RuntimeError("a step queue gave up without a timeout")
+
+    def _require_open(self) -> None:
+        if self.closed:  # by another thread, while this one waited
+            raise ManagerClosed("a call that waits")
+
+    def await_replacement(self, entry: Entry) -> None:
         """Wait until a worker that is being replaced is there again, or given up; what arrives meanwhile is kept."""
         while entry.replacement is not None and entry.replacement.first is None:
             self._recovery.start_due()
@@ -113,11 +126,10 @@ class Collector:
             if replacement is None or replacement.first is not None:
                 return
             start_at = self._recovery.next_start_at()
-            timeout = None if start_at is None else max(0.0, start_at - time.monotonic())
-            try:
-                self.arrive(step_queue.get(timeout=timeout))
-            except queue.Empty:
+            responses = self.source.wait(None if start_at is None else max(0.0, start_at - time.monotonic()))
+            if not responses:
                 self._require_open()
+            self.receive(responses)
 
     def _enough(self, wait: Wait) -> bool:
         n_offered = len(self._offered(wait))
@@ -154,13 +166,13 @@ class Collector:
                 self._table.handed_out([entry])
                 raise error
 
-    def drain(self, step_queue: StepQueue) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
+    def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
         """Wait for all that is in flight, failures too: the last responses by worker, and the first failure."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:
             try:
-                chosen = list(self.collect(step_queue, Wait.all()))
+                chosen = self.collect(Wait.all())
             except ManagerClosed:
                 raise
             except EnvManagerError as error:
@@ -173,7 +185,7 @@ class Collector:
     def restart_counting(self) -> None:
         """After a reset nobody is ahead of anybody."""
         for entry in self._table.entries:
-            entry.steps_since_reset = 0
+            entry.steps_at_reset = entry.steps
         self.holds_back = False
 
     def _nothing_in_flight(self) -> str:

@@ -14,12 +14,14 @@ after it (a failure, the first observations of the next generation) waits behind
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Sequence
 
 import attrs
 
 from envmanager.errors import WorkerError
 from envmanager.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
+from envmanager.timing import WorkerTimes
 
 
 class WorkerState(enum.IntEnum):
@@ -49,6 +51,7 @@ _MOVES = (
     set[_S](),  # from DROPPED
 )
 _WAITING = {_S.IN_FLIGHT, _S.READY, _S.REPLACING}
+_IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
@@ -92,22 +95,37 @@ class Entry:
     """The StepInfo that was handed out last; since a reset the first one, when steps go by send and recv."""
     actions: Actions | None = None
     n_envs_in_flight: int = 0
-    batches: list[Batch] = attrs.field(factory=list)
+    batches: Sequence[Batch] = ()
     """The batches that hold the rows handed out last by ``recv``, oldest first: references, looked up when it fails."""
     steps: int = 0
     """Steps handed out."""
-    steps_since_reset: int = 0
+    steps_at_reset: int = 0
+    times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     def move(self, to: WorkerState) -> None:
-        """The one place where a worker's state changes. RuntimeError for a move that makes no sense."""
+        """Change the state; RuntimeError for a move that makes no sense.
+
+        Nobody else changes it but the table, where many workers make the same ordinary move at once.
+        """
         if to not in _MOVES[self.state]:
             raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
         self.state = to
 
     @property
+    def steps_since_reset(self) -> int:
+        """How far it is; what ``max_lead`` compares."""
+        return self.steps - self.steps_at_reset
+
+    @property
     def waiting(self) -> bool:
         """Whether something of it is still to be handed out."""
         return self.state in _WAITING
+
+    def require_alive(self) -> None:
+        """Raise what it was given up for, if it was."""
+        if self.error is not None:
+            # Without the traceback of the last time, which would grow with every time.
+            raise self.error.with_traceback(None)
 
     @property
     def is_given_up(self) -> bool:
@@ -139,6 +157,8 @@ class WorkerTable:
         """Those that are READY, in the order in which they became so."""
         self.is_ordinary = True
         """Whether nothing rare is the matter with any worker, so that nobody needs to ask."""
+        self.env_steps = 0
+        """Steps of environments handed out."""
 
     @property
     def n_waiting(self) -> int:
@@ -152,29 +172,57 @@ class WorkerTable:
         if to is _S.READY:
             self.ready.append(entry)
 
-    # The ordinary way.
+    # The ordinary way: one loop each over all that moves.
 
-    def arrived(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Its response is here."""
-        entry.move(_S.READY)
+    def sent(self, entry: Entry, n_envs: int) -> None:
+        """A step of ``n_envs`` environments is on its way to an idle worker."""
+        if entry.state is not _IDLE:
+            entry.move(_IN_FLIGHT)
+        entry.n_envs_in_flight = n_envs
+        entry.state = _IN_FLIGHT
+
+    def arrived(self, responses: Sequence[EnvironmentResponse], start: int = 0) -> int:
+        """Steps that are here, from place ``start`` on, up to the first that is none, or that nobody waits for.
+
+        Returns its place.
+        """
+        entries, ready = self.entries, self.ready
+        for place in range(start, len(responses)):
+            response = responses[place]
+            entry = entries[response.worker_id]
+            if entry.state is not _IN_FLIGHT or response.name is not _STEP:
+                return place
+            ready.append(entry)
+            entry.response = response
+            entry.state = _READY
+        return len(responses)
+
+    def offered(self, entry: Entry, response: EnvironmentResponse) -> None:
+        """There is something to hand out of a worker that is idle."""
+        entry.move(_READY)
         entry.response = response
         self.ready.append(entry)
 
     def handed_out(self, entries: Sequence[Entry]) -> None:
         """All that is made of the responses of these entries exists, and is with the trainer now."""
+        now_ns = time.monotonic_ns()
+        is_ordinary = self.is_ordinary
+        if is_ordinary:
+            left = [] if len(entries) == len(self.ready) else [each for each in self.ready if each not in entries]
+            self.ready = left
         for entry in entries:
-            if entry.response is not None and entry.response.name is CommandName.STEP:
+            if entry.response is not None and entry.response.name is _STEP:
                 entry.steps += 1
-                entry.steps_since_reset += 1
-        if not self.is_ordinary:
+                self.env_steps += entry.n_envs_in_flight
+                if entry.times.ended_ns:
+                    entry.times.queued_ns += now_ns - entry.times.ended_ns
+            if is_ordinary:
+                entry.response = None
+                entry.state = _IDLE
+        if not is_ordinary:
             for entry in entries:
                 self._advance(entry)
             self.note_exceptions()
-            return
-        self.ready = [] if len(entries) == len(self.ready) else [each for each in self.ready if each not in entries]
-        for entry in entries:
-            entry.response = None
-            entry.move(_S.IDLE)
 
     # What is rare.
 
@@ -217,4 +265,4 @@ class WorkerTable:
         self.ready.clear()
         for entry in self.entries:
             entry.response = entry.following = entry.previous_step = entry.actions = None
-            entry.batches = []
+            entry.batches = ()

@@ -64,7 +64,7 @@ def installed_between_two_calls(kind: str) -> None:
 
 def installed_in_a_policy(kind: str) -> None:
     with manager_of(kind) as manager:
-        policy = manager._policies["default"]
+        policy = manager._policy_steps.policies["default"]
 
         class Installs:
             def get_action(self, steps: Any) -> Any:
@@ -84,16 +84,16 @@ def installed_by_another_thread_in_the_middle_of_a_call(kind: str) -> None:
         manager.step("all")
         before: list[Any] = []
         answers = manager.step_queue
-        really_get = answers.get_nowait
+        really_take = answers.take
 
-        def get_nowait() -> Any:
+        def take() -> Any:
             if not before:
                 thread = threading.Thread(target=lambda: before.append(install()))
                 thread.start()
                 thread.join()
-            return really_get()
+            return really_take()
 
-        answers.get_nowait = get_nowait
+        answers.take = take
         manager.step("all")
         announce("hits", hits_of_one_interrupt())
         announce("hits", hits_of_one_interrupt())

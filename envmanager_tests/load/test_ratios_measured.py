@@ -73,14 +73,14 @@ def busy_process() -> Iterator[None]:
 def test_spinning_beside_a_busy_process(env: str, n_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking again before sleeping, against sleeping at once, while another process keeps a core busy."""
 
-    def spinning(yields: int) -> Callable[[], EnvManager]:
+    def spinning(spin_ns: int) -> Callable[[], EnvManager]:
         def make() -> EnvManager:
-            monkeypatch.setattr(spin, "YIELDS", yields)  # the workers are copies of this process and have it too
+            monkeypatch.setattr(spin, "SPIN_NS", spin_ns)  # the workers are copies of this process and have it too
             return SubprocessEnvManager(env_fns(env, N_ENVS), N_ENVS, n_workers=n_workers, start_method="fork")
 
         return make
 
-    at_work = spin.YIELDS
+    at_work = spin.SPIN_NS
     told(f"{env}, {n_workers} workers, spinning / not, idle machine", ratios(spinning(at_work), spinning(0)))
     with busy_process():
         found = ratios(spinning(at_work), spinning(0))

@@ -95,7 +95,9 @@ def test_step_queues_workers_that_are_not_waiting_and_takes_what_is_there(
         manager.step_queue.get_nowait.side_effect = [*two, *two]
         manager.reset()
         taken = {"default": ActionInfo(np.array([5]))}
-        take_steps = mocker.patch.object(manager, "_take_steps", side_effect=lambda last: [taken for _ in last])
+        take_steps = mocker.patch.object(
+            manager._policy_steps, "_decide", side_effect=lambda last: [taken for _ in last]
+        )
         last = manager.step()
         for made in manager.env_workers:
             made.send.reset_mock()

@@ -1,4 +1,4 @@
-"""What a step may cost, counted in calls and objects and not in time: the same on every machine, however busy.
+"""What a step may cost, counted in Python calls and objects and not in time: the same on every machine, however busy.
 
 A figure that has to go up needs a reason, and a look at `envmanager bench`.
 """
@@ -62,15 +62,15 @@ def stepping(manager: EnvManager) -> Callable[[], Any]:
 
 
 def n_calls(function: Callable[[], Any], n_times: int = 40) -> int:
-    """How many calls, of Python's and of C's functions, one call of ``function`` makes.
+    """How many calls of Python functions one call of ``function`` makes, those of environments and tests aside.
 
     The least of so many times: how often a wait looks again depends on how busy the machine is.
     """
     count = 0
 
-    def note(_: Any, event: str, __: Any) -> None:
+    def note(frame: Any, event: str, _: Any) -> None:
         nonlocal count
-        count += event in ("call", "c_call")
+        count += event == "call" and frame.f_code.co_filename != __file__
 
     for _ in range(3):
         function()
@@ -86,13 +86,13 @@ def n_calls(function: Callable[[], Any], n_times: int = 40) -> int:
     return min(counts)
 
 
-@pytest.mark.parametrize(("begin", "limit"), [(sending, 200), (stepping, 245)], ids=["send-recv", "step"])
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 50), (stepping, 75)], ids=["send-recv", "step"])
 def test_a_batch_in_this_process_takes_so_many_calls(begin: Any, limit: int) -> None:
     with SimpleEnvManager(Noop, N_ENVS) as manager:
         assert n_calls(begin(manager)) <= limit
 
 
-@pytest.mark.parametrize(("begin", "limit"), [(sending, 90), (stepping, 125)], ids=["send-recv", "step"])
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 15), (stepping, 25)], ids=["send-recv", "step"])
 def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int) -> None:
     with SubprocessEnvManager(Noop, N_ENVS) as manager:
         assert n_calls(begin(manager)) / N_ENVS <= limit

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from envmanager import (
     Wait,
     make_manager,
 )
+from envmanager.core.sources import ResponseSource
 from envmanager.local_worker import LocalStepQueue
 from envmanager.steps import CommandName, EnvironmentResponse
 from envmanager.testing import EchoEnvironment, Raise, faulty
@@ -145,22 +146,18 @@ def test_kind_simple_takes_no_notice_of_it() -> None:
 # The order of answers, without processes.
 
 
-class Others:
+class Others(ResponseSource):
     def __init__(self) -> None:
         self.answers: list[EnvironmentResponse] = []
         self.timeouts: list[float | None] = []
 
-    def empty(self) -> bool:
-        return not self.answers
+    def take(self) -> Sequence[EnvironmentResponse]:
+        taken, self.answers = self.answers, []
+        return taken
 
-    def get_nowait(self) -> EnvironmentResponse:
-        if not self.answers:
-            raise queue.Empty
-        return self.answers.pop(0)
-
-    def get(self, *, timeout: float | None = None) -> EnvironmentResponse:
+    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
         self.timeouts.append(timeout)
-        return self.get_nowait()
+        return self.take()
 
 
 class Local:
@@ -176,31 +173,50 @@ def answer(worker_id: int) -> EnvironmentResponse:
     return EnvironmentResponse(CommandName.STEP, worker_id, {})
 
 
+def workers_of(responses: Sequence[EnvironmentResponse]) -> list[int]:
+    return [response.worker_id for response in responses]
+
+
 def test_what_others_have_answered_comes_before_a_step_in_this_process() -> None:
     others = Others()
     step_queue = LocalStepQueue([None, None, Local()], 2, others)
     others.answers = [answer(0), answer(1)]
-    assert [step_queue.get().worker_id for _ in range(3)] == [0, 1, 2]
-    assert step_queue.empty()
+    assert workers_of(step_queue.wait(None)) == [0, 1]
+    assert workers_of(step_queue.wait(None)) == [2]
 
 
 def test_this_process_steps_when_every_other_worker_has_had_its_turn() -> None:
     others = Others()
     step_queue = LocalStepQueue([None, None, Local()], 2, others)
-    others.answers = [answer(0), answer(0), answer(0), answer(1)]
-    assert [step_queue.get_nowait().worker_id for _ in range(4)] == [0, 0, 2, 0]
+    others.answers = [answer(0), answer(0)]
+    assert workers_of(step_queue.take()) == [0, 0]
+    others.answers = [answer(0)]
+    assert workers_of(step_queue.take()) == [2, 0]
 
 
-def test_get_nowait_steps_nothing_as_long_as_others_have_their_turn_before_them() -> None:
-    step_queue = LocalStepQueue([None, None, Local()], 2, Others())
-    with pytest.raises(queue.Empty):
-        step_queue.get_nowait()
-    assert not step_queue.empty()
+def test_take_steps_nothing_as_long_as_others_have_their_turn_before_them() -> None:
+    local = Local()
+    assert workers_of(LocalStepQueue([None, None, local], 2, Others()).take()) == []
+    assert local.has_step
 
 
 def test_with_nothing_to_step_others_are_waited_for() -> None:
     others, local = Others(), Local()
     local.has_step = False
-    with pytest.raises(queue.Empty):
-        LocalStepQueue([None, None, local], 2, others).get(timeout=1.5)
+    assert workers_of(LocalStepQueue([None, None, local], 2, others).wait(1.5)) == []
     assert others.timeouts == [1.5]
+
+
+def test_those_of_the_others_stay_where_they_are_when_the_step_in_this_process_is_interrupted() -> None:
+    class Interrupted(Local):
+        def take_step(self) -> EnvironmentResponse | None:
+            raise KeyboardInterrupt
+
+    others = Others()
+    step_queue = LocalStepQueue([None, Interrupted()], 1, others)
+    others.answers = [answer(0)]
+    step_queue.take()
+    others.answers = [answer(0)]
+    with pytest.raises(KeyboardInterrupt):
+        step_queue.take()
+    assert workers_of(others.answers) == [0]

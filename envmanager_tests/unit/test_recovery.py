@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from envmanager import events
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
+from envmanager.core.sources import QueueSource
 from envmanager.core.table import WorkerState, WorkerTable
 from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.options import RestartPolicy, Wait
@@ -102,6 +103,7 @@ class Bench:
         self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), self._launch_again)
         self.collector = Collector(self.table, self.recovery)
         self.queue = Answers(Clock() if clock is None else clock)
+        self.collector.source = QueueSource(self.queue)
 
     def _launch_again(self, entry):
         self.started.append((entry.worker_id, entry.generation))
@@ -128,7 +130,7 @@ class Bench:
     def collect(self, **wait):
         """What a manager hands out in one call."""
         found = []
-        for entry in self.collector.collect(self.queue, Wait(**{"timeout_s": 0.0, **wait})):
+        for entry in self.collector.collect(Wait(**{"timeout_s": 0.0, **wait})):
             cut = self.recovery.cut(entry, self.last[entry.worker_id])
             response = entry.response
             payload = response.payload if cut is None else cut.payload
@@ -137,6 +139,11 @@ class Bench:
             steps, lost = payload["default"], None if cut is None else cut.lost
             found.append(Told(response.worker_id, str(response.name), lost, float(steps.obs[0]), steps))
         return found
+
+    def take_arrived(self):
+        """What a call does before it hands anything out."""
+        self.recovery.start_due()
+        self.collector.receive(self.collector.source.take())
 
     @property
     def waiting(self):
@@ -619,9 +626,8 @@ def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
     bench.answer(1)
     bench.begin(0)
     bench.answer(2)
-    bench.collector.await_replacement(bench.queue, bench.entries[0])
+    bench.collector.await_replacement(bench.entries[0])
 
-    assert not bench.queue.empty(), "nobody waits longer than for the replacement"
     assert [(told.worker_id, told.name) for told in bench.collect()] == [(1, "step"), (0, "reset"), (2, "step")]
 
 
@@ -630,14 +636,14 @@ def test_waiting_for_a_replacement_ends_when_it_is_given_up():
     bench.send(0)
     bench.collector.arrive(EnvironmentResponse("failed", 0, died()))
     bench.fail(0)
-    bench.collector.await_replacement(bench.queue, bench.entries[0])
+    bench.collector.await_replacement(bench.entries[0])
 
     assert isinstance(bench.errors[0], RestartsExhausted)
 
 
 def test_nobody_waits_for_a_worker_that_is_well():
     bench = Bench(1)
-    bench.collector.await_replacement(bench.queue, bench.entries[0])
+    bench.collector.await_replacement(bench.entries[0])
 
     assert bench.started == []
 
@@ -798,13 +804,13 @@ class Model:
         self.is_cut[worker_id] = True
         self.generation[worker_id] += 1
         self.bench.fail(worker_id)
-        self.bench.collector._take_arrived(self.bench.queue)
+        self.bench.take_arrived()
 
     def begin(self, worker_id):
         replacement = self.bench.entries[worker_id].replacement
         if replacement is not None and replacement.first is None:
             self.bench.begin(worker_id)
-            self.bench.collector._take_arrived(self.bench.queue)
+            self.bench.take_arrived()
 
     def collect(self, number):
         try:

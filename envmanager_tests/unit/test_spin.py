@@ -9,7 +9,10 @@ import pytest
 from pytest_mock import MockerFixture
 
 from envmanager._workers import spin
-from envmanager._workers.spin import REST, SHORT_NS, YIELDS, Spinner
+from envmanager._workers.spin import REST, SPIN_NS, Spinner
+
+YIELD_NS = 1_000
+YIELDS = SPIN_NS // YIELD_NS
 
 
 class Clock:
@@ -17,7 +20,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.yield_ns = 1_000
+        self.yield_ns = YIELD_NS
         self.n_yields = self.n_sleeps = 0
 
     def sched_yield(self) -> None:
@@ -56,7 +59,7 @@ def test_what_comes_while_it_looks_needs_no_sleep(clock: Clock) -> None:
 
 def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_looks_again(clock: Clock) -> None:
     spinner = Spinner()
-    spinner.wait(never, clock.sleep(SHORT_NS))
+    spinner.wait(never, clock.sleep(SPIN_NS))
     clock.n_yields = 0
     spinner.wait(never, clock.sleep(1))
     assert clock.n_yields == 0
@@ -70,7 +73,7 @@ def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clo
     clock.yield_ns = 4_000_000
     spinner.wait(lambda: found, clock.sleep(1))
     spinner.wait(never, clock.sleep(1))
-    clock.n_yields, clock.yield_ns = 0, 1_000
+    clock.n_yields, clock.yield_ns = 0, YIELD_NS
     for _ in range(REST - 1):
         spinner.wait(never, clock.sleep(1))
     assert clock.n_yields == 0

@@ -65,7 +65,7 @@ def test_a_response_waits_in_its_entry_until_it_is_handed_out():
     table = flying()
     (entry,) = table.entries
     answer = response()
-    table.arrived(entry, answer)
+    assert table.arrived([answer]) == 1
     assert (entry.state, entry.response, table.ready) == (READY, answer, [entry])
 
     table.handed_out([entry])
@@ -76,27 +76,57 @@ def test_a_response_waits_in_its_entry_until_it_is_handed_out():
 def test_those_that_are_ready_stand_in_order_of_arrival():
     table = flying(3)
     for worker_id in (2, 0, 1):
-        table.arrived(table.entries[worker_id], response(worker_id=worker_id))
+        table.arrived([response(worker_id=worker_id)])
     table.handed_out([table.entries[0]])
 
     assert [entry.worker_id for entry in table.ready] == [2, 1]
 
 
-def test_a_second_response_to_one_step_is_refused():
-    table = flying()
+@pytest.mark.parametrize(
+    ("responses", "n_taken"),
+    [
+        ([response(), response(worker_id=1)], 2),
+        ([response(), response()], 1),
+        ([response("failed"), response(worker_id=1)], 0),
+        ([response("reset")], 0),
+        ([], 0),
+    ],
+    ids=["a step each", "a second one", "a failure first", "no step", "none"],
+)
+def test_steps_are_taken_up_to_the_first_response_that_is_none_or_that_nobody_waits_for(responses, n_taken):
+    table = flying(2)
+    assert table.arrived(responses) == n_taken
+    assert [entry.response for entry in table.ready] == responses[:n_taken]
+    if responses and not n_taken:
+        assert table.arrived(responses, 1) == len(responses)
+
+
+def test_a_worker_that_is_not_idle_is_sent_nothing():
+    table = WorkerTable([[0, 1]])
     (entry,) = table.entries
-    table.arrived(entry, response())
-    table.handed_out([entry])
-    table.arrived(entry, response("reset"))  # first observations are offered so
-    table.handed_out([entry])
-    with pytest.raises(RuntimeError):
-        entry.move(FAILED)
+    table.sent(entry, 2)
+    assert (entry.state, entry.n_envs_in_flight) == (IN_FLIGHT, 2)
+    with pytest.raises(RuntimeError, match="cannot go from IN_FLIGHT to IN_FLIGHT"):
+        table.sent(entry, 1)
+
+
+def test_a_step_that_is_handed_out_is_counted_with_its_environments_and_the_time_it_waited(mocker):
+    mocker.patch("envmanager.core.table.time.monotonic_ns", return_value=1500)
+    table = WorkerTable([[0, 1], [2]])
+    for entry in table.entries:
+        table.sent(entry, len(entry.env_ids))
+    table.entries[0].times.stepped(10, 0, 1100)  # the other has told no times
+    table.arrived([response(), response(worker_id=1)])
+    table.handed_out(table.entries)
+
+    assert (table.env_steps, [entry.steps for entry in table.entries]) == (3, [1, 1])
+    assert [entry.times.queued_ns for entry in table.entries] == [400, 0]
 
 
 def test_what_is_no_step_counts_as_none():
     table = flying()
     (entry,) = table.entries
-    table.arrived(entry, response("reset"))
+    table.offered(entry, response("reset"))
     table.handed_out([entry])
 
     assert entry.steps == 0
@@ -106,7 +136,7 @@ def test_what_follows_a_response_is_ready_when_that_was_handed_out():
     table = flying()
     (entry,) = table.entries
     answer, failure = response(), response("failed")
-    table.arrived(entry, answer)
+    assert table.arrived([answer]) == 1
     entry.error = failure.payload
     table.expect(entry, [answer, failure], FAILED)
     assert entry.response is answer
@@ -121,8 +151,8 @@ def test_what_follows_a_response_is_ready_when_that_was_handed_out():
 def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
     table = flying(2)
     first, second = table.entries
-    table.arrived(first, response())
-    table.arrived(second, response(worker_id=1))
+    table.arrived([response()])
+    table.arrived([response(worker_id=1)])
     first.replacement = Replacement(1, None, 0.0)
     table.expect(first, [first.response], REPLACING)
 
@@ -148,7 +178,7 @@ def test_the_first_observations_of_a_generation_end_its_replacement():
 def test_the_slowest_is_one_that_takes_part():
     table = flying(3)
     for entry, steps in zip(table.entries, (5, 3, 1), strict=True):
-        entry.steps_since_reset = steps
+        entry.steps, entry.steps_at_reset = 10 + steps, 10
     table.entries[2].error = ValueError()
 
     assert table.slowest() == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,36 +77,13 @@ def test_the_times_of_steps_are_summed_and_drawn():
     assert track.spans == [("start", 20_000, 20_700), ("reset", 20_800, 20_900), ("step", 21_000, 21_500)]
 
 
-def test_the_time_in_the_queue_is_from_the_end_of_the_step_until_it_is_handed_out(mocker):
-    mocker.patch("time.monotonic_ns", return_value=1500)
-    times = WorkerTimes()
-    times.stepped(10, 0, 1100)
-    times.handed_out()
-
-    assert times.queued_ns == 400
-
-
-def test_a_worker_that_tells_no_times_has_waited_in_no_queue():
-    times = WorkerTimes()
-    times.handed_out()
-
-    assert times.queued_ns == 0
-
-
 @pytest.mark.parametrize("answers", [["a"], []])
 def test_waiting_is_measured_also_when_nothing_comes(mocker, answers):
     mocker.patch("time.monotonic_ns", side_effect=[1000, 1700])
     waits = WaitTimes()
     waits.track = track = Drawn()
-    step_queue = queue.Queue()
-    for answer in answers:
-        step_queue.put(answer)
+    source = SimpleNamespace(wait=lambda timeout: answers)
 
-    if answers:
-        assert waits.get(step_queue, timeout=0.0) == "a"
-    else:
-        with pytest.raises(queue.Empty):
-            waits.get(step_queue, timeout=0.0)
-
+    assert waits.wait(source, 0.0) == answers
     assert waits.waited_ns == 700
     assert track.spans == [("wait for workers", 1000, 1700)]

@@ -1,0 +1,161 @@
+"""The trainer's end of one worker's connection: commands go out, messages come in.
+
+The rule: everything a worker says is matched by ticket. What answers an older request is discarded and counted, so an
+interrupt or a time-out can never pair an answer with the wrong question.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import attrs
+
+from envmanager._workers import descriptors
+from envmanager._workers.wire import COMMAND, FRAME
+from envmanager.interrupts import begin_held, end_held
+
+_READ_SIZE = 1 << 20
+
+
+@attrs.define
+class Message:
+    """What came through the connection."""
+
+    ticket: int
+    code: int
+    flags: int
+    data: bytes
+    busy_ns: int
+    ended_ns: int
+
+
+class Channel:
+    """Writes commands and reads messages; ``on_late(ticket)`` is told what answers an older request."""
+
+    def __init__(self, on_late: Callable[[int], None]) -> None:
+        self.fd = descriptors.CLOSED
+        self.pidfd = descriptors.CLOSED
+        self.ticket = 0
+        """Of the last command."""
+        self.step_ticket = 0
+        """Of the step in flight; 0 when there is none."""
+        self.asked_ticket = 0
+        """Of the last other command."""
+        self.hung_up = False
+        """Whether the worker has closed its end, which could be read from for ever."""
+        self._on_late = on_late
+        self._inbox = bytearray()
+        self._messages: list[Message] = []
+
+    def open(self, fd: int, pidfd: int) -> None:
+        """Use this socket, non-blocking, whose other end the process behind ``pidfd`` has."""
+        self.fd, self.pidfd = fd, pidfd
+
+    def close(self) -> None:
+        """Have no descriptor any more."""
+        self.fd = descriptors.close(self.fd)
+
+    def telling_fds(self) -> list[int]:
+        """What can be read when the worker says something or ends."""
+        return [self.pidfd] if self.hung_up else [self.pidfd, self.fd]
+
+    # Out.
+
+    def ask(self, code: int, slot: int, data: bytes, deadline: float) -> None:
+        """Send a command whose answer is a message."""
+        self.asked_ticket = self.ticket + 1
+        self.tell(code, slot, data, deadline)
+
+    def tell(self, code: int, slot: int, data: bytes, deadline: float) -> None:
+        """Send a command that has no answer."""
+        frame = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
+        self.ticket += 1
+        self._push(frame, deadline)
+
+    def step(self, code: int, slot: int, flags: int, data: bytes, deadline: float) -> None:
+        """Send a step, which is answered on the step queue. Only where interrupts are held."""
+        ticket = self.ticket + 1
+        frame = COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
+        self.ticket = self.step_ticket = ticket  # not before there was memory for the message
+        try:
+            n_written = os.write(self.fd, frame)
+        except OSError:  # full, or gone
+            n_written = 0
+        if n_written < len(frame):
+            self._push(frame[n_written:], deadline)
+
+    def _push(self, frame: bytes, deadline: float) -> None:
+        """Write all of ``frame``. Gives up at the deadline or when the worker is gone; who waits for it is told so."""
+        if self.fd == descriptors.CLOSED:
+            return
+        begin_held()  # half a message would leave the worker waiting for the rest for ever
+        try:
+            n_written = _write(self.fd, frame)
+            if n_written < len(frame):
+                self._push_rest(memoryview(frame)[n_written:], deadline)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        finally:
+            end_held()
+
+    def _push_rest(self, left: memoryview, deadline: float) -> None:
+        """Both ways may be full: what the worker writes meanwhile is read."""
+        while left and self.fd != descriptors.CLOSED:
+            left = left[_write(self.fd, left) :]
+            if left and (time.monotonic() >= deadline or not self._wait_for_room(deadline)):
+                return
+
+    def _wait_for_room(self, deadline: float) -> bool:
+        left_s = deadline - time.monotonic()
+        ready = descriptors.wait_for(self.telling_fds(), left_s + 0.001, writable=[self.fd])
+        self.pump()
+        return self.pidfd not in ready
+
+    # In.
+
+    def pump(self) -> bool:
+        """Read what has come, without waiting; whether there was anything."""
+        n_before = len(self._inbox)
+        while self.fd != descriptors.CLOSED:
+            try:
+                part = os.read(self.fd, _READ_SIZE)
+            except BlockingIOError:
+                break
+            except OSError:  # it ended with something of ours unread
+                part = b""
+            if not part:
+                self.hung_up = True
+                break
+            self._inbox += part
+        n_new = len(self._inbox) - n_before
+        self._split_inbox()
+        return n_new > 0
+
+    def _split_inbox(self) -> None:
+        while len(self._inbox) >= FRAME.size:
+            ticket, code, flags, _, _, length, busy_ns, ended_ns = FRAME.unpack_from(self._inbox)
+            if len(self._inbox) < FRAME.size + length:
+                break
+            data = bytes(memoryview(self._inbox)[FRAME.size : FRAME.size + length])
+            del self._inbox[: FRAME.size + length]
+            if ticket in (self.step_ticket, self.asked_ticket):
+                self._messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns))
+            else:
+                self._on_late(ticket)
+
+    def take(self, ticket: int) -> Message | None:
+        """The message with this ticket, once all of it is here."""
+        found = next((message for message in self._messages if message.ticket == ticket), None)
+        if found is not None:
+            self._messages.remove(found)
+        return found
+
+
+def _write(fd: int, data: bytes | memoryview) -> int:
+    """How much of ``data`` there was room for."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        return 0

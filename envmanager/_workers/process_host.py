@@ -1,0 +1,256 @@
+"""The host of worker processes: starts them, shares memory with them, replaces and ends them.
+
+::
+
+    launch ── start ──▶ process        await_start ◀── specs        have_started ── layout of the memory ──▶ all
+
+The rule: nothing is sent through a worker that this host did not start itself, so that tests can put fakes there.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import attrs
+import cloudpickle
+import numpy as np
+
+from envmanager._workers import descriptors
+from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.launch import LaunchPlan
+from envmanager._workers.memory import allocate
+from envmanager._workers.processes import default_start_method
+from envmanager._workers.resources import Resources
+from envmanager._workers.wire import dumps_command
+from envmanager.core.calls import Calls
+from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
+from envmanager.core.listening import Listener
+from envmanager.core.table import Entry
+from envmanager.errors import WorkerError
+from envmanager.events import EventLog
+from envmanager.factories import check_travel
+from envmanager.hosting import GroupFactory, StartReport
+from envmanager.interrupts import held
+from envmanager.local_worker import LocalStepQueue, LocalWorker
+from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.specs import BehaviorSpecs
+from envmanager.stats import WorkerStats
+from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, only_agents
+
+_DESCRIPTORS_PER_WORKER = 3
+"""The connection, the pidfd, and under forkserver the socket that tells the exit code."""
+_MORE_DESCRIPTORS = 32
+"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
+a moment, and room."""
+
+
+class ProcessHost(WorkerHost):
+    """Worker processes, and for ``local_envs`` one more worker in this process, the last."""
+
+    def __init__(
+        self,
+        factories: Sequence[Any],
+        options: ManagerOptions,
+        entries: Sequence[Entry],
+        *,
+        calls: Calls,
+        listener: Listener,
+        events: EventLog,
+        create: Callable[[int], EnvWorker],
+    ) -> None:
+        """``create(worker_id)`` makes a worker, in the end by ``make_worker``; tests put fakes there."""
+        super().__init__()
+        self._factories = factories
+        self._options = options
+        self._entries = entries
+        self._calls = calls
+        self._listener = listener
+        self._events = events
+        self._create = create
+        self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)  # the trainer may move
+        self._local_id = len(entries) - 1 if options.local_envs else None
+        self._n_slots = 3 if options.zero_copy else 1
+        self._slots = 0
+        self._starting: list[WorkerHandle] = []
+        self._rows: list[WorkerRows] = []
+        """Each worker's part of the shared memory, for all its generations."""
+        self._whole: dict[str, list[AgentSteps]] = {}
+        """For behaviors of one agent per environment: all rows of each slot."""
+        self._rewards: dict[str, list[list[np.ndarray]]] = {}
+        """By slot and worker, where the rewards of those rows lie: steps with these arrays are written in place."""
+        self.rewrites_arrays = False  # as long as no memory is shared: fakes do not
+        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(entries) + _MORE_DESCRIPTORS)
+        with held():
+            self._resources = Resources(listener.hear, events, options.timeouts.close_s)
+            self._finalizer = weakref.finalize(self, self._resources.close)
+        own_queue = self._resources.step_queue
+        self.step_queue = own_queue
+        if self._local_id is not None:
+            self.step_queue = LocalStepQueue(self.workers, self._local_id, own_queue)
+
+    # Starting.
+
+    def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        if not self.workers:
+            check_travel(self._factories)
+        if worker_id >= len(self.workers):
+            return self._create(worker_id)
+        replaced = self.workers[worker_id]
+        if isinstance(replaced, WorkerHandle):
+            self._resources.retire(replaced)
+        elif isinstance(replaced, LocalWorker):
+            replaced.close_quietly()
+        try:
+            return self._create(worker_id)
+        finally:
+            self._starting.clear()  # nobody waits for it as for the first ones
+
+    def make_worker(self, worker_id: int) -> EnvWorker:
+        """Start a worker process; for ``local_envs`` make the worker that starts with its first command."""
+        entry, env_ids = self._entries[worker_id], self._entries[worker_id].env_ids
+        factory = GroupFactory.of(
+            self._factories,
+            env_ids,
+            self._options,
+            worker_id=worker_id,
+            generation=entry.generation,
+            first_slot=self._slots,
+        )
+        self._slots += len(env_ids)
+        if worker_id == self._local_id:
+            on_news, rotates = self._listener.hear, self._options.zero_copy
+            return LocalWorker(worker_id, factory, entry.times, self._events, on_news=on_news, rotates=rotates)
+        with descriptors.standard_open():
+            handle = self._start_process(entry, factory)
+        self._starting.append(handle)
+        return handle
+
+    def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
+        self._calls.require_open("the start of a worker")
+        options, resources = self._options, self._resources
+        environ = options.worker_env
+        if environ is None and options.start_method != "fork":
+            environ = dict(os.environ)
+        plan = LaunchPlan(
+            worker_id=entry.worker_id,
+            env_ids=entry.env_ids,
+            generation=entry.generation,
+            seed=int(np.random.SeedSequence().generate_state(1)[0]),
+            start_method=options.start_method or default_start_method(),
+            memory_fd=resources.memory_fd,
+            steps_fd=resources.step_queue.write_fd,
+            life_fd=resources.life_read_fd,
+            guardian_fd=self._guardian_fd(entry),
+            crash_fd=resources.crash_fd,
+            n_slots=self._n_slots,
+            timeouts=options.timeouts,
+            environ=environ,
+            log_dir=self._log_dir,
+        )
+        pickled = cloudpickle.dumps(factory, protocol=5)
+        with held():  # a worker that nobody watches would be left behind
+            handle = WorkerHandle(pickled, plan, self._events, entry.times)
+            resources.watch(handle)
+        handle.send(CommandName.START)
+        return handle
+
+    def _guardian_fd(self, entry: Entry) -> int:
+        try:
+            return self._resources.guardian_fd()
+        except OSError as error:
+            raise WorkerError(
+                f"worker {entry.worker_id} could not be started, because the process that guards workers could not: "
+                f"{error}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
+                worker_id=entry.worker_id,
+                env_ids=entry.env_ids,
+                phase="start",
+                cause=str(error),
+            ) from error
+
+    def await_start(self) -> dict[int, StartReport]:
+        if not self._starting:
+            return {}
+        local = {each.worker_id: each.start() for each in self._local_workers()}  # while the processes start
+        reports = {handle.worker_id: start_report(handle.recv()) for handle in self._starting}
+        return {**reports, **local}
+
+    def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
+        """Lay out the memory that all share."""
+        if not self._starting:
+            return
+        max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
+        layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
+        allocate(self._resources.memory_fd, Block(layout).size_bytes)
+        block = Block(layout, self._resources.memory_fd)
+        self._rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self._entries]
+        self.rewrites_arrays = not self._options.zero_copy
+        workers: list[Any] = [*self._starting, *self._local_workers()]
+        for worker in workers:
+            worker.attach(self._rows[worker.worker_id])
+        self._starting = []
+        self._know_whole(block)
+
+    def _know_whole(self, block: Block) -> None:
+        sizes = [len(entry.env_ids) for entry in self._entries]
+        n_envs, slots = sum(sizes), range(self._n_slots)
+        agent_ids = only_agents(range(n_envs))
+        for each in block.layout.behaviors:
+            if list(each.capacity) == sizes:
+                rows = [block.columns[each.name].rows(slot, 0, n_envs, 0, False) for slot in slots]
+                self._whole[each.name] = [attrs.evolve(steps, agent_id=agent_ids) for steps in rows]
+                self._rewards[each.name] = [[own.full(slot)[each.name].reward for own in self._rows] for slot in slots]
+
+    def _local_workers(self) -> list[LocalWorker]:
+        return [each for each in self.workers if isinstance(each, LocalWorker)]
+
+    # What the manager asks for.
+
+    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
+        worker = self.workers[worker_id]
+        if isinstance(worker, WorkerHandle):
+            others = (each.slot for each in self.workers if isinstance(each, WorkerHandle) and each is not worker)
+            worker.begin_again(self._rows[worker_id] if self._rows else None, config, next(others, 0))
+            return None
+        if self._rows and isinstance(worker, LocalWorker):
+            worker.attach(self._rows[worker_id])
+        return super().begin_again(worker_id, config)
+
+    def is_gone(self, worker_id: int) -> bool:
+        worker = self.workers[worker_id]
+        return isinstance(worker, WorkerHandle) and worker.state is not State.RUNNING
+
+    def check_can_travel(self, payload: Any) -> None:
+        if payload is not None and self._rows:
+            dumps_command(payload)
+
+    def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
+        """When all wrote into one slot of the memory, their rows lie together."""
+        written = [steps.reward for steps in parts]
+        for slot, rewards in enumerate(self._rewards.get(behavior, ())):
+            if all(map(is_, written, rewards)):
+                return self._whole[behavior][slot]
+        return None
+
+    def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
+        worker = self.workers[entry.worker_id]
+        if not isinstance(worker, WorkerHandle):
+            return known
+        return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
+
+    def wake(self) -> None:
+        self._resources.step_queue.wake()
+
+    def stop(self) -> None:
+        self._resources.stop()
+
+    def close(self) -> None:
+        self._resources.close()
+        self._finalizer.detach()
+        for local in self._local_workers():
+            local.close_quietly()
+        self._rows, self._whole, self._rewards = [], {}, {}

@@ -1,0 +1,125 @@
+"""What worker processes need of the trainer's process, and what must be given back whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from envmanager._workers import descriptors
+from envmanager._workers.guardian import Guardian
+from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.lifeline import NAME
+from envmanager._workers.step_queue import StepQueue
+from envmanager.events import EventLog
+from envmanager.interrupts import held
+from envmanager.weak_calls import weakly
+
+
+class Resources:
+    """What must be given back, also when the manager is garbage or the program ends: processes, pipes, memory.
+
+    It holds no reference to the host or the manager, which could otherwise never become garbage.
+    """
+
+    def __init__(self, hear: Any, events: EventLog, close_s: float) -> None:
+        self._close_s = close_s
+        self._owner_pid = os.getpid()
+        self._closed = False
+        self._handles: set[WorkerHandle] = set()
+        self._stopping = threading.RLock()
+        self._guardian: Guardian | None = None
+        with descriptors.standard_open():
+            self._open(events, hear)
+
+    def _open(self, events: EventLog, hear: Any) -> None:
+        self.step_queue = StepQueue(events, on_news=hear, on_retired=weakly(self.drop))
+        self.memory_fd = descriptors.create_memory("envmanager")
+        self.crash_fd = descriptors.create_memory("envmanager-crashes")
+        self.life_read_fd, self._life_write_fd = os.pipe()
+        descriptors.register(self.life_read_fd)
+        descriptors.register(self._life_write_fd)
+
+    def guardian_fd(self) -> int:
+        """Where workers leave their lifelines; OSError when there can be no guardian."""
+        with held():
+            if self._guardian is None:
+                self._guardian = Guardian(self.life_read_fd)
+            return self._guardian.fd
+
+    def watch(self, handle: WorkerHandle) -> None:
+        """Take a worker into care."""
+        self._handles.add(handle)
+        self.step_queue.register(handle)
+
+    def drop(self, handle: WorkerHandle) -> None:
+        """Give back a worker that has ended or must."""
+        self._handles.discard(handle)
+        self.step_queue.forget(handle)
+        handle.release()
+        if handle.process.is_buried and self._guardian is not None:
+            self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
+
+    def retire(self, handle: WorkerHandle) -> None:
+        """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
+        if handle.state is State.RUNNING:
+            handle.retire()
+            self.step_queue.retire(handle)
+        else:
+            self.drop(handle)
+
+    def close(self) -> None:
+        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
+
+        An interrupt meanwhile leaves out the waiting.
+        """
+        if os.getpid() != self._owner_pid or self._closed:
+            return  # in a process that the trainer forked, the workers are not its own
+        try:
+            self.stop()
+        finally:
+            with held():
+                self._give_back()
+
+    def stop(self) -> None:
+        """End all workers, inside ``close_s``; what belongs to them is still there. One thread does it at a time."""
+        with self._stopping:
+            self._stop(list(self._handles))
+
+    def _stop(self, handles: list[WorkerHandle]) -> None:
+        deadline = time.monotonic() + self._close_s
+        for handle in handles:
+            handle.ask_to_close()
+        for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
+            left = _wait_for_ends(handles, deadline - (1 - share) * self._close_s)
+            for handle in left:
+                handle.process.signal(number)
+        _wait_for_ends(handles, deadline)
+
+    def _give_back(self) -> None:
+        self._closed = True
+        for handle in list(self._handles):
+            self.drop(handle)
+        if self._guardian is not None:
+            os.write(self._life_write_fd, b"\0")  # groups whose leaders nobody could bury end now
+            self._guardian.end()
+        self.step_queue.close()
+        for fd in (self.memory_fd, self.crash_fd, self.life_read_fd, self._life_write_fd):
+            descriptors.close(fd)
+
+
+def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerHandle]:
+    """Wait until all processes have ended or the time is up; those that have not."""
+    left = {handle.process.pidfd: handle for handle in handles}
+    while left:
+        left_s = deadline - time.monotonic()
+        ready = descriptors.wait_for([fd for handle in left.values() for fd in handle.channel.telling_fds()], left_s)
+        for fd in ready & left.keys():
+            del left[fd]
+        if not ready and left_s <= 0:
+            break
+        for handle in left.values():
+            handle.channel.pump()  # a worker that blocks on a full pipe cannot end
+    return list(left.values())

@@ -1,0 +1,63 @@
+"""``call``, ``get_attr``, ``set_attr``, ``render``: answered in the order of ``env_ids``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envmanager.core.collecting import Collector
+from envmanager.core.hosts import WorkerHost
+from envmanager.core.recovery import Recovery
+from envmanager.core.table import WorkerTable
+from envmanager.env_rows import EnvRows
+from envmanager.errors import UsageError
+from envmanager.steps import CommandName, EnvironmentResponse
+
+
+class Asker:
+    """Asks the workers of one manager."""
+
+    def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, env_rows: EnvRows) -> None:
+        self.host: WorkerHost
+        self._table = table
+        self._recovery = recovery
+        self._collector = collector
+        self._env_rows = env_rows
+
+    def ids(self, env_ids: Any) -> np.ndarray:
+        """``env_ids`` as int64[n], all when None; UsageError when some are not known or named twice."""
+        return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
+
+    def ask(self, name: CommandName, ids: np.ndarray, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+        """Each worker is asked ``payload(rows, places)``: its own rows, and where they stand in ``ids``.
+
+        Waits for a worker that is being replaced. All answer before the first failure is raised.
+        """
+        groups = self._env_rows.by_worker(ids)
+        for group in groups:
+            entry = self._table.entries[group.worker_id]
+            self._collector.await_replacement(entry)
+            entry.require_alive()
+        payloads = [payload(group.rows.tolist(), group.list_of_places) for group in groups]
+        self.host.check_can_travel(payloads)
+        workers = self.host.workers
+        for group, own in zip(groups, payloads, strict=True):
+            workers[group.worker_id].send(name, own)
+        responses: list[EnvironmentResponse] = [workers[group.worker_id].recv() for group in groups]
+        errors = [self._after_failure(response) for response in responses if response.name is CommandName.FAILED]
+        if errors:
+            raise errors[0]
+        answers: list[Any] = [None] * len(ids)
+        for group, response in zip(groups, responses, strict=True):
+            own_answers = response.payload or [None] * len(group.rows)
+            for place, answer in zip(group.list_of_places, own_answers, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _after_failure(self, response: EnvironmentResponse) -> Exception:
+        """What a failed call raises. An exception leaves the worker usable; one that is gone is replaced."""
+        if self.host.is_gone(response.worker_id):
+            return self._recovery.fail_quietly(self._table.entries[response.worker_id], response.payload)
+        return response.payload  # type: ignore[no-any-return]

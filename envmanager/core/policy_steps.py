@@ -1,0 +1,93 @@
+"""``step``: policies decide for whoever is idle, and each response becomes a StepInfo.
+
+The rule: everything is checked before the first byte is sent, and a StepInfo exists before its worker moves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from envmanager.core.calls import Calls
+from envmanager.core.hosts import WorkerHost
+from envmanager.core.last_rows import last_steps
+from envmanager.core.listening import Listener
+from envmanager.core.recovery import Recovery
+from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.errors import UsageError
+from envmanager.fitting import Casting
+from envmanager.interrupts import let_through
+from envmanager.options import Wait
+from envmanager.policy import Policy
+from envmanager.policy_calls import call_policies, check_policies
+from envmanager.steps import ActionInfo, CommandName, StepInfo
+
+
+class PolicySteps:
+    """Asks the policies of one manager, sends what they decide and makes StepInfos of what comes back."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        recovery: Recovery,
+        listener: Listener,
+        castings: Mapping[str, Casting],
+        calls: Calls,
+    ) -> None:
+        self.host: WorkerHost
+        self.policies: dict[str, Policy] = {}
+        self.takes_partial_actions = True
+        """Whether every environment can step with the actions of some behaviors only."""
+        self._table = table
+        self._recovery = recovery
+        self._listener = listener
+        self._castings = castings
+        self._calls = calls
+
+    def send_actions(self, wait: Wait) -> None:
+        """Have the policies decide for every worker that is idle, and not too far ahead, and send that."""
+        idle = [entry for entry in self._table.entries if entry.state is WorkerState.IDLE]
+        if wait.max_lead is not None:
+            slowest = self._table.slowest()
+            idle = [entry for entry in idle if entry.steps_since_reset - slowest < wait.max_lead]
+        if not idle:
+            return
+        infos = [entry.previous_step for entry in idle if entry.previous_step is not None]
+        if len(infos) < len(idle):
+            raise UsageError("step() before reset(): call reset() first.")
+        with let_through():
+            taken = self._decide(infos)
+        self._calls.require_open("step")
+        payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
+        if self._listener.has_objects:
+            self.host.check_can_travel(payloads)
+        for entry, actions, payload in zip(idle, taken, payloads, strict=True):
+            if entry.state is WorkerState.IDLE:
+                self.host.workers[entry.worker_id].send(CommandName.STEP, payload)
+                entry.actions = actions
+                self._table.sent(entry, len(entry.env_ids))
+            else:  # it failed in a call that the policy made
+                self._recovery.discard_action(entry)
+
+    def _decide(self, infos: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
+        """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
+        check_policies(infos, self.policies, partial_actions=self.takes_partial_actions)
+        return call_policies(infos, self.policies, self._listener.specs, self._castings)
+
+    def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
+        """Each response with its worker's previous step and actions; then they are handed out."""
+        infos = [self._info_of(entry) for entry in entries]
+        self._table.handed_out(entries)
+        for entry, info in zip(entries, infos, strict=True):
+            entry.actions, entry.previous_step = None, info
+        return infos
+
+    def _info_of(self, entry: Entry) -> StepInfo:
+        before, response, specs = entry.previous_step, entry.response, self._listener.specs
+        assert response is not None
+        previous = None if before is None else before.current
+        cut = None if entry.replacement is None else self._recovery.cut(entry, last_steps(entry))
+        if cut is None:
+            current = self.host.own(response.payload)
+            return StepInfo(previous, current, entry.actions, entry.worker_id, None, specs)
+        actions = entry.actions if cut.lost is None else None
+        return StepInfo(previous, cut.payload, actions, entry.worker_id, cut.lost, specs)

@@ -1,0 +1,190 @@
+"""``send`` and ``recv``: environments of one agent each, one row per environment.
+
+::
+
+    actions, env_ids ── checked ── dealt by worker ──▶ worker.send
+    Batch ◀── one copy per field ── the rows of whoever is ready ◀── collect
+
+The rule: a batch exists before any worker it comes from moves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.core.hosts import WorkerHost
+from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.recovery import Cut, Recovery
+from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.env_rows import EnvRows, RowsOfWorker
+from envmanager.errors import BadAction, UsageError
+from envmanager.fitting import Casting
+from envmanager.policy_calls import checked_actions
+from envmanager.specs import BehaviorSpec
+from envmanager.steps import (
+    AGENT_BITS,
+    AgentSteps,
+    Batch,
+    CommandName,
+    EnvironmentResponse,
+    add_ends_and_infos,
+    take_rows,
+)
+from envmanager.trees import Tree
+
+
+class RowSteps:
+    """Sends actions to environments and makes batches of their steps, for one manager."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        recovery: Recovery,
+        env_rows: EnvRows,
+        specs: Mapping[str, BehaviorSpec],
+        castings: Mapping[str, Casting],
+        *,
+        zero_copy: bool,
+    ) -> None:
+        self.host: WorkerHost
+        self._table = table
+        self._recovery = recovery
+        self._env_rows = env_rows
+        self._specs = specs
+        self._castings = castings
+        self._zero_copy = zero_copy
+        self._behavior: tuple[str, BehaviorSpec | None] | None = None
+        self._n_specs = 0
+
+    # What it is about.
+
+    def behavior(self, *, is_begun: bool) -> tuple[str, BehaviorSpec | None]:
+        """The one behavior and its spec; UsageError when some environment has more than one agent.
+
+        Without ``is_begun`` the first observations are still the last, so that can be seen of them.
+        """
+        if self._behavior is None or not is_begun or len(self._specs) != self._n_specs:
+            self._behavior, self._n_specs = self._found_behavior(is_begun), len(self._specs)
+        return self._behavior
+
+    def _found_behavior(self, is_begun: bool) -> tuple[str, BehaviorSpec | None]:
+        last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
+        if any(step is None for step in last.values()):
+            raise UsageError("send() and recv() come after reset(): call reset() first.")
+        if len(self._specs) > 1:
+            raise UsageError(
+                f"send() and recv() serve single-agent environments; these have the behaviors {sorted(self._specs)}. "
+                "Use step()."
+            )
+        behavior, spec = next(iter(self._specs.items())) if self._specs else ("default", None)
+        if not is_begun and spec is not None:
+            for env_ids, step in last.items():
+                steps = None if step is None else step.current.get(behavior)
+                if steps is None or steps.env_id.tolist() != list(env_ids):
+                    raise UsageError("send() and recv() serve environments of one agent each. Use step().")
+        return behavior, spec
+
+    def offer_first_observations(self) -> None:
+        """What a reset returned is the first batch too."""
+        for entry in self._table.entries:
+            if entry.state is WorkerState.IDLE and entry.previous_step is not None:
+                steps = entry.previous_step.current
+                self._table.offered(entry, EnvironmentResponse(CommandName.RESET, entry.worker_id, steps))
+
+    # Actions.
+
+    def checked(self, actions: Tree, env_ids: Any, *, is_begun: bool) -> tuple[Tree, list[RowsOfWorker]]:
+        """Actions that fit, and whose they are; BadAction when they do not."""
+        behavior, spec = self.behavior(is_begun=is_begun)
+        n, groups = self._env_rows.grouped(env_ids, BadAction)
+        return checked_actions(spec, actions, n, "send", self._castings[behavior]), groups
+
+    def check_can_send(self, groups: list[RowsOfWorker]) -> None:
+        """Raise BadAction when a worker is still waiting, or the error of one that was given up."""
+        entries = self._table.entries
+        for group in groups:
+            if entries[group.worker_id].state is not WorkerState.IDLE:
+                self._check_not_idle(entries[group.worker_id], group)
+
+    def _check_not_idle(self, entry: Entry, group: RowsOfWorker) -> None:
+        if entry.ignores_action:
+            return  # it failed after its observation was handed out, which the user cannot know yet
+        entry.require_alive()
+        raise BadAction(
+            f"env {entry.env_ids[group.rows[0]]} is still waiting: the answer of worker {entry.worker_id} to the last "
+            "actions has not been handed out. Call recv() first. Nothing was sent."
+        )
+
+    def send(self, actions: Tree, groups: list[RowsOfWorker]) -> None:
+        """Send what was ``checked``."""
+        assert self._behavior is not None
+        behavior = self._behavior[0]
+        entries, workers = self._table.entries, self.host.workers
+        for group in groups:
+            entry = entries[group.worker_id]
+            if entry.ignores_action:
+                self._recovery.discard_action(entry)
+                continue
+            n_rows = len(group.rows)
+            places = group.places
+            own = {behavior: actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)}
+            if n_rows == len(entry.env_ids):
+                workers[group.worker_id].send(CommandName.STEP, own)
+            else:
+                workers[group.worker_id].send(CommandName.STEP_ROWS, (group.rows, own))
+            self._table.sent(entry, n_rows)
+
+    # Batches.
+
+    def batch_of(self, entries: Sequence[Entry]) -> Batch:
+        """What is handed out of their responses; then they are handed out."""
+        assert self._behavior is not None
+        behavior = self._behavior[0]
+        cuts: list[Cut] = []
+        shares: list[tuple[int, AgentSteps, Entry]] = []
+        for entry in entries:
+            payload = entry.response.payload  # type: ignore[union-attr]
+            if entry.replacement is not None:
+                cut = self._recovery.cut(entry, last_steps(entry))
+                if cut is not None:
+                    cuts.append(cut)
+                    payload = cut.payload
+            if behavior in payload:
+                shares.append((entry.worker_id, payload[behavior], entry))
+        batch = self._batch(behavior, shares)
+        for cut in cuts:
+            batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
+        alone = (batch,)
+        kept = [
+            alone if len(steps.agent_id) == len(entry.env_ids) else batches_with(entry, steps, batch)
+            for _, steps, entry in shares
+        ]
+        self._table.handed_out(entries)
+        for (_, _, entry), batches in zip(shares, kept, strict=True):
+            entry.batches = batches
+        return batch
+
+    def _batch(self, behavior: str, shares: list[tuple[int, AgentSteps, Entry]]) -> Batch:
+        """The rows of some workers as one Batch, in env_id order when it holds all environments."""
+        if len(shares) == 1:
+            steps = shares[0][1]
+            is_full = len(steps.agent_id) == self._env_rows.n_envs
+            env_ids = self._env_rows.all_env_ids if is_full else None
+            return Batch.of(steps, env_ids) if self._zero_copy else Batch.copied(steps, env_ids)
+        if not shares:
+            some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
+            return Batch.copied(some.current[behavior].take(np.arange(0)))
+        parts = [steps for _, steps, _ in shares]
+        if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
+            return Batch.joined(parts)
+        parts = [steps for _, steps, _ in sorted(shares)]
+        env_ids = self._env_rows.all_env_ids
+        whole = self.host.whole(behavior, parts) if len(parts) == len(self._table.entries) else None
+        if whole is None:
+            return Batch.joined(parts, env_ids)
+        batch = Batch.of(whole, env_ids) if self._zero_copy else Batch.copied(whole, env_ids)
+        add_ends_and_infos(batch, parts)
+        return batch
