@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from envmanager.env_manager import EnvManager, EnvWorker
+    from envmanager.env_manager import EnvManager, EnvWorker, WorkerHost
     from envmanager.environment import EnvContext, EnvGroup, Environment, as_environment
     from envmanager.errors import (
         BadAction,
@@ -83,6 +83,7 @@ __all__ = [
     "Wait",
     "WorkerDied",
     "WorkerError",
+    "WorkerHost",
     "WorkerStats",
     "WorkerTimedOut",
     "as_environment",
@@ -127,6 +128,7 @@ _HOME_OF = {
     "Wait": "options",
     "WorkerDied": "errors",
     "WorkerError": "errors",
+    "WorkerHost": "env_manager",
     "WorkerStats": "stats",
     "WorkerTimedOut": "errors",
     "as_environment": "environment",

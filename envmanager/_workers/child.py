@@ -40,7 +40,6 @@ from envmanager._workers.wire import (
     FRAME,
     FULL,
     IN_MEMORY,
-    MAX_FINAL_ROWS,
     NAMES,
     RECORD,
     STEP_CODE,
@@ -355,7 +354,7 @@ class StepQueueWriter:
         n_ended = None if rows is None else rows.in_place(slot, steps)
         news = transport.news()
         infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
-        if n_ended is not None and n_ended <= MAX_FINAL_ROWS:
+        if n_ended is not None:
             flags = IN_MEMORY | FULL | (ENDED if n_ended else 0)
         elif rows is not None and rows.write(slot, steps):
             flags, n_ended = IN_MEMORY, 0

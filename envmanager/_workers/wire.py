@@ -28,7 +28,6 @@ COMMAND = struct.Struct("<QBBHIQ")
 
 RECORD = struct.Struct("<QIIBBHIQQQ")
 """ticket, worker_id, generation, kind, slot, flags, final rows, busy ns, idle ns, monotonic ns of its end."""
-MAX_FINAL_ROWS = 2**16 - 1
 
 FRAME = struct.Struct("<QBBHIQQQ")
 """ticket, command code, flags, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""

@@ -29,6 +29,8 @@ class Collector:
         self._table = table
         self._recovery = recovery
         self.source: ResponseSource
+        self._left: Sequence[EnvironmentResponse] = ()
+        """What was taken from the source and did not get into its entries, because an error came: it is the next."""
         self.holds_back = False
         """Whether max_lead keeps responses back (send/recv), because nobody else keeps the actions back."""
         self.closed = False
@@ -52,14 +54,19 @@ class Collector:
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
         """Put responses into the entries of their workers."""
-        if self._recovery.recycles or self.closed:
-            for response in responses:
-                self.arrive(response)
-            return
-        place = self._table.arrived(responses)
-        while place < len(responses):
-            self.arrive(responses[place])
-            place = self._table.arrived(responses, place + 1)
+        if self._left:
+            responses, self._left = [*self._left, *responses], ()
+        n_taken = 0
+        try:
+            while n_taken < len(responses):
+                if not (self._recovery.recycles or self.closed):
+                    n_taken = self._table.arrived(responses, n_taken)
+                if n_taken < len(responses):
+                    n_taken += 1
+                    self.arrive(responses[n_taken - 1])
+        except BaseException:  # a Ctrl-C while a replacement was launched, for one
+            self._left = responses[n_taken:]
+            raise
 
     def arrive(self, response: EnvironmentResponse) -> None:
         """Put one response, of whatever kind, into the entry of its worker."""
@@ -120,6 +127,7 @@ class Collector:
 
     def await_replacement(self, entry: Entry) -> None:
         """Wait until a worker that is being replaced is there again, or given up; what arrives meanwhile is kept."""
+        self.receive(())
         while entry.replacement is not None and entry.replacement.first is None:
             self._recovery.start_due()
             replacement = entry.replacement

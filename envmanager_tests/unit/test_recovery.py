@@ -619,6 +619,20 @@ def test_a_failure_in_a_call_leaves_the_step_that_had_been_answered():
     assert [told.obs for told in bench.collect()] == [5]
 
 
+def test_what_came_with_a_response_that_an_interrupt_hit_is_taken_by_the_next_call():
+    bench = Bench(3)
+    bench.send(0, 1, 2)
+    bench.answer(1)
+    bench.fail(0)
+    bench.answer(2)
+    bench.refusing = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        bench.collect()
+
+    assert [told.worker_id for told in bench.collect(min_ready=2)] == [1, 2]
+    assert bench.started == [(0, 1), (0, 2)]
+
+
 def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
     bench = Bench(3)
     bench.send(0, 1, 2)
