@@ -46,7 +46,7 @@ from envmanager import (
     WorkerDied,
     WorkerError,
 )
-from envmanager._workers import boot, handle
+from envmanager._workers import boot, launch
 from envmanager._workers.processes import ChildProcess
 from envmanager._workers.server import Server
 from envmanager._workers.wire import COMMAND
@@ -387,7 +387,7 @@ def hang_at_the_start() -> None:
 
 def train_with_workers_that_start_slowly(start_method: Any) -> None:
     """To be killed between the start of a worker's process and its first look at the life pipe."""
-    vars(handle)["ChildProcess"] = SlowChildProcess
+    vars(launch)["ChildProcess"] = SlowChildProcess
     SubprocessEnvManager(hang_at_the_start, 2, start_method=start_method)
 
 
@@ -502,7 +502,7 @@ class InterruptedChildProcess(ChildProcess):
 
 def train_with_interrupts_at_the_start(start_method: Any) -> None:
     """To get a Ctrl-C between the start of its workers' processes and their set-up."""
-    vars(handle)["ChildProcess"] = InterruptedChildProcess
+    vars(launch)["ChildProcess"] = InterruptedChildProcess
     SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
 
 
@@ -930,7 +930,7 @@ def run_second(_: Any, *arguments: Any) -> None:
 
 def train_with_workers_that_are_stopped_early(start_method: Any) -> None:
     """The factory is larger than any pipe."""
-    vars(handle)["ChildProcess"] = StoppedChildProcess
+    vars(launch)["ChildProcess"] = StoppedChildProcess
     big = os.urandom(3_000_000)
     timeouts = Timeouts(start_s=2.0, close_s=0.5)
     before = time.monotonic()
