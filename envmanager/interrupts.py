@@ -2,13 +2,17 @@
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the answer was read" and
 "the answer was kept". Blocking the signal for the thread does not help: the kernel then hands it to any other thread,
-and Python still runs the handler in the main one. So the handler itself is one of ours, as long as a manager is open:
-while a counter is above 0 it takes note, else it calls the handler that it found.
+and Python still runs the handler in the main one. So the handler itself is one of ours: while a counter is above 0 it
+takes note, else it calls the handler that it found.
 
 ::
 
     a call begins ── another handler is in place? ── ours goes in front of it        the counter goes up
-    the last manager closes ── ours is in place? ── the one behind it is put back
+    it ends ── the counter is 0 again: what came is told ── another handler was found? ── it is put back
+    the last manager closes ── Python's own handler is put back too
+
+Only in front of Python's own ours stays between calls: swapping handlers takes longer than the rest of a call. Others
+look for theirs (asyncio puts Python's back only where it finds its own).
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is left alone: Python could
 not put it back. Interrupts are then not held, and whoever installed the handler decides what they do.
@@ -49,6 +53,8 @@ class _State:
     main_thread = threading.main_thread().ident
     was_interrupted = False
     managers: set[object] = set()  # noqa: RUF012  (there is one state)
+    found_another = False
+    """Whether the handler that was found is not Python's own."""
     pythons_c_handler: Any = None
 
 
@@ -84,6 +90,7 @@ def _take_over() -> None:
     """
     found = _get_handler(_SIGINT)
     if callable(found) and _c_handler(_SIGINT) == (_State.pythons_c_handler or _learn_pythons_c_handler()):
+        _State.found_another = found is not signal.default_int_handler
         _set_handler(_SIGINT, _Handler(found))
 
 
@@ -127,13 +134,13 @@ def end_held() -> None:
     """The end of ``held``."""
     if _levels[-1] and _thread() == _State.main_thread:
         _levels[-1] -= 1
-        if _levels[-1] == 0 and (_State.was_interrupted or not _State.managers):
+        if _levels[-1] == 0 and (_State.was_interrupted or _State.found_another or not _State.managers):
             _leave()
 
 
 def _leave() -> None:
     """At the end of the outermost block: what came meanwhile is told to who would have been told."""
-    if not _State.managers and len(_levels) == 1:
+    if len(_levels) == 1 and (_State.found_another or not _State.managers):
         _go_away()
     _raise_what_came()
 
@@ -181,7 +188,7 @@ class let_through:  # noqa: N801
 
 
 def stay(manager: object) -> None:
-    """A manager, or what stands for it, is open from now on: the handler stays in place between calls."""
+    """A manager, or what stands for it, is open from now on: the handler may stay in place between calls."""
     _State.managers.add(manager)
 
 

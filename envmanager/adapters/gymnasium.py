@@ -60,6 +60,7 @@ class GymnasiumEnvironment(EnvGroup):
         first = self._envs[0]
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
+        self._specs = {BEHAVIOR: spec}
         self._read_actions = rows_reader(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
@@ -76,7 +77,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        return {BEHAVIOR: self._spec}
+        return self._specs
 
     @property
     def subjects(self) -> Sequence[Any]:
@@ -138,30 +139,34 @@ class GymnasiumEnvironment(EnvGroup):
         envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
         write_obs, plain_rewards = self._write_obs, self._plain_rewards
         plain_dtype, plain_shape = self._plain_obs
+        array_class, keeps_infos = np.ndarray, self._infos
         rewards: list[Any] = []
         infos: list[Any] = []
         ended: list[Any] = []  # their reset infos
         out.forget_ends()
         try:
-            for env, action, views in zip(envs, self._read_actions(batch, len(envs)), out.obs, strict=True):
+            for env, action, view in zip(envs, self._read_actions(batch, len(envs)), out.first_leaf, strict=True):
                 result = env.step(action)
                 if result.__class__ is not tuple or len(result) != 5:
                     result = _five(result)
                 obs, reward, terminated, truncated, info = result
                 if reward.__class__ not in plain_rewards:
-                    reward = self._number(reward, "reward", views[-1])
+                    reward = self._number(reward, "reward", out.obs[len(rewards)][-1])
                 if (terminated is not False or truncated is not False) and _has_ended(
                     out, len(rewards), terminated, truncated
                 ):
+                    views = out.obs[len(rewards)]
                     write_obs(out.final_obs[len(ended)], obs, views[-1])
                     ended.append(self._restart(env, chosen[len(rewards)], views))
-                elif obs.__class__ is np.ndarray and obs.dtype is plain_dtype and obs.shape == plain_shape:
-                    views[0][...] = obs
+                elif obs.__class__ is array_class and obs.dtype is plain_dtype and obs.shape == plain_shape:
+                    view[...] = obs
                 else:
+                    views = out.obs[len(rewards)]
                     write_obs(views, obs, views[-1])
                 if info.__class__ is not dict:
                     check_info(info, "info")
-                infos.append(info)
+                if keeps_infos:
+                    infos.append(info)
                 rewards.append(reward)
         except BaseException:
             self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
@@ -194,6 +199,7 @@ class _Rows:
         self.steps = buffer.steps
         views = _row_views(buffer.steps.obs, len(buffer.steps))
         self.obs = [[*own, casting] for own, casting in zip(views, castings, strict=True)]
+        self.first_leaf = [own[0] for own in self.obs]
         self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
         self.reward = buffer.steps.reward
         self.terminated = buffer.steps.terminated

@@ -24,13 +24,28 @@ _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 """Those that a policy may make."""
 
 
+class _Forks:
+    """How many forks lie between the first process of this program and this one; asking for the pid takes as long as
+    all the rest of a call's beginning.
+    """
+
+    count = 0
+
+
+def _after_fork_in_child() -> None:
+    _Forks.count += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Calls:
     """Whether calls may be made, and which are on their way."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         """``give_back()`` is called when the manager is closed and no call is on its way any more."""
         self.closed = False
-        self.owner_pid = os.getpid()
+        self.owner_pid, self.n_forks = os.getpid(), _Forks.count
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
         """Each inside the one before it."""
@@ -120,7 +135,7 @@ class _Call:
 
     def __enter__(self) -> None:
         calls = self._calls
-        if calls.closed or calls.owner_pid != os.getpid():
+        if calls.closed or calls.n_forks != _Forks.count:
             calls.require_usable(self._what)
         begin_held()
         try:

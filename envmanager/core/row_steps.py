@@ -144,7 +144,8 @@ class RowSteps:
         assert self._behavior is not None
         behavior = self._behavior[0]
         cuts: list[Cut] = []
-        shares: list[tuple[int, AgentSteps, Entry]] = []
+        parts: list[AgentSteps] = []
+        holders: list[Entry] = []
         for entry in entries:
             payload = entry.response.payload  # type: ignore[union-attr]
             if entry.replacement is not None:
@@ -153,34 +154,34 @@ class RowSteps:
                     cuts.append(cut)
                     payload = cut.payload
             if behavior in payload:
-                shares.append((entry.worker_id, payload[behavior], entry))
-        batch = self._batch(behavior, shares)
+                parts.append(payload[behavior])
+                holders.append(entry)
+        batch = self._batch(behavior, parts, holders)
         for cut in cuts:
             batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
-        alone = (batch,)
-        kept = [
-            alone if len(steps.agent_id) == len(entry.env_ids) else batches_with(entry, steps, batch)
-            for _, steps, entry in shares
-        ]
+        kept: list[Sequence[Batch]] = []
+        for entry, steps in zip(holders, parts, strict=True):
+            is_all = len(steps.agent_id) == len(entry.env_ids)
+            kept.append((batch,) if is_all else batches_with(entry, steps, batch))
         self._table.handed_out(entries)
-        for (_, _, entry), batches in zip(shares, kept, strict=True):
+        for entry, batches in zip(holders, kept, strict=True):
             entry.batches = batches
         return batch
 
-    def _batch(self, behavior: str, shares: list[tuple[int, AgentSteps, Entry]]) -> Batch:
+    def _batch(self, behavior: str, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
         """The rows of some workers as one Batch, in env_id order when it holds all environments."""
-        if len(shares) == 1:
-            steps = shares[0][1]
-            is_full = len(steps.agent_id) == self._env_rows.n_envs
-            env_ids = self._env_rows.all_env_ids if is_full else None
+        n_envs = self._env_rows.n_envs
+        if len(parts) == 1:
+            (steps,) = parts
+            env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
             return Batch.of(steps, env_ids) if self._zero_copy else Batch.copied(steps, env_ids)
-        if not shares:
+        if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[behavior].take(np.arange(0)))
-        parts = [steps for _, steps, _ in shares]
-        if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
+        if sum([len(steps.agent_id) for steps in parts]) < n_envs:
             return Batch.joined(parts)
-        parts = [steps for _, steps, _ in sorted(shares)]
+        by_worker = {entry.worker_id: steps for entry, steps in zip(holders, parts, strict=True)}
+        parts = [by_worker[worker_id] for worker_id in sorted(by_worker)]
         env_ids = self._env_rows.all_env_ids
         whole = self.host.whole(behavior, parts) if len(parts) == len(self._table.entries) else None
         if whole is None:
