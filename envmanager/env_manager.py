@@ -27,8 +27,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from envmanager import interrupts
 from envmanager.core.asking import Asker
 from envmanager.core.calls import Calls
@@ -41,13 +39,13 @@ from envmanager.core.recovery import Recovery
 from envmanager.core.resetting import Resets
 from envmanager.core.row_steps import RowSteps
 from envmanager.core.sources import ResponseSource, StepQueue, as_source
-from envmanager.core.table import Entry, WorkerTable
+from envmanager.core.table import WorkerTable
 from envmanager.env_rows import EnvRows
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.events import EventLog, LateReplyDiscarded
 from envmanager.fitting import Casting
 from envmanager.interrupts import let_through
-from envmanager.options import ResetConfig, RestartPolicy, Wait
+from envmanager.options import RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.specs import BehaviorSpec, describe_value
 from envmanager.stats import ManagerStats, WorkerStats, wait_share
@@ -70,6 +68,34 @@ class _Use(enum.Enum):
     UNDECIDED = enum.auto()
     STEP = enum.auto()
     SEND_RECV = enum.auto()
+
+    def require(self, wanted: _Use) -> None:
+        """UsageError unless ``wanted`` can be used now."""
+        if self is _Use.RESETTING:
+            raise UsageError("the last reset() did not end: call reset() again.")
+        if self not in (wanted, _Use.UNDECIDED):
+            raise UsageError("use either step() or send()/recv() between two resets, not both.")
+
+
+class _Made:
+    """What a call has made, or the error that it raises once, until it has returned.
+
+    A call that was interrupted at its end leaves it to the next one.
+    """
+
+    __slots__ = ("result",)
+
+    def __init__(self) -> None:
+        self.result: Any = None
+
+    def deliver(self) -> Any:
+        """It, to be returned: nothing is called from where it is taken to the end, so no interrupt comes."""
+        made = self.result
+        if isinstance(made, WorkerError):
+            self.result = None
+            raise made
+        self.result = None
+        return made
 
 
 class EnvManager(ABC):
@@ -98,32 +124,32 @@ class EnvManager(ABC):
         """
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
-        self._seed = seed
         self._use = _Use.UNDECIDED
-        self._undelivered: Any = None
-        """What a call has made, or the error that it raises once, until it has returned; then None.
-
-        A call that was interrupted at its end leaves it to the next one.
-        """
+        self._made = _Made()
         self._host: WorkerHost | None = None
         self._given_back = False
         self._calls = Calls(weakly(self._give_back))
         self._named = self._calls.named
-        self._launcher = Launcher(seed)
+        self._launcher = launcher = Launcher(seed)
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
-        self._recovery = recovery = Recovery(table, policy, self._launcher.launch_again)
+        self._recovery = recovery = Recovery(table, policy, launcher.launch_again)
         self._collector = collector = Collector(table, recovery)
         self._listener = listener = Listener(table, recovery.events.add)
         castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
         self._policy_steps = PolicySteps(table, recovery, listener, castings, self._calls)
         self._row_steps = RowSteps(table, recovery, self._env_rows, listener.specs, castings, zero_copy=zero_copy)
-        self._resets = Resets(table, recovery, collector, listener.specs)
-        self._asker = Asker(table, recovery, collector, self._env_rows)
-        is_open = object()
-        interrupts.stay(is_open)
-        self._leave_interrupts = weakref.finalize(self, interrupts.leave, is_open)
-        self._tracer = None if trace is None else self._begin_trace(trace)
+        self._resets = Resets(table, recovery, collector, listener.specs, launcher, seed)
+        self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
+        self._leave_interrupts = interrupts.stay_for(self)
+        self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
+        if self._tracer is not None:
+            for entry, track in zip(table.entries, self._tracer.workers, strict=True):
+                entry.times.track = track
+            collector.waits.track = self._tracer.trainer
+            self._calls.draw_on(self._tracer.trainer)
+            recovery.events.listener = self._tracer.happened
+            weakref.finalize(self, self._tracer.close)
 
     def start(self, host: WorkerHost) -> None:
         """Launch the workers of ``host`` and learn what environments they have.
@@ -208,18 +234,9 @@ class EnvManager(ABC):
         has_begun = False
         try:
             with self._named["reset"]:
-                parsed = ResetConfig.parse(config, n_envs=self.n_envs)
-                if self._seed is not None and parsed.seed is None:
-                    config = parsed = attrs.evolve(parsed, seed=self._seed)
-                self._some_host.check_can_travel(config)
-                self._resets.require_some_worker()
-                has_begun, self._use = True, _Use.RESETTING
-                self._resets.discard_steps_in_flight()
-                self._undelivered = None
-                self._resets.require_some_worker()  # the last may have been dropped meanwhile
-                self._launcher.asked(parsed)
-                infos = self._resets.reset(config)
-                self._seed = None  # later resets go on with the randomness there is, unless they name a seed
+                config, parsed = self._resets.checked(config)
+                has_begun, self._use, self._made.result = True, _Use.RESETTING, None
+                infos = self._resets.reset(config, parsed)
                 self._use = _Use.UNDECIDED
         except BaseException:
             if has_begun:  # and nobody has the first observations, also when an interrupt came at the very end
@@ -237,16 +254,16 @@ class EnvManager(ABC):
         """
         with self._named["step"]:
             if self._use is not _Use.STEP:
-                self._require_use(_Use.STEP)
+                self._use.require(_Use.STEP)
             chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
-            if self._undelivered is None:
+            if self._made.result is None:
                 self._policy_steps.send_actions(chosen)
                 self._use = _Use.STEP
                 try:
-                    self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
+                    self._made.result = self._policy_steps.infos_of(self._collector.collect(chosen))
                 except WorkerError as error:
-                    self._undelivered = error
-        infos = self._deliver()
+                    self._made.result = error
+        infos = self._made.deliver()
         return self.step(wait) if infos is None else infos  # another thread has taken them
 
     def send(self, actions: Tree, env_ids: Any) -> None:
@@ -257,10 +274,10 @@ class EnvManager(ABC):
         """
         with self._named["send"]:
             if self._use is not _Use.SEND_RECV:
-                self._require_use(_Use.SEND_RECV)
+                self._use.require(_Use.SEND_RECV)
             rows = self._row_steps
             actions, groups = rows.checked(actions, env_ids, is_begun=self._use is _Use.SEND_RECV)
-            if self._undelivered is not None:
+            if self._made.result is not None:
                 raise BadAction(
                     "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
                     "first. Nothing was sent."
@@ -268,8 +285,7 @@ class EnvManager(ABC):
             rows.check_can_send(groups)
             if self._listener.has_objects:
                 self._some_host.check_can_travel(actions)
-            if self._use is not _Use.SEND_RECV:
-                self._begin_send_recv()
+            self._use, self._collector.holds_back = _Use.SEND_RECV, True
             rows.send(actions, groups)
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
@@ -280,18 +296,18 @@ class EnvManager(ABC):
         """
         with self._named["recv"]:
             if self._use is not _Use.SEND_RECV:
-                self._require_use(_Use.SEND_RECV)
+                self._use.require(_Use.SEND_RECV)
             self._row_steps.behavior(is_begun=self._use is _Use.SEND_RECV)
             chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
-            if self._undelivered is None:
+            if self._made.result is None:
                 if self._use is not _Use.SEND_RECV:
                     self._row_steps.offer_first_observations()
-                    self._begin_send_recv()
+                    self._use, self._collector.holds_back = _Use.SEND_RECV, True
                 try:
-                    self._undelivered = self._row_steps.batch_of(self._collector.collect(chosen))
+                    self._made.result = self._row_steps.batch_of(self._collector.collect(chosen))
                 except WorkerError as error:
-                    self._undelivered = error
-        batch = self._deliver()
+                    self._made.result = error
+        batch = self._made.deliver()
         return self.recv(wait) if batch is None else batch  # another thread has taken it
 
     def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
@@ -301,29 +317,31 @@ class EnvManager(ABC):
         Waits behind a step in flight, at most ``Timeouts.call_s``. Raises EnvRaised when a call raises; the worker
         stays usable.
         """
-        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows))
+        return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """``env.name`` of each environment; see ``call``."""
-        return self._ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
+        return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Sequence[Any], env_ids: Any = None) -> None:
         """``env.name = value`` for each environment, one of ``values`` each; see ``call``."""
         ids = self._asker.ids(env_ids)
         if isinstance(values, str | Mapping) or not hasattr(values, "__getitem__") or len(values) != len(ids):
             raise UsageError(f"set_attr needs one value for each of {len(ids)} environments, not {values!r}.")
-        self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows))
+        self._asker.ask(
+            CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows)
+        )
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """``env.render()`` of each environment; see ``call``."""
-        return self._ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
+        return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
         self._calls.require_owner("stats")
-        entries = self._table.entries
+        entries, host = self._table.entries, self._some_host
         known = ManagerStats(
-            tuple(self._worker_stats(entry) for entry in entries),
+            tuple(host.describe(entry, entry.stats()) for entry in entries),
             steps=sum(entry.steps for entry in entries),
             env_steps=self._table.env_steps,
             late_replies=self.events.count(LateReplyDiscarded),
@@ -332,7 +350,7 @@ class EnvManager(ABC):
             wait_share=wait_share([entry.times for entry in entries], self._collector.waits),
             placement=self.placement,
         )
-        return known if self._host is None else self._host.describe_all(known)
+        return host.describe_all(known)
 
     def close(self) -> None:
         """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times.
@@ -346,7 +364,7 @@ class EnvManager(ABC):
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
-        self._calls.end(self._stop)
+        self._calls.end(None if self._host is None else self._host.stop)
 
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else "open"
@@ -368,60 +386,9 @@ class EnvManager(ABC):
             raise UsageError(f"{type(self).__name__} has no workers: its constructor must call start(host).")
         return self._host
 
-    def _require_use(self, use: _Use) -> None:
-        if self._use is _Use.RESETTING:
-            raise UsageError("the last reset() did not end: call reset() again.")
-        if self._use not in (use, _Use.UNDECIDED):
-            raise UsageError("use either step() or send()/recv() between two resets, not both.")
-
-    def _begin_send_recv(self) -> None:
-        self._use = _Use.SEND_RECV
-        self._collector.holds_back = True
-
-    def _deliver(self) -> Any:
-        """What was made, now returned: nothing is called from where it is taken to the end, so no interrupt comes."""
-        made = self._undelivered
-        if isinstance(made, WorkerError):
-            self._undelivered = None
-            raise made
-        self._undelivered = None
-        return made
-
-    def _ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        with self._named[name]:
-            self._some_host  # noqa: B018  (it raises)
-            return self._asker.ask(name, self._asker.ids(env_ids), payload)
-
-    def _worker_stats(self, entry: Entry) -> WorkerStats:
-        known = WorkerStats(
-            entry.worker_id,
-            entry.env_ids,
-            waiting=entry.waiting,
-            failed=entry.is_given_up,
-            dropped=entry.is_dropped,
-            generation=entry.generation,
-            restarts=entry.restarts,
-            steps=entry.steps,
-        )
-        known = known.with_times(entry.times)
-        return known if self._host is None else self._host.describe(entry, known)
-
-    def _begin_trace(self, path: str) -> Tracer:
-        tracer = Tracer(path, self._env_rows.blocks)
-        for entry, track in zip(self._table.entries, tracer.workers, strict=True):
-            entry.times.track = track
-        self._collector.waits.track = self._calls.track = tracer.trainer
-        self.events.listener = tracer.happened
-        weakref.finalize(self, tracer.close)
-        return tracer
-
-    def _stop(self) -> None:
-        if self._host is not None:
-            self._host.stop()
-
     def _give_back(self) -> None:
         """What close() gives back; by close() itself, or else by the last call to end."""
-        self._undelivered = None
+        self._made.result = None
         self._table.clear()  # with zero_copy its arrays would keep the shared memory
         if not self._given_back:
             with let_through():

@@ -29,6 +29,7 @@ import importlib
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,14 +188,14 @@ class let_through:  # noqa: N801
             del _levels[self._n_levels :]
 
 
-def stay(manager: object) -> None:
-    """A manager, or what stands for it, is open from now on: the handler may stay in place between calls."""
-    _State.managers.add(manager)
+def stay_for(manager: object) -> Callable[[], Any]:
+    """``manager`` is open from now on, so the handler may stay in place between calls; what is returned ends that.
 
-
-def leave(manager: object) -> None:
-    """A manager was closed. After the last one the handler goes with the next ``held`` block of the main thread."""
-    _State.managers.discard(manager)
+    It ends too when the manager is garbage. After the last one the handler goes with the next ``held`` block.
+    """
+    is_open = object()
+    _State.managers.add(is_open)
+    return weakref.finalize(manager, _State.managers.discard, is_open)
 
 
 def _after_fork_in_child() -> None:

@@ -16,34 +16,21 @@ import math
 import pickle
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-import attrs
 
 from envmanager._workers import crash_report, descriptors
 from envmanager._workers.block import WorkerRows
 from envmanager._workers.channel import Channel, Message
+from envmanager._workers.decoding import Decoder
 from envmanager._workers.launch import LaunchPlan, launch
-from envmanager._workers.wire import (
-    ATTACH_CODE,
-    CODES,
-    ENDED,
-    FAILED_CODE,
-    FULL,
-    IN_MEMORY,
-    WITH_NEWS,
-    dumps_command,
-    loads_failure,
-)
-from envmanager.errors import EnvManagerError, WorkerDied, WorkerTimedOut
+from envmanager._workers.wire import ATTACH_CODE, CODES, FAILED_CODE, dumps_command
+from envmanager.errors import WorkerDied, WorkerTimedOut
 from envmanager.events import EventLog, LateReplyDiscarded, Started
-from envmanager.hosting import News, describe_failure, phase_of
+from envmanager.hosting import News, phase_of
 from envmanager.interrupts import let_through
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.specs import SpecConflict
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse
+from envmanager.steps import CommandName, EnvironmentResponse
 from envmanager.timing import WorkerTimes
 
 WHILE_BYTES_COME_S = 1.0
@@ -91,8 +78,7 @@ class WorkerHandle:
         """What the step queue waits for: the answer to a step, or while a replacement starts, to "start" or "reset"."""
         self.due_at = math.inf
         self.alarm = Alarm()
-        self.on_news: Callable[[News, int], None] = _unheard
-        """Told what the worker tells besides its answers."""
+        self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._events = events
         self._plan = plan
         self._launched_ns = self._ready_ns = time.monotonic_ns()
@@ -103,8 +89,6 @@ class WorkerHandle:
         self._deadline = 0.0
         self._first_reset: tuple[WorkerRows | None, ResetConfig] | None = None
         self._rows: WorkerRows | None = None
-        self._in_place: list[EnvironmentResponse] = []
-        """By slot, the response of a step that was written in place and in which nobody ended."""
         self._released = False
         where = partial(LateReplyDiscarded, worker_id=plan.worker_id, generation=plan.generation)
         self.channel = Channel(lambda ticket: events.add(where(ticket=ticket)))
@@ -156,35 +140,19 @@ class WorkerHandle:
             if message is not None:
                 return self._response(message)
             if gone:
-                return self.failed(self.died(self._asked))
+                return self.decoder.failed(self.died(self._asked))
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
-                return self.failed(self.timed_out(self._asked))
+                return self.decoder.failed(self.timed_out(self._asked))
             with let_through():
                 descriptors.wait_for(channel.telling_fds(), left_s + 0.001)
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        if message.code == FAILED_CODE:
-            return self.failed(loads_failure(message.data))
-        if self.state is State.STARTING:
+        if message.code != FAILED_CODE and self.state is State.STARTING:
             self._note_start(message.ended_ns)
-        else:
+        elif message.code != FAILED_CODE:
             self.times.answered(self._asked, message.busy_ns, message.ended_ns)
-        try:
-            payload = pickle.loads(message.data)
-        except Exception as error:
-            return self.failed(self._cannot_unpickle(error, self._asked))
-        payload, news = payload if message.flags & WITH_NEWS else (payload, None)
-        return self._heard(news, EnvironmentResponse(self._asked, self.worker_id, payload))
-
-    def _heard(self, news: News | None, response: EnvironmentResponse) -> EnvironmentResponse:
-        """The response, once its news are told; a "failed" one when a behavior has two specs."""
-        try:
-            if news is not None:
-                self.on_news(news, self.worker_id)
-        except SpecConflict as error:
-            return self.failed(self._failure(error, response.name))
-        return response
+        return self.decoder.response(message, self._asked)
 
     def _note_start(self, ready_ns: int) -> None:
         self.move(State.RUNNING)
@@ -199,19 +167,6 @@ class WorkerHandle:
         """The share of the time since its start that it could have run and no core was free."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
-
-    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """The response that says so."""
-        return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
-
-    def _failure(self, error: Exception, command: CommandName) -> EnvManagerError:
-        phase = phase_of(command)
-        return describe_failure(error, worker_id=self.worker_id, env_ids=self.env_ids, phase=phase)
-
-    def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
-        """What a worker pickled can have a constructor that pickle cannot call, or a class that only the worker has."""
-        text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
-        return self._failure(RuntimeError(text), command)
 
     # Taking another's place: the step queue waits for the answers, so nobody else does.
 
@@ -231,7 +186,7 @@ class WorkerHandle:
             return None
         response = self._response(message)
         if response.name is CommandName.START:
-            response = self._heard(News(response.payload.specs), response)
+            response = self.decoder.told(News(response.payload.specs), response)
         if response.name is not CommandName.START:
             self.await_nothing()
             return response
@@ -257,42 +212,9 @@ class WorkerHandle:
     def attach(self, rows: WorkerRows) -> None:
         """Use the shared memory from now on."""
         self._rows = rows
-        slots = range(rows.layout.n_slots)
-        self._in_place = [EnvironmentResponse(CommandName.STEP, self.worker_id, rows.full(slot)) for slot in slots]
+        self.decoder.attach(rows)
         deadline = time.monotonic() + self._plan.timeouts.call_s
         self.channel.tell(ATTACH_CODE, self.slot, pickle.dumps(rows.layout), deadline)
-
-    def stepped_in_place(self, slot: int, n_ended: int) -> EnvironmentResponse:
-        """The response to a step all of whose rows lie in a slot of the memory; ``n_ended`` have final rows."""
-        self.awaited, self.due_at = None, math.inf
-        self.channel.step_ticket = 0
-        if not n_ended:
-            return self._in_place[slot]
-        assert self._rows is not None
-        return EnvironmentResponse(CommandName.STEP, self.worker_id, self._rows.full_with_final(slot, n_ended))
-
-    def take_step(self, code: int, slot: int, flags: int, n_ended: int, extra: bytes | None) -> EnvironmentResponse:
-        """The response behind any record and its message; the arrays are views of shared memory."""
-        self.await_nothing()
-        if code == FAILED_CODE:
-            return self.failed(loads_failure(extra or b""))
-        infos: Any = {}
-        try:
-            if flags & IN_MEMORY and self._rows is not None:
-                infos, news = ({}, None) if extra is None else pickle.loads(extra)
-                steps = self._read(self._rows, slot, flags, n_ended)
-            else:
-                steps, news = pickle.loads(extra or b"")
-        except Exception as error:
-            return self.failed(self._cannot_unpickle(error, CommandName.STEP))
-        if infos:
-            steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
-        return self._heard(news, EnvironmentResponse(CommandName.STEP, self.worker_id, steps))
-
-    def _read(self, rows: WorkerRows, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-        if not flags & FULL:
-            return rows.read(slot)
-        return rows.full_with_final(slot, n_ended) if flags & ENDED else rows.full(slot)
 
     def await_extra(self) -> None:
         """A record says that the step has ended in time; its message gets as long again to arrive."""
@@ -351,7 +273,8 @@ class WorkerHandle:
         self.kill()
         if not self._released:
             self._released = True
-            self._rows, self._in_place = None, []
+            self._rows = None
+            self.decoder.attach(None)
             self.process.release()
             self.channel.close()
 
@@ -363,15 +286,6 @@ class WorkerHandle:
             with contextlib.suppress(OSError):
                 report = crash_report.take(self._plan.crash_fd, self.worker_id)
         return "\n".join(filter(None, [log, report]))
-
-
-def _unheard(_: News, __: int) -> None:
-    """Nobody listens yet."""
-
-
-def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
-    info, reset_info = (None, None) if infos is None else infos
-    return attrs.evolve(steps, info=info, reset_info=reset_info)
 
 
 def _timeout_s(timeouts: Timeouts, command: CommandName) -> float:

@@ -95,7 +95,7 @@ class StepQueue(ResponseSource):
         """Take answers from this worker, and watch over it."""
         self._handles[handle.worker_id] = handle
         handle.alarm = self._alarm
-        handle.on_news = self._on_news
+        handle.decoder.on_news = self._on_news
         for fd in (handle.process.pidfd, handle.channel.fd):
             self._by_fd[fd] = handle
             self._epoll.register(fd, select.EPOLLIN)
@@ -185,7 +185,8 @@ class StepQueue(ResponseSource):
                     continue
                 handle.times.stepped(busy, idle, ended)
                 if flags & _PLAIN_MASK == _PLAIN:
-                    arrived.append(handle.stepped_in_place(slot, n_ended))
+                    handle.await_nothing()
+                    arrived.append(handle.decoder.in_place(slot, n_ended))
                 else:
                     self._take_record(handle, record)
             if len(data) < _READ_SIZE:
@@ -202,7 +203,8 @@ class StepQueue(ResponseSource):
             self._awaited.append(_Awaited(handle, ticket, code, slot, flags, n_ended))
             self._pump(handle)
         else:
-            self._arrived.append(handle.take_step(code, slot, flags, n_ended, None))
+            handle.await_nothing()
+            self._arrived.append(handle.decoder.step(code, slot, flags, n_ended, None))
 
     def _pump(self, handle: WorkerHandle) -> None:
         if handle.channel.pump():
@@ -222,8 +224,9 @@ class StepQueue(ResponseSource):
             message = handle.channel.take(awaited.ticket)
             if message is not None:
                 self._awaited.remove(awaited)
-                response = handle.take_step(awaited.code, awaited.slot, awaited.flags, awaited.n_ended, message.data)
-                self._arrived.append(response)
+                handle.await_nothing()
+                where = (awaited.code, awaited.slot, awaited.flags, awaited.n_ended)
+                self._arrived.append(handle.decoder.step(*where, message.data))
 
     def _note_death(self, handle: WorkerHandle) -> None:
         if handle in self._retiring:
@@ -233,7 +236,7 @@ class StepQueue(ResponseSource):
         during = handle.awaited
         self.forget(handle)
         if handle.state is not State.GONE:  # else it was told by recv
-            self._arrived.append(handle.failed(handle.died(during)))
+            self._arrived.append(handle.decoder.failed(handle.died(during)))
 
     def _note_timeouts(self) -> None:
         now = time.monotonic()
@@ -251,7 +254,7 @@ class StepQueue(ResponseSource):
             handle.kill()  # its end is noted next
         else:
             self.forget(handle)
-            self._arrived.append(handle.failed(handle.timed_out(awaited)))
+            self._arrived.append(handle.decoder.failed(handle.timed_out(awaited)))
 
     def close(self) -> None:
         """Give back the pipe. The workers must have gone."""

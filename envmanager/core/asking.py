@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,17 @@ from envmanager.steps import CommandName, EnvironmentResponse
 class Asker:
     """Asks the workers of one manager."""
 
-    def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, env_rows: EnvRows) -> None:
+    def __init__(
+        self,
+        table: WorkerTable,
+        recovery: Recovery,
+        collector: Collector,
+        env_rows: EnvRows,
+        calls: Mapping[str, AbstractContextManager[None]],
+    ) -> None:
+        """``calls``: what each kind of call is made in, by name."""
         self.host: WorkerHost
+        self._calls = calls
         self._table = table
         self._recovery = recovery
         self._collector = collector
@@ -30,11 +40,15 @@ class Asker:
         """``env_ids`` as int64[n], all when None; UsageError when some are not known or named twice."""
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
-    def ask(self, name: CommandName, ids: np.ndarray, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Each worker is asked ``payload(rows, places)``: its own rows, and where they stand in ``ids``.
+    def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+        """Each worker is asked ``payload(rows, places)``: its own rows, and where they stand in ``env_ids``.
 
         Waits for a worker that is being replaced. All answer before the first failure is raised.
         """
+        with self._calls[name]:
+            return self._ask(name, self.ids(env_ids), payload)
+
+    def _ask(self, name: CommandName, ids: np.ndarray, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         groups = self._env_rows.by_worker(ids)
         for group in groups:
             entry = self._table.entries[group.worker_id]

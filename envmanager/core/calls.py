@@ -49,12 +49,9 @@ class Calls:
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
         """Each inside the one before it."""
-        self.track: Track | None = None
-        """Where calls are drawn, if there is a trace."""
-        self.named = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
+        self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
         """``with`` one of these, around all of a call."""
         self._give_back = give_back
-        self._began_ns: list[int] = []
 
     def require_usable(self, what: str) -> None:
         """UsageError in a forked process, ManagerClosed after close()."""
@@ -74,28 +71,23 @@ class Calls:
         if self.closed:
             raise ManagerClosed(what)
 
-    def end(self, stop: Callable[[], None]) -> None:
+    def end(self, stop: Callable[[], None] | None) -> None:
         """Give back now, or when the call that is on its way has ended; until then at least ``stop`` the workers."""
         with held():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
                 if has_left and not self.on_their_way:
                     self._give_back()
-                else:
+                elif stop is not None:
                     with let_through():
                         stop()
             finally:
                 if has_left:
                     self.lock.release()
 
-    def begin_drawing(self) -> None:
-        """A call has begun, which is to be drawn."""
-        self._began_ns.append(time.monotonic_ns())
-
-    def draw(self, what: str) -> None:
-        """It ends."""
-        if self.track is not None and self._began_ns:
-            self.track.span(what, self._began_ns.pop(), time.monotonic_ns())
+    def draw_on(self, track: Track) -> None:
+        """Draw all calls from now on."""
+        self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
         """A call ends of a manager that was closed meanwhile."""
@@ -148,13 +140,9 @@ class _Call:
             end_held()
             raise
         calls.on_their_way.append(self._what)
-        if calls.track is not None:
-            calls.begin_drawing()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         calls = self._calls
-        if calls.track is not None:
-            calls.draw(self._what)
         if calls.closed:
             calls.leave()
             if error is None or isinstance(error, Exception):
@@ -163,3 +151,25 @@ class _Call:
         calls.on_their_way.pop()
         calls.lock.release()
         end_held()
+
+
+class _DrawnCall(_Call):
+    """The same, drawn on a trace."""
+
+    __slots__ = ("_began_ns", "_track")
+
+    def __init__(self, calls: Calls, what: str, track: Track) -> None:
+        super().__init__(calls, what)
+        self._track = track
+        self._began_ns: list[int] = []
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._began_ns.append(time.monotonic_ns())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        began_ns = self._began_ns.pop()
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            self._track.span(self._what, began_ns, time.monotonic_ns())

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from envmanager.core.collecting import Collector
 from envmanager.core.hosts import WorkerHost
+from envmanager.core.launching import Launcher
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.options import ResetConfig
 from envmanager.specs import BehaviorSpecs
 from envmanager.steps import CommandName, EnvironmentResponse, StepInfo
 
@@ -20,34 +24,60 @@ from envmanager.steps import CommandName, EnvironmentResponse, StepInfo
 class Resets:
     """Resets the workers of one manager."""
 
-    def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, specs: BehaviorSpecs) -> None:
+    def __init__(
+        self,
+        table: WorkerTable,
+        recovery: Recovery,
+        collector: Collector,
+        specs: BehaviorSpecs,
+        launcher: Launcher,
+        seed: int | None,
+    ) -> None:
+        """``seed``: of the first reset, unless it names one; later ones go on with the randomness there is."""
         self.host: WorkerHost
+        self._launcher = launcher
+        self._seed = seed
         self._table = table
         self._recovery = recovery
         self._collector = collector
         self._specs = specs
 
-    def require_some_worker(self) -> None:
-        """Raise what the workers were dropped for, when there is none left."""
+    def checked(self, config: Any) -> tuple[Any, ResetConfig]:
+        """What is sent to the workers, and what it means; UsageError when it is no config or cannot be sent.
+
+        Raises what the workers were dropped for, when there is none left.
+        """
+        parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
+        if self._seed is not None and parsed.seed is None:
+            config = parsed = attrs.evolve(parsed, seed=self._seed)
+        self.host.check_can_travel(config)
+        self._require_some_worker()
+        return config, parsed
+
+    def _require_some_worker(self) -> None:
         entries = self._table.entries
         if all(entry.is_dropped for entry in entries):
             entries[0].require_alive()
 
-    def discard_steps_in_flight(self) -> None:
-        """Wait for all that is in flight; a failure does not matter, the reset revives the worker."""
-        self._collector.drain()
-        for entry in self._table.entries:
-            entry.actions, entry.batches, entry.ignores_action = None, (), False
-
-    def reset(self, config: Any) -> list[StepInfo]:
+    def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
         """The first observations of every worker that is not dropped; raises the first WorkerError of all."""
+        self._discard_steps_in_flight()
+        self._require_some_worker()  # the last may have been dropped meanwhile
+        self._launcher.asked(parsed)
         responses = self._reset_workers(config)
         own = self.host.own
         infos = [StepInfo(None, own(each.payload), None, each.worker_id, specs=self._specs) for each in responses]
         for info in infos:
             self._table.entries[info.worker_id].previous_step = info
         self._collector.restart_counting()
+        self._seed = None
         return infos
+
+    def _discard_steps_in_flight(self) -> None:
+        """Wait for them; a failure does not matter, the reset revives the worker."""
+        self._collector.drain()
+        for entry in self._table.entries:
+            entry.actions, entry.batches, entry.ignores_action = None, (), False
 
     def _reset_workers(self, config: Any) -> list[EnvironmentResponse]:
         """Those that are gone are replaced. When some fail, the first failure is raised after all have answered."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import attrs
 
 from envmanager.errors import WorkerError
+from envmanager.stats import WorkerStats
 from envmanager.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
 from envmanager.timing import WorkerTimes
 
@@ -146,6 +147,20 @@ class Entry:
     def is_first_of_generation(self) -> bool:
         """Whether its response brings the first observations of a replacement."""
         return self.replacement is not None and self.response is self.replacement.first and self.response is not None
+
+    def stats(self) -> WorkerStats:
+        """What can be told of it."""
+        known = WorkerStats(
+            self.worker_id,
+            self.env_ids,
+            waiting=self.waiting,
+            failed=self.is_given_up,
+            dropped=self.is_dropped,
+            generation=self.generation,
+            restarts=self.restarts,
+            steps=self.steps,
+        )
+        return known.with_times(self.times)
 
 
 class WorkerTable:
