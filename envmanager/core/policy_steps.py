@@ -57,7 +57,12 @@ class PolicySteps:
         with let_through():
             taken = self._decide(infos)
         self._calls.require_open("step")
-        payloads = [{name: info.action for name, info in actions.items()} for actions in taken]
+        payloads = []
+        for actions in taken:
+            payload = {}
+            for name, decided in actions.items():  # not a comprehension: each is a call, of which steps have few
+                payload[name] = decided.action
+            payloads.append(payload)
         if self._listener.has_objects:
             self.host.check_can_travel(payloads)
         for entry, actions, payload in zip(idle, taken, payloads, strict=True):
