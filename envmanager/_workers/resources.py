@@ -13,6 +13,7 @@ from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import State, WorkerHandle
 from envmanager._workers.lifeline import NAME
 from envmanager._workers.step_queue import StepQueue
+from envmanager.errors import ManagerClosed
 from envmanager.events import EventLog
 from envmanager.interrupts import held
 from envmanager.weak_calls import weakly
@@ -30,6 +31,7 @@ class Resources:
         self._closed = False
         self._handles: set[WorkerHandle] = set()
         self._stopping = threading.RLock()
+        self._giving_back = threading.Lock()
         self._guardian: Guardian | None = None
         with descriptors.standard_open():
             self._open(events, hear)
@@ -50,9 +52,14 @@ class Resources:
             return self._guardian.fd
 
     def watch(self, handle: WorkerHandle) -> None:
-        """Take a worker into care."""
-        self._handles.add(handle)
-        self.step_queue.register(handle)
+        """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
+        with self._giving_back:
+            if not self._closed:
+                self._handles.add(handle)
+                self.step_queue.register(handle)
+                return
+        handle.release()
+        raise ManagerClosed("the start of a worker")
 
     def drop(self, handle: WorkerHandle) -> None:
         """Give back a worker that has ended or must."""
@@ -99,7 +106,8 @@ class Resources:
         _wait_for_ends(handles, deadline)
 
     def _give_back(self) -> None:
-        self._closed = True
+        with self._giving_back:
+            self._closed = True
         for handle in list(self._handles):
             self.drop(handle)
         if self._guardian is not None:
