@@ -84,12 +84,12 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
     ]
 
 
-class ManagerContract(DataContract):
-    """What every manager does. ``zero_copy`` and ``supports_send_recv`` say what yours can."""
+class _StepContract:
+    """Which step is whose, and what stays as it was."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager. ``options`` are of those that ManagerOptions knows: ``wait``, ``infos``, ``seed``, …"""
+        """Your manager; see ManagerContract."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -248,6 +248,14 @@ class ManagerContract(DataContract):
             assert sorted(zip(first.env_ids.tolist(), first.obs[:, 3].tolist(), strict=True)) == [(1, 10), (2, 20)]
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
+
+class _RefusalContract:
+    """Calls that make no sense are refused, and nothing is lost."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
+
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
         [
@@ -347,6 +355,14 @@ class ManagerContract(DataContract):
             manager.reset()
             with pytest.raises(UsageError, match=r"step\(\)"):
                 manager.recv()
+
+
+class _LifeContract:
+    """Calls into environments, what becomes of exceptions, and the end."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.make_manager(EchoEnvironment, 4) as manager:
@@ -492,6 +508,14 @@ class ManagerContract(DataContract):
     def test_errors_are_all_of_one_family(self) -> None:
         with pytest.raises(EnvManagerError):
             self.make_manager(None, 1)
+
+
+class ManagerContract(_StepContract, _RefusalContract, _LifeContract, DataContract):
+    """What every manager does."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager. ``options`` are of those that ManagerOptions knows: ``wait``, ``infos``, ``seed``, …"""
 
 
 class EnvironmentContract:
