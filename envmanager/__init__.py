@@ -10,8 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envmanager.adapters.choosing import as_environment
     from envmanager.env_manager import EnvManager, EnvWorker, WorkerHost
-    from envmanager.environment import EnvContext, EnvGroup, Environment, as_environment
+    from envmanager.environment import EnvContext, EnvGroup, Environment
     from envmanager.errors import (
         BadAction,
         BadObservation,
@@ -131,7 +132,7 @@ _HOME_OF = {
     "WorkerHost": "env_manager",
     "WorkerStats": "stats",
     "WorkerTimedOut": "errors",
-    "as_environment": "environment",
+    "as_environment": "adapters.choosing",
     "derive_seed": "seeding",
     "make_manager": "registry",
 }

@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from envmanager.environment import EnvContext, EnvGroup, build_group
+from envmanager.adapters.choosing import build_group
+from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
 from envmanager.factories import call_factory
 from envmanager.fitting import Cast

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
+from envmanager.adapters.choosing import build_group
 from envmanager.cores import count_cores
-from envmanager.environment import EnvContext, EnvGroup, Environment, build_group
+from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import UsageError
 from envmanager.factories import call_factory, factories_for
 from envmanager.options import ManagerOptions, RestartPolicy

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by
 from envmanager.interop.mlagents_config import config_errors
-from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
 from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
 from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import attrs
 
-from envmanager.environment import EnvContext, EnvGroup, build_group
+from envmanager.adapters.choosing import build_group
+from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import UsageError
 from envmanager.factories import call_factory, resolve
 from envmanager.fitting import Cast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -54,8 +55,12 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+_TO_IMPORT = re.compile(r"envmanager(\.\w+)+:[\w.]+")
+"""A text by which something is imported later."""
+
+
 def imports_of(path: Path) -> set[str]:
-    """The modules of this package that the file imports, anywhere in it; type-checking blocks do not count."""
+    """The modules of this package that the file imports or names, anywhere in it but for type checking."""
     tree = ast.parse(path.read_text())
     hidden = {
         id(inner)
@@ -71,6 +76,8 @@ def imports_of(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {_submodule(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Constant) and _TO_IMPORT.fullmatch(str(node.value)):
+            found.add(str(node.value).partition(":")[0])
     return {name.partition(".")[2] for name in found if name.startswith("envmanager.")}
 
 

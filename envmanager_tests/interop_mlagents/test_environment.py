@@ -14,7 +14,7 @@ from mlagents_envs.side_channel.environment_parameters_channel import Environmen
 from mlagents_envs.side_channel.stats_side_channel import StatsAggregationMethod, StatsSideChannel
 
 from envmanager import ArraySpec, BadObservation, EnvContext, RandomPolicy, SimpleEnvManager, UsageError
-from envmanager.interop.mlagents_environment import STATS, MlagentsEnvironment, MlagentsFactory
+from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory
 from envmanager.testing.environment_check import check_environment
 from envmanager_tests.interop_mlagents.envs import (
     CONTINUOUS,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from dm_env import specs as dm_specs
 
+from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.dm_env import DmEnvironment, row_reader, to_spec
-from envmanager.environment import as_environment, build_group
 from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, SpecMismatch
 

@@ -6,8 +6,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from envmanager.adapters.choosing import build_group
 from envmanager.adapters.gymnasium import GymnasiumEnvironment, equal_spaces
-from envmanager.environment import SideBySide, build_group
+from envmanager.environment import SideBySide
 from envmanager.errors import UsageError
 from envmanager.specs import SpecMismatch, zeros
 from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer

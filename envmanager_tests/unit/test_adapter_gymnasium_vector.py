@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.gymnasium_vector import VectorEnvironment, info_rows
-from envmanager.environment import as_environment, build_group
 from envmanager.specs import SpecMismatch
 from envmanager.steps import ActionInfo, StepInfo
 

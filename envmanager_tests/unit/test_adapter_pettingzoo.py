@@ -8,8 +8,8 @@ from mpe2 import simple_speaker_listener_v4, simple_tag_v3
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper, conversions
 
+from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.pettingzoo import ParallelEnvironment, name_behaviors, prefix
-from envmanager.environment import as_environment, build_group
 from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch
 from envmanager.steps import ActionInfo, StepInfo

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from envmanager.environment import Environment, SideBySide, as_environment, build_group, check_steps
+from envmanager.adapters.choosing import as_environment, build_group
+from envmanager.environment import Environment, SideBySide, check_steps
 from envmanager.errors import UsageError
 from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch
 from envmanager.steps import AgentSteps

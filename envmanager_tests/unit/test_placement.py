@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmanager import cgroups, cores
-from envmanager.environment import EnvContext, build_group
+from envmanager.adapters.choosing import build_group
+from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
 from envmanager.placement import IN_PROCESS, Placement, Probe, choose, round_s

@@ -1,0 +1,120 @@
+"""Which adapter wraps what a user's factory returns, and the environments of one worker as one.
+
+::
+
+    user's object ── as_environment ──▶ Environment ──┐
+    user's object ── as_environment ──▶ Environment ──┼── build_group ──▶ EnvGroup (all environments of one worker)
+    user's object ── as_environment ──▶ Environment ──┘
+
+The rule: nothing here imports an environment library. An adapter is chosen by the names of the object's classes and
+imported only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from envmanager.environment import EnvGroup, Environment, SideBySide
+from envmanager.errors import UsageError
+from envmanager.specs import describe_value
+
+ADAPTERS = {
+    "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
+    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorEnvironment",
+    "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
+    "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
+    "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
+}
+"""The base class of a foreign environment, by name, and what wraps it."""
+
+ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
+"""The base classes of all environments, also those that only stand behind others."""
+
+
+def _aec_advice(env: Any) -> str:
+    """PettingZoo's ``aec_to_parallel`` refuses environments whose agents take turns."""
+    metadata = getattr(env, "metadata", None)
+    is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
+    name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
+    return f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
+
+
+def _old_gym_advice(_: Any) -> str:
+    return "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)"
+
+
+UNSUPPORTED = {"pettingzoo.utils.env.AECEnv": _aec_advice, "gym.core.Env": _old_gym_advice}
+"""The base class of a foreign environment that nothing wraps, and what to do instead."""
+
+
+def _base_names(subject: Any) -> list[str]:
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(subject).__mro__]
+
+
+def as_environment(subject: Any) -> Environment:
+    """``subject`` as an Environment: itself, or wrapped by what it is (Gymnasium, VectorEnv, PettingZoo, dm_env).
+
+    Raises UsageError when it is none of these.
+    """
+    if isinstance(subject, Environment):
+        return subject
+    names = _base_names(subject)
+    for name in names:
+        if name in ADAPTERS:
+            module, _, attribute = ADAPTERS[name].partition(":")
+            wrap: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                wrap = getattr(wrap, part)
+            return wrap(subject)  # type: ignore[no-any-return]
+    advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
+    reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
+    raise UsageError(
+        f"{reason}. An environment is a gymnasium.Env, a gymnasium VectorEnv, a PettingZoo ParallelEnv, a dm_env "
+        "Environment or an envmanager.Environment."
+    )
+
+
+_INWARDS = ("subject", "unwrapped", "env")
+"""Where wrappers keep what they wrap: those of this library; of Gymnasium and PettingZoo; of nearly everybody."""
+
+
+def innermost(subject: Any) -> Any:
+    """What stands behind all wrappers of an environment. Only environments count: others may be shared on purpose."""
+    seen = {id(subject)}
+    while True:
+        inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
+        if inner is None:
+            return subject
+        subject = inner
+        seen.add(id(subject))
+
+
+def _wrapped_by(subject: Any) -> Iterable[Any]:
+    for name in _INWARDS:
+        try:
+            inner = getattr(subject, name, None)
+        except Exception:  # a property of foreign code
+            continue
+        if inner is not None and not ENVIRONMENTS.isdisjoint(_base_names(inner)):
+            yield inner
+
+
+def build_group(
+    subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
+) -> EnvGroup:
+    """The environments of one worker as one. Gymnasium envs with equal spaces take a shorter way."""
+    if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
+        raise UsageError(
+            "env_factory returned the same environment twice, perhaps behind new wrappers; each call must make a new "
+            "one."
+        )
+    if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
+        gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
+        if gymnasium_adapter.equal_spaces(subjects):
+            return gymnasium_adapter.GymnasiumEnvironment(  # type: ignore[no-any-return]
+                subjects, env_ids, infos=infos, check_values=check_values
+            )
+    environments = [as_environment(subject) for subject in subjects]
+    return SideBySide(environments, env_ids, infos=infos, check_values=check_values)
