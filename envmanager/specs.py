@@ -29,6 +29,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in value)
 
 
+def _dtype(value: Any) -> np.dtype[Any]:
+    """NumPy's one dtype of its kind, which arrays have; a space that was unpickled brings one that is only equal."""
+    dtype: np.dtype[Any] = np.dtype(value)
+    if dtype.isnative and dtype.kind in "biufc":
+        dtype = np.dtype(dtype.type)
+    return dtype
+
+
 def _bound(value: Any) -> Any:
     return None if value is None else np.asarray(value)
 
@@ -47,7 +55,7 @@ class ArraySpec:
     """
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
-    dtype: np.dtype[Any] = attrs.field(default=np.dtype(np.float32), converter=np.dtype)
+    dtype: np.dtype[Any] = attrs.field(default=np.dtype(np.float32), converter=_dtype)
     minimum: Any = attrs.field(default=None, converter=_bound)
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""

@@ -353,7 +353,10 @@ class StepQueueWriter:
         rows, slot = transport.rows, transport.slot
         n_ended = None if rows is None else rows.in_place(slot, steps)
         news = transport.news()
-        infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
+        infos = {}
+        for name, own in steps.items():
+            if own.info is not None:
+                infos[name] = (own.info, own.reset_info)
         if n_ended is not None:
             flags = IN_MEMORY | FULL | (ENDED if n_ended else 0)
         elif rows is not None and rows.write(slot, steps):

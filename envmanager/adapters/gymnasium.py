@@ -64,7 +64,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._read_actions = rows_reader(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
-        self._plain_obs = (spec.observation.dtype, spec.observation.shape) if is_plain else (None, None)
+        self._plain_obs = (spec.observation.dtype, spec.observation.shape) if is_plain else (np.dtype(object), None)
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._known: dict[int, _Rows] = {}
@@ -158,7 +158,11 @@ class GymnasiumEnvironment(EnvGroup):
                     views = out.obs[len(rewards)]
                     write_obs(out.final_obs[len(ended)], obs, views[-1])
                     ended.append(self._restart(env, chosen[len(rewards)], views))
-                elif obs.__class__ is array_class and obs.dtype is plain_dtype and obs.shape == plain_shape:
+                elif (
+                    obs.__class__ is array_class
+                    and (obs.dtype is plain_dtype or obs.dtype == plain_dtype)
+                    and obs.shape == plain_shape
+                ):
                     view[...] = obs
                 else:
                     views = out.obs[len(rewards)]
@@ -275,7 +279,7 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
     dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
-        if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
+        if obs.__class__ is not array_class or obs.dtype != dtype or obs.shape != shape:
             obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
             check_values(spec, obs, path)

@@ -256,3 +256,31 @@ def test_one_behavior_has_one_spec():
         merge_specs(known, other, seen_in="env 0", now_in="env 1")
 
     assert set(known) == {"a", "b"}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, bool, np.complex64, ">f4", object, "U3"])
+def test_a_spec_has_the_dtype_that_arrays_have_also_when_it_was_unpickled(dtype):
+    unpickled = pickle.loads(pickle.dumps(np.dtype(dtype)))
+    spec = ArraySpec((), unpickled)
+
+    assert spec.dtype == np.dtype(dtype)
+    if np.dtype(dtype).kind in "biufc" and np.dtype(dtype).isnative:
+        assert spec.dtype is np.zeros(1, dtype).dtype
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_one"),
+    [
+        (np.array([0, 3]), True),
+        (np.array([], np.int64), True),
+        (np.array([0, 4]), False),
+        (np.array([-1, 0]), False),
+        (np.array([[0]]), False),
+        (np.array([0], np.int32), False),
+        (np.array([0.0]), False),
+        ([0, 1], False),
+    ],
+)
+def test_whole_numbers_of_few_choices_are_seen_at_a_glance(batch, is_one):
+    assert ArraySpec((), np.int64, 0, 3).is_choices(batch) == is_one
+    assert not ArraySpec((), np.int64).is_choices(np.array([0])), "without bounds it is in doubt"
