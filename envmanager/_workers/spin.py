@@ -12,8 +12,8 @@ import os
 import time
 from collections.abc import Callable
 
-SPIN_NS = 500_000
-"""A wait spins for at most so long, and one that was shorter pays a spin next time: ten times what waking costs."""
+SPIN_NS = 200_000
+"""A wait spins for at most so long, and one that was shorter pays a spin next time: four times what waking costs."""
 TAKEN_NS = 1_500_000
 """A yield that took so long gave the core to another program, for a whole slice; workers take less."""
 REST = 200
