@@ -134,7 +134,7 @@ class EnvManager(ABC):
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
         self._recovery = recovery = Recovery(table, policy, launcher.launch_again)
-        self._collector = collector = Collector(table, recovery)
+        self._collector = collector = Collector(table, recovery, self._calls)
         self._listener = listener = Listener(table, recovery.events.add)
         castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
         self._policy_steps = PolicySteps(table, recovery, listener, castings, self._calls)
@@ -360,7 +360,7 @@ class EnvManager(ABC):
         """
         if self._calls.owner_pid != os.getpid():
             return
-        self._calls.closed = self._collector.closed = True  # another thread that waits in a call leaves it now
+        self._calls.closed = True  # another thread that waits in a call leaves it now
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()

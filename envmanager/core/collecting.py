@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from envmanager.core.calls import Calls
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import ResponseSource
 from envmanager.core.table import Entry, WorkerState, WorkerTable
@@ -25,15 +26,15 @@ from envmanager.timing import WaitTimes
 class Collector:
     """Collects responses for one manager."""
 
-    def __init__(self, table: WorkerTable, recovery: Recovery) -> None:
+    def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self._table = table
         self._recovery = recovery
+        self._calls = calls
         self.source: ResponseSource
         self._left: Sequence[EnvironmentResponse] = ()
         """What was taken from the source and did not get into its entries, because an error came: it is the next."""
         self.holds_back = False
         """Whether max_lead keeps responses back (send/recv), because nobody else keeps the actions back."""
-        self.closed = False
         self.waits = WaitTimes()
 
     def collect(self, wait: Wait) -> list[Entry]:
@@ -59,7 +60,7 @@ class Collector:
         n_taken = 0
         try:
             while n_taken < len(responses):
-                if not (self._recovery.recycles or self.closed):
+                if not (self._recovery.recycles or self._calls.closed):
                     n_taken = self._table.arrived(responses, n_taken)
                 if n_taken < len(responses):
                     n_taken += 1
@@ -122,8 +123,7 @@ class Collector:
             raise RuntimeError("a step queue gave up without a timeout")
 
     def _require_open(self) -> None:
-        if self.closed:  # by another thread, while this one waited
-            raise ManagerClosed("a call that waits")
+        self._calls.require_open("a call that waits")  # another thread may have closed it, while this one waited
 
     def await_replacement(self, entry: Entry) -> None:
         """Wait until a worker that is being replaced is there again, or given up; what arrives meanwhile is kept."""

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmanager import events
+from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import QueueSource
@@ -101,7 +102,7 @@ class Bench:
         self.started = []
         self.refusing = []  # errors, one for each start that fails
         self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), self._launch_again)
-        self.collector = Collector(self.table, self.recovery)
+        self.collector = Collector(self.table, self.recovery, Calls(lambda: None))
         self.queue = Answers(Clock() if clock is None else clock)
         self.collector.source = QueueSource(self.queue)
 
