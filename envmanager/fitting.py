@@ -109,13 +109,18 @@ def fitting_array(
     array = np.asarray(value)
     got = describe_value(array if kinds is None else value)
     if array.shape == spec.shape:
-        if kinds is None and np.can_cast(array.dtype, spec.dtype, "safe"):
+        if kinds is None and _casts_safely(array.dtype, spec.dtype):
             return array
         cast = None if casting is None or casting.strict else cast_without_loss(array, spec.dtype)
         if cast is not None and casting is not None:
             casting.note(field or path, str(spec), got)
             return cast
     raise SpecMismatch(path, str(spec), got)
+
+
+def _casts_safely(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """In NumPy's sense, but for times in another unit: years are safe there, and may be too many for months."""
+    return given == wanted or (wanted.kind not in "mM" and np.can_cast(given, wanted, "safe"))
 
 
 def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:

@@ -130,6 +130,7 @@ def test_values_that_lose_nothing_fit(spec, value):
         (ArraySpec((), np.int64), 1.0),
         (ArraySpec((), np.int8), 128),
         (ArraySpec((), np.uint8), -1),
+        (ArraySpec((1,), "m8[M]"), np.array([768614336404564651], "m8[Y]")),
     ],
 )
 def test_values_that_would_change_do_not_fit(spec, value):
