@@ -77,27 +77,6 @@ class _Use(enum.Enum):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
 
-class _Made:
-    """What a call has made, or the error that it raises once, until it has returned.
-
-    A call that was interrupted at its end leaves it to the next one.
-    """
-
-    __slots__ = ("result",)
-
-    def __init__(self) -> None:
-        self.result: Any = None
-
-    def deliver(self) -> Any:
-        """It, to be returned: nothing is called from where it is taken to the end, so no interrupt comes."""
-        made = self.result
-        if isinstance(made, WorkerError):
-            self.result = None
-            raise made
-        self.result = None
-        return made
-
-
 class EnvManager(ABC):
     """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
 
@@ -125,7 +104,8 @@ class EnvManager(ABC):
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _Use.UNDECIDED
-        self._made = _Made()
+        self._undelivered: Any = None
+        """What a call has made, or the error that it raises once, until it returns; an interrupted one leaves it."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._calls = Calls(weakly(self._give_back))
@@ -235,7 +215,7 @@ class EnvManager(ABC):
         try:
             with self._named["reset"]:
                 config, parsed = self._resets.checked(config)
-                has_begun, self._use, self._made.result = True, _Use.RESETTING, None
+                has_begun, self._use, self._undelivered = True, _Use.RESETTING, None
                 infos = self._resets.reset(config, parsed)
                 self._use = _Use.UNDECIDED
         except BaseException:
@@ -256,15 +236,22 @@ class EnvManager(ABC):
             if self._use is not _Use.STEP:
                 self._use.require(_Use.STEP)
             chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
-            if self._made.result is None:
+            if self._undelivered is None:
                 self._policy_steps.send_actions(chosen)
                 self._use = _Use.STEP
                 try:
-                    self._made.result = self._policy_steps.infos_of(self._collector.collect(chosen))
+                    self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
                 except WorkerError as error:
-                    self._made.result = error
-        infos = self._made.deliver()
-        return self.step(wait) if infos is None else infos  # another thread has taken them
+                    self._undelivered = error
+            made = self._undelivered
+            is_error = isinstance(made, WorkerError)
+        if self._undelivered is not made or made is None:
+            return self.step(wait)  # another thread has taken it
+        if is_error:
+            self._undelivered = None
+            raise made
+        self._undelivered = None  # no call and no jump from here on, so no interrupt comes, and no other thread
+        return made  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -277,7 +264,7 @@ class EnvManager(ABC):
                 self._use.require(_Use.SEND_RECV)
             rows = self._row_steps
             actions, groups = rows.checked(actions, env_ids, is_begun=self._use is _Use.SEND_RECV)
-            if self._made.result is not None:
+            if self._undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
                     "first. Nothing was sent."
@@ -299,16 +286,23 @@ class EnvManager(ABC):
                 self._use.require(_Use.SEND_RECV)
             self._row_steps.behavior(is_begun=self._use is _Use.SEND_RECV)
             chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
-            if self._made.result is None:
+            if self._undelivered is None:
                 if self._use is not _Use.SEND_RECV:
                     self._row_steps.offer_first_observations()
                     self._use, self._collector.holds_back = _Use.SEND_RECV, True
                 try:
-                    self._made.result = self._row_steps.batch_of(self._collector.collect(chosen))
+                    self._undelivered = self._row_steps.batch_of(self._collector.collect(chosen))
                 except WorkerError as error:
-                    self._made.result = error
-        batch = self._made.deliver()
-        return self.recv(wait) if batch is None else batch  # another thread has taken it
+                    self._undelivered = error
+            made = self._undelivered
+            is_error = isinstance(made, WorkerError)
+        if self._undelivered is not made or made is None:
+            return self.recv(wait)  # another thread has taken it
+        if is_error:
+            self._undelivered = None
+            raise made
+        self._undelivered = None  # as in step()
+        return made  # type: ignore[no-any-return]
 
     def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
         """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
@@ -388,7 +382,7 @@ class EnvManager(ABC):
 
     def _give_back(self) -> None:
         """What close() gives back; by close() itself, or else by the last call to end."""
-        self._made.result = None
+        self._undelivered = None
         self._table.clear()  # with zero_copy its arrays would keep the shared memory
         if not self._given_back:
             with let_through():
