@@ -235,7 +235,7 @@ class EnvManager(ABC):
         with self._named["step"]:
             if self._use is not _Use.STEP:
                 self._use.require(_Use.STEP)
-            chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
+            chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 self._policy_steps.send_actions(chosen)
                 self._use = _Use.STEP
@@ -285,7 +285,7 @@ class EnvManager(ABC):
             if self._use is not _Use.SEND_RECV:
                 self._use.require(_Use.SEND_RECV)
             self._row_steps.behavior(is_begun=self._use is _Use.SEND_RECV)
-            chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
+            chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 if self._use is not _Use.SEND_RECV:
                     self._row_steps.offer_first_observations()

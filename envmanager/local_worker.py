@@ -139,11 +139,6 @@ class LocalWorker:
         self.times.answered(name, self._ended_ns - started_ns, self._ended_ns)
         return response
 
-    @property
-    def has_step(self) -> bool:
-        """Whether a step was sent whose answer has not been taken."""
-        return self._step is not None or self._stepped is not None or self._begun is not None
-
     def take_step(self) -> EnvironmentResponse | None:
         """The answer to the step that was sent, taking it now; None when there is none.
 

@@ -71,9 +71,8 @@ class ArraySpec:
         plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
         bounds = (self.minimum.item(), self.maximum.item()) if plain else None
         object.__setattr__(self, "whole_bounds", bounds)
-        is_few = bounds is not None and self.shape == () and bounds[1] - bounds[0] < _FEW
-        choices = range(bounds[0], bounds[1] + 1) if is_few and bounds is not None else ()
-        object.__setattr__(self, "_choices", frozenset(choices))
+        low, high = (0, -1) if bounds is None or self.shape else bounds
+        object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
         """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""

@@ -1,12 +1,40 @@
-"""A Ctrl-C at a moment of the test's choice."""
+"""A Ctrl-C at a moment of the test's choice, or at many by chance."""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+SENDER = """
+import os, random, signal, sys, time
+trainer, least_s, most_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+random.seed(3)
+while True:
+    time.sleep(random.uniform(least_s, most_s))
+    try:
+        os.kill(trainer, signal.SIGINT)
+    except OSError:
+        break
+"""
+
+
+@contextmanager
+def interrupts_from_outside(handler: Callable[[int, Any], None], least_s: float, most_s: float) -> Iterator[None]:
+    """Another process sends a SIGINT after a time between these, again and again; ``handler`` handles them."""
+    before = signal.signal(signal.SIGINT, handler)
+    sender = subprocess.Popen([sys.executable, "-c", SENDER, str(os.getpid()), str(least_s), str(most_s)])
+    try:
+        yield
+    finally:
+        sender.kill()
+        sender.wait()
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupted(function: Callable[[], Any], nth: int) -> bool:

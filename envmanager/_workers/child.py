@@ -181,10 +181,7 @@ class Transport:
 
     def news(self) -> News | None:
         """What there is to tell besides an answer."""
-        group = self.group
-        if group is None or not (group.casts or len(group.behavior_specs) != self.reporter.n_told):
-            return None
-        return self.reporter.news(group)
+        return None if self.group is None else self.reporter.news(self.group)
 
     def told(self, news: News) -> None:
         """The news have been written."""

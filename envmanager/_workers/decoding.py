@@ -36,8 +36,7 @@ class Decoder:
     def attach(self, rows: WorkerRows | None) -> None:
         """Find steps there from now on; None: the memory is given back."""
         self._rows = rows
-        slots = range(0 if rows is None else rows.layout.n_slots)
-        self._in_place = [self._step(rows.full(slot)) for slot in slots if rows is not None]
+        self._in_place = [] if rows is None else [self._step(rows.full(slot)) for slot in range(rows.layout.n_slots)]
 
     def _step(self, steps: Any) -> EnvironmentResponse:
         return EnvironmentResponse(CommandName.STEP, self._worker_id, steps)

@@ -25,8 +25,6 @@ class StepQueue(Protocol):
 
     def get(self, *, timeout: float | None = None) -> EnvironmentResponse: ...
 
-    def empty(self) -> bool: ...
-
 
 class ResponseSource(ABC):
     """The responses of all workers, in order of completion."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,20 +24,9 @@ from envmanager import (
     Wait,
 )
 from envmanager_tests.envs import EchoGym
-from envmanager_tests.interrupting import interrupted
+from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
 pytestmark = pytest.mark.untraced
-
-SENDER = """
-import os, random, signal, sys, time
-random.seed(3)
-while True:
-    time.sleep(random.uniform(0.005, 0.03))
-    try:
-        os.kill(int(sys.argv[1]), signal.SIGINT)
-    except OSError:
-        break
-"""
 
 
 class Numbering:
@@ -67,14 +52,8 @@ class Interrupts:
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
     handler = Interrupts()
-    before = signal.signal(signal.SIGINT, handler)
-    sender = subprocess.Popen([sys.executable, "-c", SENDER, str(os.getpid())])
-    try:
+    with interrupts_from_outside(handler, 0.005, 0.03):
         yield handler
-    finally:
-        sender.kill()
-        sender.wait()
-        signal.signal(signal.SIGINT, before)
 
 
 def slow_echo(context: EnvContext) -> EchoGym:

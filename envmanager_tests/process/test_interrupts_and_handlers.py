@@ -7,8 +7,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 import envmanager
 from envmanager import BadAction, EnvManager, EnvRaised, SimpleEnvManager, SubprocessEnvManager, Wait
 from envmanager_tests.envs import EchoGym
-from envmanager_tests.interrupting import interrupted
+from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
 pytestmark = pytest.mark.untraced
 
@@ -159,18 +157,6 @@ def test_a_handler_that_only_takes_note_leaves_the_call_as_it_is() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-SENDER = """
-import os, random, signal, sys, time
-random.seed(5)
-while True:
-    time.sleep(random.uniform(0.0005, 0.003))
-    try:
-        os.kill(int(sys.argv[1]), signal.SIGINT)
-    except OSError:
-        break
-"""
-
-
 PACKAGE = os.path.dirname(envmanager.__file__) + os.sep
 
 
@@ -179,8 +165,11 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.n_raised = 0
+        self.is_armed = False
 
     def __call__(self, _: int, frame: Any) -> None:
+        if not self.is_armed:
+            return
         is_told_late = frame is None
         while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
@@ -264,27 +253,28 @@ class Books:
 )
 def test_a_thousand_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
     handler = Interrupts()
-    before = signal.signal(signal.SIGINT, handler)
-    manager = make()
-    sender = subprocess.Popen([sys.executable, "-c", SENDER, str(os.getpid())])
     gc.collect()
     gc.disable()  # what is raised while the collector ends what other tests have left is swallowed
     try:
-        books = Books(manager)
-        books.reset()
-        while handler.n_raised < 250:
-            try:
-                books.use()
-            except EnvRaised as error:  # an environment in this process, in the middle of its step
-                assert error.type_name == "KeyboardInterrupt"  # noqa: PT017
-                books.reset()
-        thread = threading.Thread(target=manager.stats)
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive(), "somebody kept the lock"
-        repeated(manager.close)
+        with interrupts_from_outside(handler, 0.0005, 0.003):
+            manager = make()
+            handler.is_armed = True
+            use_until_interrupted(manager, handler, 250)
     finally:
         gc.enable()
-        sender.kill()
-        sender.wait()
-        signal.signal(signal.SIGINT, before)
+
+
+def use_until_interrupted(manager: EnvManager, handler: Interrupts, n_times: int) -> None:
+    books = Books(manager)
+    books.reset()
+    while handler.n_raised < n_times:
+        try:
+            books.use()
+        except EnvRaised as error:  # an environment in this process, in the middle of its step
+            assert error.type_name == "KeyboardInterrupt"  # noqa: PT017
+            books.reset()
+    thread = threading.Thread(target=manager.stats)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "somebody kept the lock"
+    repeated(manager.close)
