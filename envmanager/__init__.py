@@ -11,6 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envmanager.adapters.choosing import as_environment
+    from envmanager.data.seeding import derive_seed
+    from envmanager.data.specs import ArraySpec, BehaviorSpec
+    from envmanager.data.steps import (
+        ActionInfo,
+        AgentSteps,
+        Batch,
+        EnvironmentCommand,
+        EnvironmentResponse,
+        Lost,
+        StepInfo,
+        Transitions,
+    )
     from envmanager.env_manager import EnvManager, EnvWorker, WorkerHost
     from envmanager.environment import EnvContext, EnvGroup, Environment
     from envmanager.errors import (
@@ -27,23 +39,11 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerTimedOut,
     )
+    from envmanager.observe.stats import ManagerStats, WorkerStats
     from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, Timeouts, Wait
     from envmanager.policy import Policy, RandomPolicy
     from envmanager.registry import make_manager
-    from envmanager.seeding import derive_seed
     from envmanager.simple_env_manager import SimpleEnvManager
-    from envmanager.specs import ArraySpec, BehaviorSpec
-    from envmanager.stats import ManagerStats, WorkerStats
-    from envmanager.steps import (
-        ActionInfo,
-        AgentSteps,
-        Batch,
-        EnvironmentCommand,
-        EnvironmentResponse,
-        Lost,
-        StepInfo,
-        Transitions,
-    )
     from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 __version__ = "0.1.0"
@@ -93,13 +93,13 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "ActionInfo": "steps",
-    "AgentSteps": "steps",
-    "ArraySpec": "specs",
+    "ActionInfo": "data.steps",
+    "AgentSteps": "data.steps",
+    "ArraySpec": "data.specs",
     "BadAction": "errors",
     "BadObservation": "errors",
-    "Batch": "steps",
-    "BehaviorSpec": "specs",
+    "Batch": "data.steps",
+    "BehaviorSpec": "data.specs",
     "ConfigError": "errors",
     "EnvContext": "environment",
     "EnvGroup": "environment",
@@ -108,12 +108,12 @@ _HOME_OF = {
     "EnvRaised": "errors",
     "EnvWorker": "env_manager",
     "Environment": "environment",
-    "EnvironmentCommand": "steps",
-    "EnvironmentResponse": "steps",
-    "Lost": "steps",
+    "EnvironmentCommand": "data.steps",
+    "EnvironmentResponse": "data.steps",
+    "Lost": "data.steps",
     "ManagerClosed": "errors",
     "ManagerOptions": "options",
-    "ManagerStats": "stats",
+    "ManagerStats": "observe.stats",
     "MissingExtra": "errors",
     "Policy": "policy",
     "RandomPolicy": "policy",
@@ -121,19 +121,19 @@ _HOME_OF = {
     "RestartPolicy": "options",
     "RestartsExhausted": "errors",
     "SimpleEnvManager": "simple_env_manager",
-    "StepInfo": "steps",
+    "StepInfo": "data.steps",
     "SubprocessEnvManager": "subprocess_env_manager",
     "Timeouts": "options",
-    "Transitions": "steps",
+    "Transitions": "data.steps",
     "UsageError": "errors",
     "Wait": "options",
     "WorkerDied": "errors",
     "WorkerError": "errors",
     "WorkerHost": "env_manager",
-    "WorkerStats": "stats",
+    "WorkerStats": "observe.stats",
     "WorkerTimedOut": "errors",
     "as_environment": "adapters.choosing",
-    "derive_seed": "seeding",
+    "derive_seed": "data.seeding",
     "make_manager": "registry",
 }
 

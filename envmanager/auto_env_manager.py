@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from envmanager.factories import EnvFactory
+from envmanager.adapters.factories import EnvFactory
 from envmanager.options import ManagerOptions, RestartPolicy, Timeouts
-from envmanager.placement import Placement
-from envmanager.probing import place
+from envmanager.placing.placement import Placement
+from envmanager.placing.probing import place
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 

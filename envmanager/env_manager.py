@@ -27,7 +27,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from envmanager import interrupts
 from envmanager.core.asking import Asker
 from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
@@ -40,19 +39,20 @@ from envmanager.core.resetting import Resets
 from envmanager.core.row_steps import RowSteps
 from envmanager.core.sources import ResponseSource, StepQueue, as_source
 from envmanager.core.table import WorkerTable
-from envmanager.env_rows import EnvRows
+from envmanager.core.weak_calls import weakly
+from envmanager.data.env_rows import EnvRows
+from envmanager.data.fitting import Casting
+from envmanager.data.specs import BehaviorSpec, describe_value
+from envmanager.data.steps import Batch, CommandName, StepInfo
+from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
-from envmanager.events import EventLog, LateReplyDiscarded
-from envmanager.fitting import Casting
-from envmanager.interrupts import let_through
+from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
+from envmanager.observe.tracing import Tracer
 from envmanager.options import RestartPolicy, Wait
 from envmanager.policy import Policy
-from envmanager.specs import BehaviorSpec, describe_value
-from envmanager.stats import ManagerStats, WorkerStats, wait_share
-from envmanager.steps import Batch, CommandName, StepInfo
-from envmanager.tracing import Tracer
-from envmanager.trees import Tree
-from envmanager.weak_calls import weakly
+from envmanager.system import interrupts
+from envmanager.system.interrupts import let_through
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -189,7 +189,7 @@ class EnvManager(ABC):
 
     @property
     def events(self) -> EventLog:
-        """What happened to the workers: starts, failures, replacements; see ``envmanager.events``."""
+        """What happened to the workers: starts, failures, replacements; see ``envmanager.observe.events``."""
         return self._recovery.events
 
     def set_policy(self, behavior: str, policy: Policy) -> None:

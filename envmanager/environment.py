@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.fitting import Cast, Casting, cast_steps
-from envmanager.specs import (
+from envmanager.data.fitting import Cast, Casting, cast_steps
+from envmanager.data.specs import (
     BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
@@ -23,8 +23,8 @@ from envmanager.specs import (
     describe_value,
     merge_specs,
 )
-from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps, concat_steps
-from envmanager.trees import Tree, leaves, leaves_like, paths
+from envmanager.data.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps, concat_steps
+from envmanager.data.trees import Tree, leaves, leaves_like, paths
 
 
 @attrs.frozen

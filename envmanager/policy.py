@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps
+from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps
-from envmanager.trees import Tree, build, leaves
 
 
 class Policy(Protocol):

@@ -29,9 +29,9 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
+from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
-from envmanager.specs import describe_value
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

@@ -11,16 +11,17 @@ from typing import Any
 
 import attrs
 
+from envmanager._workers.hosting import GroupFactory
+from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
+from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.core.hosts import EnvWorker, WorkerHost
 from envmanager.core.listening import Listener
 from envmanager.core.table import Entry
+from envmanager.data.reports import StartReport
 from envmanager.env_manager import EnvManager
-from envmanager.events import EventLog
-from envmanager.factories import EnvFactory, factories_for
-from envmanager.hosting import GroupFactory, StartReport
-from envmanager.local_worker import LocalStepQueue, LocalWorker
+from envmanager.observe.events import EventLog
+from envmanager.observe.stats import ManagerStats
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
-from envmanager.stats import ManagerStats
 
 
 class SimpleEnvManager(EnvManager):

@@ -20,13 +20,13 @@ from typing import Any
 
 from envmanager._workers.child import worker
 from envmanager._workers.process_host import ProcessHost
+from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.core.hosts import EnvWorker
+from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
-from envmanager.env_rows import deal
 from envmanager.errors import UsageError
-from envmanager.factories import EnvFactory, factories_for
 from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
-from envmanager.probing import place
+from envmanager.placing.probing import place
 
 __all__ = ["SubprocessEnvManager", "worker"]
 

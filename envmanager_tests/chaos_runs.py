@@ -24,7 +24,7 @@ from envmanager import (
     Timeouts,
     Wait,
 )
-from envmanager import events as happened
+from envmanager.observe import events as happened
 from envmanager.testing import ChaosReport, EchoEnvironment, chaos
 
 N_WORKERS = 8

@@ -25,9 +25,9 @@ import numpy as np
 
 from envmanager._workers.memory import make_private, map_memory
 from envmanager._workers.wire import FULL, IN_MEMORY
-from envmanager.specs import BehaviorSpec
-from envmanager.steps import AgentSteps, RowBuffer, only_agents, take_rows
-from envmanager.trees import Tree, leaves, leaves_like, map_tree
+from envmanager.data.specs import BehaviorSpec
+from envmanager.data.steps import AgentSteps, RowBuffer, only_agents, take_rows
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 
 _ALIGNMENT = 64  # a cache line, at which each array begins
 

@@ -14,7 +14,7 @@ import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.wire import COMMAND, FRAME
-from envmanager.interrupts import begin_held, end_held
+from envmanager.system.interrupts import begin_held, end_held
 
 _READ_SIZE = 1 << 20
 

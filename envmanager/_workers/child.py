@@ -29,6 +29,15 @@ import numpy.random  # here, so that the fork server has it: NumPy loads it late
 
 from envmanager._workers import crash_report, descriptors, forks, lifeline
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.hosting import (
+    COMMANDS,
+    GroupFactory,
+    Reporter,
+    describe_failure,
+    env_ids_of_failure,
+    make_group,
+    phase_of,
+)
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
     ATTACH_CODE,
@@ -48,18 +57,9 @@ from envmanager._workers.wire import (
     dumps,
     dumps_failure,
 )
+from envmanager.data.reports import News
+from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
-from envmanager.hosting import (
-    COMMANDS,
-    GroupFactory,
-    News,
-    Reporter,
-    describe_failure,
-    env_ids_of_failure,
-    make_group,
-    phase_of,
-)
-from envmanager.steps import CommandName, EnvironmentCommand, EnvironmentResponse
 
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 

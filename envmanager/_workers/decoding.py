@@ -10,11 +10,12 @@ import attrs
 
 from envmanager._workers.block import WorkerRows
 from envmanager._workers.channel import Message
+from envmanager._workers.hosting import describe_failure, phase_of
 from envmanager._workers.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_NEWS, loads_failure
+from envmanager.data.reports import News
+from envmanager.data.specs import SpecConflict
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
-from envmanager.hosting import News, describe_failure, phase_of
-from envmanager.specs import SpecConflict
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse
 
 
 def _unheard(_: News, __: int) -> None:

@@ -17,7 +17,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar
 
 from envmanager.errors import UsageError
-from envmanager.interrupts import held
+from envmanager.system.interrupts import held
 
 CLOSED = -1
 """In place of the number of a descriptor that was closed: the number may be somebody else's now."""

@@ -13,7 +13,7 @@ import subprocess
 from multiprocessing import spawn
 
 from envmanager._workers import descriptors, lifeline
-from envmanager.interrupts import blocked_in_children
+from envmanager.system.interrupts import blocked_in_children
 
 
 class Guardian:

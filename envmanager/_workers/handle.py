@@ -23,15 +23,16 @@ from envmanager._workers import crash_report, descriptors
 from envmanager._workers.block import WorkerRows
 from envmanager._workers.channel import Channel, Message
 from envmanager._workers.decoding import Decoder
+from envmanager._workers.hosting import phase_of
 from envmanager._workers.launch import LaunchPlan, launch
 from envmanager._workers.wire import ATTACH_CODE, CODES, FAILED_CODE, dumps_command
+from envmanager.data.reports import News
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import WorkerDied, WorkerTimedOut
-from envmanager.events import EventLog, LateReplyDiscarded, Started
-from envmanager.hosting import News, phase_of
-from envmanager.interrupts import let_through
+from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
+from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.steps import CommandName, EnvironmentResponse
-from envmanager.timing import WorkerTimes
+from envmanager.system.interrupts import let_through
 
 WHILE_BYTES_COME_S = 1.0
 """A message that is on its way at its deadline gets so much longer with every part that arrives."""

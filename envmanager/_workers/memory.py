@@ -13,8 +13,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from envmanager import cgroups
 from envmanager.errors import UsageError
+from envmanager.system import cgroups
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

@@ -11,7 +11,7 @@ import os
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.private_files import open_privately
+from envmanager.system.private_files import open_privately
 
 _TAIL_BYTES = 2000
 

@@ -22,25 +22,26 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
 from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.launch import LaunchPlan
+from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
 from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.resources import Resources
 from envmanager._workers.wire import dumps_command
+from envmanager.adapters.factories import check_travel
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
 from envmanager.core.listening import Listener
 from envmanager.core.table import Entry
+from envmanager.data.reports import StartReport
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, only_agents
 from envmanager.errors import WorkerError
-from envmanager.events import EventLog
-from envmanager.factories import check_travel
-from envmanager.hosting import GroupFactory, StartReport
-from envmanager.interrupts import held
-from envmanager.local_worker import LocalStepQueue, LocalWorker
+from envmanager.observe.events import EventLog
+from envmanager.observe.stats import WorkerStats
 from envmanager.options import ManagerOptions, ResetConfig
-from envmanager.specs import BehaviorSpecs
-from envmanager.stats import WorkerStats
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, only_agents
+from envmanager.system.interrupts import held
 
 _DESCRIPTORS_PER_WORKER = 3
 """The connection, the pidfd, and under forkserver the socket that tells the exit code."""

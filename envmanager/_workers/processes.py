@@ -38,7 +38,7 @@ import attrs
 from envmanager._workers import descriptors, groups
 from envmanager._workers.descriptors import forking_a_worker, register, standard_open, wait_for
 from envmanager._workers.server import Server, ServerGone
-from envmanager.interrupts import blocked_in_children
+from envmanager.system.interrupts import blocked_in_children
 
 _util: Any = util  # type stubs leave out what is needed here
 _spawning: Any = popen_spawn_posix

@@ -13,10 +13,10 @@ from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import State, WorkerHandle
 from envmanager._workers.lifeline import NAME
 from envmanager._workers.step_queue import StepQueue
+from envmanager.core.weak_calls import weakly
 from envmanager.errors import ManagerClosed
-from envmanager.events import EventLog
-from envmanager.interrupts import held
-from envmanager.weak_calls import weakly
+from envmanager.observe.events import EventLog
+from envmanager.system.interrupts import held
 
 
 class Resources:

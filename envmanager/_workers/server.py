@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import attrs
 
 from envmanager._workers import boot, descriptors, groups, lifeline
-from envmanager.interrupts import blocked_in_children, let_through
+from envmanager.system.interrupts import blocked_in_children, let_through
 
 _util: Any = util  # its type stubs leave out what is needed here
 _forkserver: Any = forkserver

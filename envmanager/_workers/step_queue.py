@@ -27,10 +27,10 @@ from envmanager._workers.handle import WHILE_BYTES_COME_S, Alarm, State, WorkerH
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import EXTRA, FULL, IN_MEMORY, RECORD
 from envmanager.core.sources import ResponseSource
-from envmanager.events import EventLog, LateReplyDiscarded
-from envmanager.hosting import News
-from envmanager.interrupts import let_through
-from envmanager.steps import CommandName, EnvironmentResponse
+from envmanager.data.reports import News
+from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.system.interrupts import let_through
 
 _READ_SIZE = 256 * RECORD.size
 _NOBODY = 2**32 - 1

@@ -20,8 +20,8 @@ from typing import Any
 
 import cloudpickle
 
+from envmanager.data.steps import CommandName
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.steps import CommandName
 
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""

@@ -16,9 +16,9 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from envmanager.data.specs import describe_value
 from envmanager.environment import EnvGroup, Environment, SideBySide
 from envmanager.errors import UsageError
-from envmanager.specs import describe_value
 
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",

@@ -21,13 +21,13 @@ from envmanager.adapters.rows import (
     real_number,
     stack_rows,
 )
+from envmanager.data.fitting import Casting
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.trees import Tree
 from envmanager.environment import Environment
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.fitting import Casting
-from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
-from envmanager.steps import AgentSteps, Steps
-from envmanager.trees import Tree
 
 with needed_by("envmanager.adapters.dm_env", extra="dm_env"):
     import dm_env

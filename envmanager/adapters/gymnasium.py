@@ -14,11 +14,11 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_number, flag, real_number
 from envmanager.adapters.spaces import behavior_spec, rows_reader
+from envmanager.data.fitting import Casting, fitting_array
+from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths
 from envmanager.environment import Abandoned, EnvGroup
-from envmanager.fitting import Casting, fitting_array
-from envmanager.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
-from envmanager.steps import AgentSteps, RowBuffer, Steps, only_agents
-from envmanager.trees import Tree, leaves, leaves_like, map_tree, paths
 
 BEHAVIOR = "default"
 MAX_KNOWN_BUFFERS = 8

@@ -20,10 +20,8 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import check_info
 from envmanager.adapters.spaces import behavior_spec
-from envmanager.environment import Environment
-from envmanager.extras import needed_by
-from envmanager.fitting import Casting, fitting_array
-from envmanager.specs import (
+from envmanager.data.fitting import Casting, fitting_array
+from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpecs,
     SpecMismatch,
@@ -32,8 +30,10 @@ from envmanager.specs import (
     object_array,
     zeros,
 )
-from envmanager.steps import AgentSteps, Steps, take_rows
-from envmanager.trees import Tree, build, leaves, leaves_like, map_tree, paths
+from envmanager.data.steps import AgentSteps, Steps, take_rows
+from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
+from envmanager.environment import Environment
+from envmanager.extras import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv

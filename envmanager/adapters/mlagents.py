@@ -23,12 +23,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
+from envmanager.data.steps import AgentSteps, Steps, concat_rows, take_rows
+from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
-from envmanager.steps import AgentSteps, Steps, concat_rows, take_rows
-from envmanager.trees import Tree, leaves
 
 with needed_by("MlagentsEnvironment", extra=None):
     from mlagents_envs.base_env import ActionTuple, BaseEnv

@@ -16,11 +16,11 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import RowReader, check_info, flag, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.data.fitting import Casting
+from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.trees import Tree
 from envmanager.environment import Environment
-from envmanager.fitting import Casting
-from envmanager.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
-from envmanager.steps import AgentSteps, Steps
-from envmanager.trees import Tree
 
 Agent = Any
 """PettingZoo's name of an agent: a str nearly always."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.fitting import Casting, fitting_array
-from envmanager.specs import ArraySpec, SpecMismatch, check_structure, describe_value
-from envmanager.trees import Tree, build, leaves, leaves_like, paths
+from envmanager.data.fitting import Casting, fitting_array
+from envmanager.data.specs import ArraySpec, SpecMismatch, check_structure, describe_value
+from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 
 REAL_NUMBERS: frozenset[type] = frozenset(
     {float, int, np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8}

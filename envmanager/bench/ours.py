@@ -9,12 +9,12 @@ import numpy as np
 
 from envmanager.bench.contender import Contender, env_fns, repeated
 from envmanager.bench.roster import CannotTakePart
-from envmanager.cores import count_cores
+from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.env_manager import EnvManager
 from envmanager.options import Wait
+from envmanager.placing.cores import count_cores
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.steps import ActionInfo, AgentSteps
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 

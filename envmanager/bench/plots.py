@@ -9,7 +9,7 @@ from typing import Any
 from envmanager.bench.figures import Bars, Curve, bars, step_times, worker_step_costs
 from envmanager.bench.summary import CellSummary
 from envmanager.extras import needed_by
-from envmanager.new_files import replacing
+from envmanager.system.new_files import replacing
 
 with needed_by("envmanager.bench.plots", extra="bench"):
     from matplotlib.figure import Figure

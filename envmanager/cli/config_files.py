@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra
-from envmanager.specs import describe_value
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
-from envmanager.episodes import Episodes
 from envmanager.errors import EnvManagerError
-from envmanager.placement import describe_seconds
-from envmanager.stats import ManagerStats, WorkerStats
+from envmanager.observe.episodes import Episodes
+from envmanager.observe.stats import ManagerStats, WorkerStats
+from envmanager.placing.placement import describe_seconds
 
 MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "p99", "idle", "restarts")

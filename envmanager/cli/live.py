@@ -29,9 +29,9 @@ from envmanager.cli.display import (
 )
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
-from envmanager.episodes import Episodes
 from envmanager.errors import EnvManagerError
-from envmanager.stats import ManagerStats, WorkerStats
+from envmanager.observe.episodes import Episodes
+from envmanager.observe.stats import ManagerStats, WorkerStats
 
 STATE_STYLES = {"ready": "green", "waiting": "yellow", "failed": "red", "dropped": "red"}
 NOTICE_STYLES = {"warning": "yellow", "error": "red"}

@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.factories import Importable
+from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.factories import Importable
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import structure
-from envmanager.specs import BehaviorSpec, describe_value
 
 
 @attrs.frozen(kw_only=True)

@@ -23,12 +23,12 @@ import attrs
 from envmanager.cli.display import Display
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
-from envmanager.episodes import Episodes
+from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.observe.episodes import Episodes
+from envmanager.observe.stats import ManagerStats
 from envmanager.policy import Policy
 from envmanager.registry import make_manager
-from envmanager.specs import BehaviorSpec
-from envmanager.stats import ManagerStats
 
 if TYPE_CHECKING:
     from typing_extensions import Self

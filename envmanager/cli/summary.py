@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 
 from envmanager.cli.plan import Plan
-from envmanager.episodes import Episodes
-from envmanager.new_files import write_anew
-from envmanager.stats import ManagerStats
+from envmanager.observe.episodes import Episodes
+from envmanager.observe.stats import ManagerStats
+from envmanager.system.new_files import write_anew
 
 
 @attrs.frozen

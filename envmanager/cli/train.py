@@ -22,11 +22,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager import tensorboard
 from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import EnvManagerError
+from envmanager.observe import tensorboard
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import mean_and_spread
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun

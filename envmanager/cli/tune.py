@@ -33,15 +33,15 @@ from envmanager.cli.tuning import (
     remaining,
     trials_for,
 )
-from envmanager.cores import count_cores
+from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError
-from envmanager.new_files import write_anew
 from envmanager.options import ManagerOptions, Wait
+from envmanager.placing.cores import count_cores
+from envmanager.placing.probing import measure
 from envmanager.policy import RandomPolicy
-from envmanager.probing import measure
 from envmanager.registry import make_manager, structure
-from envmanager.specs import BehaviorSpec
 from envmanager.subprocess_env_manager import SubprocessEnvManager
+from envmanager.system.new_files import write_anew
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

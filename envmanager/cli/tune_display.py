@@ -21,7 +21,7 @@ from envmanager.cli.display import describe_notice
 from envmanager.cli.live import NOTICE_STYLES
 from envmanager.cli.tuning import Trial
 from envmanager.errors import EnvManagerError
-from envmanager.placement import IN_PROCESS
+from envmanager.placing.placement import IN_PROCESS
 
 COLUMNS = ("workers", "envs", "envs each", "wait", "steps/s", "")
 STYLES = {"best": "bold green", "out": "dim", "failed": "red", "running": "yellow"}

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from envmanager.cli.display import count
-from envmanager.placement import IN_PROCESS, Probe, round_s
+from envmanager.placing.placement import IN_PROCESS, Probe, round_s
 
 ENVS_PER_CORE = (1, 4, 16)
 """How many environments are tried when that is left open too."""

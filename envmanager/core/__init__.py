@@ -1,0 +1,1 @@
+"""What every manager does, whoever hosts its workers: who may be asked, waited for, handed out and replaced."""

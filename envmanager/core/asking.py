@@ -12,9 +12,9 @@ from envmanager.core.collecting import Collector
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import WorkerTable
-from envmanager.env_rows import EnvRows
+from envmanager.data.env_rows import EnvRows
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import UsageError
-from envmanager.steps import CommandName, EnvironmentResponse
 
 
 class Asker:

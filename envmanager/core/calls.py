@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from envmanager.errors import ManagerClosed, UsageError
-from envmanager.interrupts import begin_held, end_held, held, let_through
-from envmanager.timing import Track
+from envmanager.observe.timing import Track
+from envmanager.system.interrupts import begin_held, end_held, held, let_through
 
 _LEAVE_S = 1.0
 """How long close() waits for another thread to leave its call; then that call gives back what it may still use."""

@@ -17,10 +17,10 @@ from envmanager.core.calls import Calls
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import ResponseSource
 from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
-from envmanager.steps import CommandName, EnvironmentResponse
-from envmanager.timing import WaitTimes
 
 
 class Collector:

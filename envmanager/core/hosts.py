@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from envmanager.core.sources import ResponseSource, StepQueue
 from envmanager.core.table import Entry
-from envmanager.hosting import StartReport
+from envmanager.data.reports import StartReport
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
-from envmanager.specs import BehaviorSpecs
-from envmanager.stats import ManagerStats, WorkerStats
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
 
 
 class EnvWorker(Protocol):

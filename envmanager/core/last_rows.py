@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from envmanager.core.table import Entry
-from envmanager.steps import AgentSteps, Batch, Steps, take_rows, with_rows
+from envmanager.data.steps import AgentSteps, Batch, Steps, take_rows, with_rows
 
 
 def batches_with(entry: Entry, steps: AgentSteps, batch: Batch) -> list[Batch]:

@@ -6,9 +6,9 @@ import attrs
 
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.table import Entry
+from envmanager.data.seeding import reseeded
+from envmanager.data.steps import EnvironmentResponse
 from envmanager.options import ResetConfig
-from envmanager.seeding import reseeded
-from envmanager.steps import EnvironmentResponse
 
 
 class Launcher:

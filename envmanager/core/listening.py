@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from envmanager.core.table import WorkerTable
-from envmanager.events import Event, ValuesCast
-from envmanager.hosting import News
-from envmanager.specs import BehaviorSpec, merge_specs
+from envmanager.data.reports import News
+from envmanager.data.specs import BehaviorSpec, merge_specs
+from envmanager.observe.events import Event, ValuesCast
 
 
 class Listener:

@@ -11,15 +11,15 @@ from envmanager.core.calls import Calls
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import last_steps
 from envmanager.core.listening import Listener
+from envmanager.core.policy_calls import call_policies, check_policies
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.data.fitting import Casting
+from envmanager.data.steps import ActionInfo, CommandName, StepInfo
 from envmanager.errors import UsageError
-from envmanager.fitting import Casting
-from envmanager.interrupts import let_through
 from envmanager.options import Wait
 from envmanager.policy import Policy
-from envmanager.policy_calls import call_policies, check_policies
-from envmanager.steps import ActionInfo, CommandName, StepInfo
+from envmanager.system.interrupts import let_through
 
 
 class PolicySteps:

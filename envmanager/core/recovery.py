@@ -18,12 +18,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager import cut_episodes, events
+from envmanager.core.restarts import GiveUp, Replace, Supervisor
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.data import cut_episodes
+from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
 from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.observe import events
 from envmanager.options import RestartPolicy
-from envmanager.restarts import GiveUp, Replace, Supervisor
-from envmanager.steps import CommandName, EnvironmentResponse, Lost, Steps
 
 
 @attrs.frozen

@@ -16,9 +16,9 @@ from envmanager.core.hosts import WorkerHost
 from envmanager.core.launching import Launcher
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import CommandName, EnvironmentResponse, StepInfo
 from envmanager.options import ResetConfig
-from envmanager.specs import BehaviorSpecs
-from envmanager.steps import CommandName, EnvironmentResponse, StepInfo
 
 
 class Resets:

@@ -17,14 +17,13 @@ import numpy as np
 
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.policy_calls import checked_actions
 from envmanager.core.recovery import Cut, Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.env_rows import EnvRows, RowsOfWorker
-from envmanager.errors import BadAction, UsageError
-from envmanager.fitting import Casting
-from envmanager.policy_calls import checked_actions
-from envmanager.specs import BehaviorSpec
-from envmanager.steps import (
+from envmanager.data.env_rows import EnvRows, RowsOfWorker
+from envmanager.data.fitting import Casting
+from envmanager.data.specs import BehaviorSpec
+from envmanager.data.steps import (
     AGENT_BITS,
     AgentSteps,
     Batch,
@@ -33,7 +32,8 @@ from envmanager.steps import (
     add_ends_and_infos,
     take_rows,
 )
-from envmanager.trees import Tree
+from envmanager.data.trees import Tree
+from envmanager.errors import BadAction, UsageError
 
 
 class RowSteps:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from envmanager.steps import EnvironmentResponse
+from envmanager.data.steps import EnvironmentResponse
 
 
 class StepQueue(Protocol):

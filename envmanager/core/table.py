@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from envmanager.data.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
 from envmanager.errors import WorkerError
-from envmanager.stats import WorkerStats
-from envmanager.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
-from envmanager.timing import WorkerTimes
+from envmanager.observe.stats import WorkerStats
+from envmanager.observe.timing import WorkerTimes
 
 
 class WorkerState(enum.IntEnum):

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
+from envmanager.data.steps import Batch, concat_rows
+from envmanager.data.trees import Tree, map_tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.interop.remote import begin_episode, is_gymnasium_env
 from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
-from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
-from envmanager.steps import Batch, concat_rows
-from envmanager.trees import Tree, map_tree
 
 LOST = "lost"
 """The info key that says that a worker was replaced, so that the episode was cut and the step was not taken."""

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by
 from envmanager.interop.mlagents_config import config_errors
 from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
 
 with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.env_manager import EnvironmentStep

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import object_array
+from envmanager.data.steps import AGENT_BITS, ActionInfo, AgentSteps, take_rows
+from envmanager.data.trees import Tree
 from envmanager.extras import needed_by
-from envmanager.specs import object_array
-from envmanager.steps import AGENT_BITS, ActionInfo, AgentSteps, take_rows
-from envmanager.trees import Tree
 
 with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.action_info import ActionInfo as MlagentsActionInfo

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envmanager.adapters.rows import stack_rows
+from envmanager.data.trees import Tree
 from envmanager.environment import attribute_of
 from envmanager.extras import needed_by
-from envmanager.trees import Tree
 
 with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Env, Wrapper

@@ -14,11 +14,11 @@ import numpy as np
 
 from envmanager.adapters.rows import RowReader
 from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.trees import Tree
 
 with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Space, spaces

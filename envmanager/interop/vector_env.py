@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.steps import Batch, copy_tree, take_rows, with_rows
+from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
 from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
 from envmanager.options import ResetConfig
-from envmanager.steps import Batch, copy_tree, take_rows, with_rows
-from envmanager.trees import Tree
 
 with needed_by("as_vector_env", extra="gymnasium"):
     from gymnasium.vector import AutoresetMode, VectorEnv

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import Steps
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import Steps
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.faults import Change, FaultyEnvironment
 

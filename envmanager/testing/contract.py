@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import Wait
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.environment_check import check_environment
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step

@@ -10,15 +10,15 @@ import attrs
 import numpy as np
 import pytest
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps, Steps
+from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadAction, BadObservation, UsageError
-from envmanager.events import ValuesCast
+from envmanager.observe.events import ValuesCast
 from envmanager.options import RestartPolicy, Wait
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps, Steps
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
-from envmanager.trees import Tree
 
 
 class DataContract:

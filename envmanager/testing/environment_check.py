@@ -20,12 +20,12 @@ from typing import Any, Literal
 import attrs
 
 from envmanager.adapters.choosing import build_group
+from envmanager.adapters.factories import call_factory, resolve
+from envmanager.data.fitting import Cast
+from envmanager.data.seeding import derive_seed
+from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import UsageError
-from envmanager.factories import call_factory, resolve
-from envmanager.fitting import Cast
-from envmanager.seeding import derive_seed
-from envmanager.specs import BehaviorSpecs, SpecMismatch
 from envmanager.testing.playthrough import ArrayWatch, Mismatch, Phase, Playthrough, play
 
 QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close")

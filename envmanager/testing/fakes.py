@@ -14,11 +14,11 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager._workers.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
-from envmanager.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
-from envmanager.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
-from envmanager.trees import Tree
 
 
 class FakeWorker:

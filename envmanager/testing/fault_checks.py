@@ -21,11 +21,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 
+from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerError
+from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.stats import WorkerStats
-from envmanager.steps import StepInfo
 from envmanager.testing.contract import NumberedActions, check_echo
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind

@@ -12,12 +12,12 @@ import attrs
 import numpy as np
 import pytest
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec, object_array
+from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvRaised
 from envmanager.options import Timeouts, Wait
-from envmanager.specs import ArraySpec, BehaviorSpec, object_array
-from envmanager.steps import ActionInfo, AgentSteps, Steps
 from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmanager.data.steps import Steps
+from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
-from envmanager.events import LateReplyDiscarded
+from envmanager.observe.events import LateReplyDiscarded
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.steps import Steps
 from envmanager.testing.fakes import Die, EchoEnvironment, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
@@ -45,7 +46,6 @@ from envmanager.testing.faults import (
     inform,
 )
 from envmanager.testing.leaks import descendants
-from envmanager.trees import Tree
 
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 """For who hangs, and long for who does not, though his core is shared."""

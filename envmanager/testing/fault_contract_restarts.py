@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import events
+from envmanager.data.seeding import derive_seed
+from envmanager.data.steps import Batch
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.seeding import derive_seed
-from envmanager.steps import Batch
 from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (

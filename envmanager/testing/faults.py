@@ -29,10 +29,10 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext
-from envmanager.steps import AgentSteps, Steps
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep, _perform
-from envmanager.trees import Tree
 
 _kept: list[Any] = []
 """What faults leave behind in their process on purpose: memory, descriptors, threads, child processes."""

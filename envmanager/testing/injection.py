@@ -31,7 +31,7 @@ import attrs
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.stats import WorkerStats
+from envmanager.observe.stats import WorkerStats
 
 Kind = Literal["kill", "freeze", "pause"]
 

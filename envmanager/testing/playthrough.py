@@ -12,13 +12,13 @@ import attrs
 import cloudpickle
 import numpy as np
 
+from envmanager.core.policy_calls import call_policies
+from envmanager.data.seeding import derive_seed
+from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, Steps
+from envmanager.data.trees import leaves_like, paths
 from envmanager.environment import EnvGroup, check_steps
 from envmanager.policy import RandomPolicy
-from envmanager.policy_calls import call_policies
-from envmanager.seeding import derive_seed
-from envmanager.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo, Steps
-from envmanager.trees import leaves_like, paths
 
 Phase = Literal["reset", "step", "restart"]
 Digest = Mapping[str, int]

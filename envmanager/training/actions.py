@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import ArraySpec
+from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.specs import ArraySpec
-from envmanager.trees import Tree, build, leaves
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -24,10 +24,10 @@ import attrs
 import cloudpickle
 import numpy as np
 
+from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
 from envmanager.policy import Policy
-from envmanager.steps import StepInfo
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):

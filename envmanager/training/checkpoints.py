@@ -27,7 +27,7 @@ import numpy as np
 
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.new_files import write_anew
+from envmanager.system.new_files import write_anew
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError

@@ -19,11 +19,11 @@ from typing import Any
 
 import attrs
 
+from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.episodes import Episodes
 from envmanager.errors import UsageError
+from envmanager.observe.episodes import Episodes
 from envmanager.options import ResetConfig, Wait
-from envmanager.steps import StepInfo
 from envmanager.training.trainer import Trainer
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.data.specs import BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
 from envmanager.options import one_of
 from envmanager.policy import Policy
-from envmanager.specs import BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.replay import Replay

@@ -14,7 +14,7 @@ from types import TracebackType
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.new_files import replacing
+from envmanager.system.new_files import replacing
 
 FILE = "episodes.csv"
 _COLUMNS = ("steps", "seconds", "behavior", "agent_id", "return")

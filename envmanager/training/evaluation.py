@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 
 from envmanager.env_manager import EnvManager
-from envmanager.episodes import Episodes
 from envmanager.errors import UsageError
+from envmanager.observe.episodes import Episodes
 from envmanager.policy import Policy
 
 

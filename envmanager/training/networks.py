@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import ArraySpec
+from envmanager.data.trees import Tree, leaves, leaves_like
 from envmanager.extras import needed_by
-from envmanager.specs import ArraySpec
-from envmanager.trees import Tree, leaves, leaves_like
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -17,18 +17,18 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
 from envmanager.options import one_of
 from envmanager.policy import Policy
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.training.actions import ActionHeads
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
-from envmanager.trees import leaves
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmanager.specs import ArraySpec
-from envmanager.steps import StepInfo
+from envmanager.data.specs import ArraySpec
+from envmanager.data.steps import StepInfo
+from envmanager.data.trees import Tree, leaves
 from envmanager.training.store import NOWHERE, StepStore
-from envmanager.trees import Tree, leaves
 
 
 class Drawn(NamedTuple):

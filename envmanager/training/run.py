@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import numpy as np
 
+from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError, UsageError
 from envmanager.extras import needed_by
+from envmanager.observe.stats import ManagerStats
 from envmanager.options import ManagerOptions, ResetConfig, Wait
 from envmanager.registry import make_manager, structure
-from envmanager.seeding import derive_seed
-from envmanager.stats import ManagerStats
 from envmanager.training import checkpoints, run_folder
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog

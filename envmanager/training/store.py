@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import ArraySpec, zeros
+from envmanager.data.steps import AgentSteps, StepInfo, take_rows
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, zeros
-from envmanager.steps import AgentSteps, StepInfo, take_rows
 from envmanager.training.frames import FrameStacks
 from envmanager.training.states import named, of_part
-from envmanager.trees import Tree, leaves, leaves_like, map_tree
 
 NOWHERE = -1
 _IMAGE_AXES = 3

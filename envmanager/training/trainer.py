@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.steps import StepInfo
 from envmanager.policy import Policy
-from envmanager.steps import StepInfo
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError
 from envmanager.registry import structure
-from envmanager.specs import BehaviorSpec
 from envmanager.training.apart import Apart
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.ppo import PPO, PPOOptions

@@ -22,7 +22,7 @@ from envmanager import (
     SubprocessEnvManager,
     UsageError,
 )
-from envmanager import events as happened
+from envmanager.observe import events as happened
 from envmanager.options import Wait
 
 ALL = Wait.all()

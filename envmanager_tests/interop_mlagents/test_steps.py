@@ -12,8 +12,8 @@ from mlagents.trainers.torch_entities.action_log_probs import LogProbsTuple
 from mlagents_envs.base_env import ActionTuple
 
 from envmanager.adapters.mlagents import agent_steps, to_spec
+from envmanager.data.steps import AGENT_BITS, ActionInfo
 from envmanager.interop.mlagents_steps import Numbers, StepTranslator, share_of, to_actions
-from envmanager.steps import AGENT_BITS, ActionInfo
 from envmanager_tests.interop_mlagents.envs import CONTINUOUS, DISCRETE, Agent, decision_steps, terminal_steps
 
 

@@ -29,8 +29,8 @@ from envmanager import (
     derive_seed,
     events,
 )
+from envmanager.data.seeding import derive_seeds, reseeded
 from envmanager.env_manager import EnvWorker
-from envmanager.seeding import derive_seeds, reseeded
 from envmanager.testing import EchoEnvironment, FakeWorker
 from envmanager.testing.fault_checks import CheckedTrainer
 

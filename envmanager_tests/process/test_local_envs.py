@@ -18,9 +18,9 @@ from envmanager import (
     Wait,
     make_manager,
 )
+from envmanager._workers.local_worker import LocalStepQueue
 from envmanager.core.sources import ResponseSource
-from envmanager.local_worker import LocalStepQueue
-from envmanager.steps import CommandName, EnvironmentResponse
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager_tests.envs import CountsSteps

@@ -29,8 +29,8 @@ from envmanager import (
     make_manager,
     probing,
 )
-from envmanager.cores import count_cores
 from envmanager.environment import EnvContext
+from envmanager.placing.cores import count_cores
 from envmanager.simple_env_manager import SimpleEnvManager
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))

@@ -19,7 +19,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
-from envmanager.trees import leaves
+from envmanager.data.trees import leaves
 from envmanager_tests.envs import CountsSteps
 
 N_ENVS = 4

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ArraySpec, BehaviorSpec, UsageError
-from envmanager.fitting import check_batch
-from envmanager.specs import zeros
+from envmanager.data.fitting import check_batch
+from envmanager.data.specs import zeros
 from envmanager.training.actions import ActionHeads
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.networks import CONVOLUTIONS, SMALLEST_IMAGE, Convolutions, Encoder, Flat, OneHot, Scale

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.train import Display, Reports, state_of
-from envmanager.episodes import Episodes
-from envmanager.stats import ManagerStats
+from envmanager.observe.episodes import Episodes
+from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, StepInfo, WorkerDied
-from envmanager.steps import Lost
+from envmanager.data.steps import Lost
 from envmanager.training.ppo import advantages
 from envmanager.training.store import NOWHERE, StepStore
 

@@ -9,8 +9,8 @@ from dm_env import specs as dm_specs
 
 from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.dm_env import DmEnvironment, row_reader, to_spec
+from envmanager.data.specs import ArraySpec, SpecMismatch
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, SpecMismatch
 
 
 class Walk(dm_env.Environment):

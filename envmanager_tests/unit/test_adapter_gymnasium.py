@@ -8,11 +8,11 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.gymnasium import GymnasiumEnvironment, equal_spaces
+from envmanager.data.specs import SpecMismatch, zeros
+from envmanager.data.steps import AGENT_BITS, AgentSteps, RowBuffer
+from envmanager.data.trees import leaves, leaves_like
 from envmanager.environment import SideBySide
 from envmanager.errors import UsageError
-from envmanager.specs import SpecMismatch, zeros
-from envmanager.steps import AGENT_BITS, AgentSteps, RowBuffer
-from envmanager.trees import leaves, leaves_like
 
 
 class DictEnv(gymnasium.Env):

@@ -10,8 +10,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.gymnasium_vector import VectorEnvironment, info_rows
-from envmanager.specs import SpecMismatch
-from envmanager.steps import ActionInfo, StepInfo
+from envmanager.data.specs import SpecMismatch
+from envmanager.data.steps import ActionInfo, StepInfo
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 

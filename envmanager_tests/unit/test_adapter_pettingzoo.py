@@ -10,9 +10,9 @@ from pettingzoo.utils import BaseParallelWrapper, conversions
 
 from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.pettingzoo import ParallelEnvironment, name_behaviors, prefix
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch
+from envmanager.data.steps import ActionInfo, StepInfo
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch
-from envmanager.steps import ActionInfo, StepInfo
 
 
 class Scripted(ParallelEnv):

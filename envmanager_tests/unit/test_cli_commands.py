@@ -13,10 +13,10 @@ import envmanager
 from envmanager import cli
 from envmanager.cli.app import run_command_line
 from envmanager.cli.plan import Plan
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]

@@ -23,7 +23,7 @@ from envmanager.cli.tuning import (
 )
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
-from envmanager.placement import IN_PROCESS, Probe
+from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.registry import structure
 
 

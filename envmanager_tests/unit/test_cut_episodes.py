@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from envmanager.core.last_rows import batches_with, last_steps
 from envmanager.core.table import Entry
-from envmanager.cut_episodes import followed_by, lost, truncated
-from envmanager.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
-from envmanager.trees import leaves
+from envmanager.data.cut_episodes import followed_by, lost, truncated
+from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
+from envmanager.data.trees import leaves
 
 SHAPES = {
     "array": lambda leaf: leaf,

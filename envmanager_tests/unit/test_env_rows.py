@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envmanager.env_rows import EnvRows, deal
+from envmanager.data.env_rows import EnvRows, deal
 from envmanager.errors import BadAction, UsageError
 
 ROWS = EnvRows(deal(8, 3))

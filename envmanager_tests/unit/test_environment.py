@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from envmanager.adapters.choosing import as_environment, build_group
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch
+from envmanager.data.steps import AgentSteps
 from envmanager.environment import Environment, SideBySide, check_steps
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch
-from envmanager.steps import AgentSteps
 
 SPEC = BehaviorSpec(ArraySpec((2,), np.float32, -100, 100), ArraySpec((), np.int64, 0, 9))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import AgentSteps
 from envmanager.testing.environment_check import QUESTIONS, check_environment
 
 

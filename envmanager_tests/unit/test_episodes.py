@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from envmanager.episodes import RECENT, Episodes
+from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo
 from envmanager.errors import WorkerDied
-from envmanager.steps import ActionInfo, AgentSteps, Lost, StepInfo
+from envmanager.observe.episodes import RECENT, Episodes
 
 
 def agents(*agent_ids, reward=0.0, ended=(), truncated=()):

@@ -9,9 +9,9 @@ import threading
 import attrs
 import pytest
 
-from envmanager import events
 from envmanager.errors import RestartsExhausted, WorkerDied, WorkerError
-from envmanager.events import KEPT, EventLog
+from envmanager.observe import events
+from envmanager.observe.events import KEPT, EventLog
 
 FOREIGN = "100 %s of the %d %(name)s, 5 % done {0} {name}"
 

@@ -52,7 +52,7 @@ def modules_below(*packages):
 
 def test_every_module_imports_or_says_what_to_install():
     modules = modules_below("training", "interop", "bench", "adapters")
-    said = json.loads(in_a_bare_interpreter(EVERY, *modules, "envmanager.tensorboard", "envmanager.testing"))
+    said = json.loads(in_a_bare_interpreter(EVERY, *modules, "envmanager.observe.tensorboard", "envmanager.testing"))
 
     assert {kind for kind, _, _ in said.values()} == {"MissingExtra"}, said
     assert all(is_import_error and "pip install " in text for _, is_import_error, text in said.values()), said

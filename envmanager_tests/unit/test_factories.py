@@ -5,9 +5,9 @@ import importlib
 
 import pytest
 
+from envmanager.adapters.factories import Importable, call_factory, factories_for, resolve
 from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.factories import Importable, call_factory, factories_for, resolve
 
 CONTEXT = EnvContext(env_id=3, worker_id=1, slot=8, seed=5)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.fitting import Cast, Casting, cast_without_loss, check_batch, fitting_array
-from envmanager.specs import ArraySpec, SpecMismatch
+from envmanager.data.fitting import Cast, Casting, cast_without_loss, check_batch, fitting_array
+from envmanager.data.specs import ArraySpec, SpecMismatch
 
 SURVIVE = [
     (np.array([0.25, -3.0]), np.float32),

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from envmanager.interrupts import held, let_through
+from envmanager.system.interrupts import held, let_through
 
 
 def interrupt() -> None:

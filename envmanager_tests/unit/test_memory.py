@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envmanager import cgroups
 from envmanager._workers import memory
+from envmanager.system import cgroups
 
 MIB = 1 << 20
 UNLIMITED = 9223372036854771712  # what version 1 says when nobody has set a limit

@@ -9,7 +9,7 @@ import pytest
 
 from envmanager.cli.plan import check_out
 from envmanager.errors import UsageError
-from envmanager.new_files import replacing, write_anew
+from envmanager.system.new_files import replacing, write_anew
 
 
 def mode_of(path):

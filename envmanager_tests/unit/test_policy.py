@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envmanager.data.fitting import check_batch
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import AgentSteps
+from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
-from envmanager.fitting import check_batch
 from envmanager.policy import RandomPolicy
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import AgentSteps
-from envmanager.trees import leaves
 
 ACTIONS = {
     "bounded": ArraySpec((2,), np.float32, -1, [1, 3]),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from envmanager.core.policy_calls import call_policies
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.errors import BadAction
-from envmanager.policy_calls import call_policies
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo
 
 SPEC = BehaviorSpec(ArraySpec((2,)), ArraySpec((), np.int64))
 

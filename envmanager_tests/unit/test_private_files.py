@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from envmanager.private_files import open_privately
+from envmanager.system.private_files import open_privately
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager import events
 from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import QueueSource
 from envmanager.core.table import WorkerState, WorkerTable
+from envmanager.data.steps import AgentSteps, EnvironmentResponse
 from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.observe import events
 from envmanager.options import RestartPolicy, Wait
-from envmanager.steps import AgentSteps, EnvironmentResponse
 
 
 def steps_of(worker_id, says, *, ended=False, final=None):

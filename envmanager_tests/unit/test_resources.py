@@ -7,7 +7,7 @@ from pytest_mock import MockerFixture
 
 from envmanager._workers.resources import Resources
 from envmanager.errors import ManagerClosed
-from envmanager.events import EventLog
+from envmanager.observe.events import EventLog
 
 
 def test_a_worker_that_was_started_while_everything_was_given_back_is_given_back_too(mocker: MockerFixture) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envmanager.core.restarts import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
 from envmanager.errors import (
     BadObservation,
     EnvRaised,
@@ -19,7 +20,6 @@ from envmanager.errors import (
     WorkerTimedOut,
 )
 from envmanager.options import RestartPolicy
-from envmanager.restarts import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
 
 
 def died(worker_id=0, exit="SIGKILL"):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.seeding import derive_seed, derive_seeds
+from envmanager.data.seeding import derive_seed, derive_seeds
 
 seeds = st.integers(0, 2**63)
 

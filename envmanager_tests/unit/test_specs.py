@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.errors import UsageError
-from envmanager.fitting import check_batch, fitting_array
-from envmanager.specs import (
+from envmanager.data.fitting import check_batch, fitting_array
+from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,
     SpecMismatch,
@@ -23,6 +22,7 @@ from envmanager.specs import (
     object_array,
     zeros,
 )
+from envmanager.errors import UsageError
 
 TREE = {"camera": ArraySpec((2, 2), np.uint8, 0, 255), "pose": (ArraySpec((3,)), ArraySpec(dtype=object))}
 

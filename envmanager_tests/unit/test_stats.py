@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envmanager.stats import ManagerStats, WorkerStats, verdict, wait_share
-from envmanager.timing import WaitTimes, WorkerTimes
+from envmanager.observe.stats import ManagerStats, WorkerStats, verdict, wait_share
+from envmanager.observe.timing import WaitTimes, WorkerTimes
 
 
 def worker(worker_id=0, *, idle, step_time_s=0.001, **changes):

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.errors import WorkerDied
-from envmanager.specs import ArraySpec, BehaviorSpec
-from envmanager.steps import (
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import (
     ActionInfo,
     AgentSteps,
     Batch,
@@ -20,6 +19,7 @@ from envmanager.steps import (
     StepInfo,
     concat_steps,
 )
+from envmanager.errors import WorkerDied
 
 
 def steps_of(ids, ended=(), acting=None, reward=None, base=0.0):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.data.steps import EnvironmentResponse
 from envmanager.errors import WorkerDied
-from envmanager.steps import EnvironmentResponse
 
 IDLE, IN_FLIGHT, READY, REPLACING, FAILED, DROPPED = WorkerState
 

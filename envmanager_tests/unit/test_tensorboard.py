@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from envmanager import tensorboard
 from envmanager.errors import MissingExtra
-from envmanager.stats import ManagerStats, WorkerStats
+from envmanager.observe import tensorboard
+from envmanager.observe.stats import ManagerStats, WorkerStats
 
 STATS = ManagerStats(
     tuple(WorkerStats(i, (i,), steps=10 + i, step_time_p99_s=0.25, idle_share=0.5) for i in range(2)),

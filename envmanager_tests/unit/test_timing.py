@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.timing import Histogram, WaitTimes, WorkerTimes
+from envmanager.observe.timing import Histogram, WaitTimes, WorkerTimes
 
 TIMES_NS = st.lists(
     st.one_of(st.integers(0, 40), st.integers(0, 10**6), st.integers(0, 2**53)), min_size=1, max_size=300

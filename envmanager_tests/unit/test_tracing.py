@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from envmanager import RandomPolicy, RestartPolicy, SimpleEnvManager, events
+from envmanager import RandomPolicy, RestartPolicy, SimpleEnvManager
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
+from envmanager.observe import events
+from envmanager.observe.timing import WorkerTimes
+from envmanager.observe.tracing import Tracer
 from envmanager.testing import FakeEnvironment, Raise, faulty
-from envmanager.timing import WorkerTimes
-from envmanager.tracing import Tracer
 
 
 @pytest.fixture

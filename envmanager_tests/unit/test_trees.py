@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.trees import build, leaves, leaves_like, map_tree, paths
+from envmanager.data.trees import build, leaves, leaves_like, map_tree, paths
 
 trees = st.recursive(
     st.integers(),

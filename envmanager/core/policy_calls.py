@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.fitting import Casting, check_batch
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
+from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
-from envmanager.fitting import Casting, check_batch
 from envmanager.policy import Policy
-from envmanager.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
-from envmanager.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
-from envmanager.trees import Tree, leaves, map_tree
 
 Castings = Mapping[str, Casting]
 """By behavior, what its actions are cast with."""

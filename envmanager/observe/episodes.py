@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.steps import AGENT_BITS, AgentSteps, StepInfo
+from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
 
 RECENT = 100
 """Over how many of the last episodes the running mean is taken."""

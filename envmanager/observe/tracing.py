@@ -23,12 +23,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
-from envmanager.events import Died, Event, LateReplyDiscarded, Started, TimedOut
-from envmanager.interrupts import held
+from envmanager.observe.events import Died, Event, LateReplyDiscarded, Started, TimedOut
 from envmanager.policy import Policy
-from envmanager.private_files import open_privately
-from envmanager.steps import ActionInfo, AgentSteps
+from envmanager.system.interrupts import held
+from envmanager.system.private_files import open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024

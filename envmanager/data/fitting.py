@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.specs import (
+from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,
     SpecMismatch,
@@ -27,8 +27,8 @@ from envmanager.specs import (
     describe_value,
     object_array,
 )
-from envmanager.steps import AgentSteps
-from envmanager.trees import Tree, build, leaves, leaves_like, paths
+from envmanager.data.steps import AgentSteps
+from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 
 _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}

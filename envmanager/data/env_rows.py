@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envmanager.data.specs import as_array, describe_value
 from envmanager.errors import BadAction, UsageError
-from envmanager.specs import as_array, describe_value
 
 
 def deal(n_envs: int, n_workers: int) -> list[range]:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 
-from envmanager import cgroups
+from envmanager.system import cgroups
 
 
 def count_cores() -> int:

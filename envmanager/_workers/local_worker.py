@@ -11,24 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from envmanager._workers.hosting import COMMANDS, GroupFactory, Reporter, describe_failure, env_ids_of_failure, phase_of
 from envmanager.core.sources import ResponseSource
+from envmanager.data.reports import News, StartReport
+from envmanager.data.specs import SpecConflict
+from envmanager.data.steps import CommandName, EnvironmentResponse, RowBuffer, only_agents
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.events import EventLog, Started
-from envmanager.hosting import (
-    COMMANDS,
-    GroupFactory,
-    News,
-    Reporter,
-    StartReport,
-    describe_failure,
-    env_ids_of_failure,
-    phase_of,
-)
-from envmanager.interrupts import let_through
-from envmanager.specs import SpecConflict
-from envmanager.steps import CommandName, EnvironmentResponse, RowBuffer, only_agents
-from envmanager.timing import WorkerTimes
+from envmanager.observe.events import EventLog, Started
+from envmanager.observe.timing import WorkerTimes
+from envmanager.system.interrupts import let_through
 
 _logger = logging.getLogger("envmanager")
 

@@ -25,17 +25,17 @@ from typing import Any, NamedTuple, TypeVar
 import attrs
 
 from envmanager.adapters.choosing import build_group
-from envmanager.cores import count_cores
+from envmanager.adapters.factories import call_factory, factories_for
+from envmanager.core.policy_calls import call_policies
+from envmanager.data.specs import BehaviorSpec, BehaviorSpecs
+from envmanager.data.steps import StepInfo, Steps
+from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import UsageError
-from envmanager.factories import call_factory, factories_for
 from envmanager.options import ManagerOptions, RestartPolicy
-from envmanager.placement import Placement, Probe, choose
+from envmanager.placing.cores import count_cores
+from envmanager.placing.placement import Placement, Probe, choose
 from envmanager.policy import Policy, RandomPolicy
-from envmanager.policy_calls import call_policies
-from envmanager.specs import BehaviorSpec, BehaviorSpecs
-from envmanager.steps import StepInfo, Steps
-from envmanager.trees import Tree, leaves
 
 PROBE_S = 0.5
 """For how long an environment is stepped; a step that takes longer is waited for."""

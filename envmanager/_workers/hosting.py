@@ -1,0 +1,230 @@
+"""What a worker does with a command, in whatever process it lives.
+
+The rule: one table from command to function; nothing here knows about pipes or memory.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from envmanager.adapters.choosing import build_group
+from envmanager.adapters.factories import call_factory
+from envmanager.data.reports import News, StartReport
+from envmanager.data.seeding import derive_seeds
+from envmanager.data.specs import SpecConflict, SpecMismatch
+from envmanager.data.steps import CommandName
+from envmanager.environment import EnvContext, EnvGroup
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
+from envmanager.options import ManagerOptions, ResetConfig
+
+
+class Reporter:
+    """What a worker has told of its environments, and so what there is to tell."""
+
+    def __init__(self) -> None:
+        self.n_told = 0
+        """Behaviors whose specs were told."""
+
+    def news(self, group: EnvGroup) -> News | None:
+        """What there is to tell now; None, nearly always, when there is nothing."""
+        if len(group.behavior_specs) == self.n_told and not group.casts:
+            return None
+        specs = None if len(group.behavior_specs) == self.n_told else dict(group.behavior_specs)
+        return News(specs, tuple(group.casts))
+
+    def told(self, group: EnvGroup, news: News) -> None:
+        """The news are on their way."""
+        if news.specs is not None:
+            self.n_told = len(news.specs)
+        del group.casts[: len(news.casts)]
+
+
+def make_contexts(
+    env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
+) -> list[EnvContext]:
+    """What the factories of one worker's environments may know."""
+    seeds = derive_seeds(seed, env_ids, generation)
+    return [
+        EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
+        for place, (env_id, own_seed) in enumerate(zip(env_ids, seeds, strict=True))
+    ]
+
+
+@attrs.frozen
+class GroupFactory:
+    """Makes all environments of one worker."""
+
+    factories: Sequence[Any]
+    contexts: Sequence[EnvContext]
+    infos: bool
+    check_values: bool
+
+    @classmethod
+    def of(
+        cls,
+        factories: Sequence[Any],
+        env_ids: Sequence[int],
+        options: ManagerOptions,
+        *,
+        worker_id: int,
+        generation: int,
+        first_slot: int,
+    ) -> GroupFactory:
+        """For the worker that hosts ``env_ids``; ``factories`` are those of all environments."""
+        contexts = make_contexts(
+            env_ids,
+            worker_id=worker_id,
+            generation=generation,
+            first_slot=first_slot,
+            seed=options.seed,
+            log_dir=options.log_dir,
+        )
+        own = [factories[env_id] for env_id in env_ids]
+        return cls(own, contexts, options.infos, options.check_values)
+
+    def __call__(self) -> EnvGroup:
+        """The environments, side by side. When one cannot be made, those before it are closed."""
+        made: list[Any] = []
+        own_pid = os.getpid()
+        try:
+            for factory, context in zip(self.factories, self.contexts, strict=True):
+                made.append(_make(factory, context))
+            group = self._group_of(made)
+        except BaseException:
+            if os.getpid() == own_pid:  # else a factory has forked, and they are the other process's
+                for environment in made:
+                    _close_quietly(environment)
+            raise
+        group.generation = self.contexts[0].generation
+        return group
+
+    def _group_of(self, made: list[Any]) -> EnvGroup:
+        env_ids = [context.env_id for context in self.contexts]
+        try:
+            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        except _OF_THE_FACTORY:
+            raise
+        except Exception as error:
+            raise env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start") from error
+
+
+_OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
+"""What a factory, or what it has made, can be told about itself.
+
+Any other error of this library comes from a manager inside the environment, and is about a worker of that one.
+"""
+
+
+def _make(factory: Any, context: EnvContext) -> Any:
+    try:
+        return call_factory(factory, context)
+    except _OF_THE_FACTORY:
+        raise
+    except Exception as error:
+        raise env_raised(error, worker_id=context.worker_id, env_ids=[context.env_id], phase="start") from error
+
+
+def _close_quietly(environment: Any) -> None:
+    try:
+        getattr(environment, "close", lambda: None)()
+    except Exception:
+        traceback.print_exc()  # the error that is on its way matters more
+
+
+def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
+    """A worker's environments from a GroupFactory, or one environment from a user's factory."""
+    made = call_factory(env_factory, EnvContext(worker_id, worker_id))
+    return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
+
+
+def _start(group: EnvGroup, _: Any) -> StartReport:
+    return StartReport(dict(group.behavior_specs), dict(group.max_agents), group.partial_actions)
+
+
+def _reset(group: EnvGroup, config: Any) -> Any:
+    wanted = ResetConfig.of(config)
+    seeds = derive_seeds(wanted.seed, group.env_ids, group.generation)
+    return group.reset(seeds=seeds, options=wanted.options)
+
+
+def _step_rows(group: EnvGroup, payload: Any) -> Any:
+    rows, actions = payload
+    return group.step(actions, rows)
+
+
+def _set_attr(group: EnvGroup, payload: Any) -> None:
+    group.set_attr(*payload)
+
+
+COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
+    CommandName.START: _start,
+    CommandName.RESET: _reset,
+    CommandName.STEP: lambda group, actions: group.step(actions),
+    CommandName.STEP_ROWS: _step_rows,
+    CommandName.CALL: lambda group, payload: group.call(*payload),
+    CommandName.GET_ATTR: lambda group, payload: group.get_attr(*payload),
+    CommandName.SET_ATTR: _set_attr,
+    CommandName.RENDER: lambda group, rows: group.render(rows),
+}
+
+PHASES = {
+    CommandName.STEP_ROWS: "step",
+    CommandName.GET_ATTR: "call",
+    CommandName.SET_ATTR: "call",
+    CommandName.RENDER: "call",
+}
+
+
+def phase_of(name: CommandName) -> str:
+    """What a worker is doing, in the words of an error."""
+    return PHASES.get(name, str(name))
+
+
+def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
+    """``error``, raised by the code in a worker, as an error of the library.
+
+    At the start the library's own errors (no adapter, no such environment) stay what they are; later they come from the
+    environment, which may use the library itself.
+    """
+    if phase == "start" and isinstance(error, EnvManagerError):
+        return error
+    if isinstance(error, SpecMismatch | SpecConflict):
+        return BadObservation(
+            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
+        )
+    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
+
+
+def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
+    """``error`` as what the environment's own code raised, with its traceback as text and itself as the cause."""
+    raised = EnvRaised(
+        worker_id=worker_id,
+        env_ids=env_ids,
+        phase=phase,
+        type_name=type(error).__qualname__,
+        cause=_text_of(error),
+        remote_traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+    )
+    raised.__cause__ = error
+    return raised
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error) or repr(error)
+    except Exception as broken:  # a __str__ that raises must not hide the error
+        return f"(its text cannot be shown: {type(broken).__name__})"
+
+
+def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:
+    """The environment whose code was running, else all of the worker."""
+    if group is None:
+        return (worker_id,)
+    if group.current_env_id is not None:
+        return (group.current_env_id,)
+    return group.env_ids

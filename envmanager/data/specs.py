@@ -1,0 +1,251 @@
+"""What observations and actions look like, said without any environment library.
+
+A spec is a tree of :class:`ArraySpec`. The rule: data is checked against its spec once, where it enters (actions in
+the manager, observations in the worker), and never again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.trees import Tree, leaves, map_tree
+from envmanager.errors import UsageError
+
+
+class SpecMismatch(ValueError):
+    """Data that does not fit its spec. Whoever knows the worker turns this into an error of ``errors.py``."""
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        super().__init__(f"{path} should be {expected}, but is {got}")
+        self.path, self.expected, self.got = path, expected, got
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in value)
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    """NumPy's one dtype of its kind, which arrays have; a space that was unpickled brings one that is only equal."""
+    dtype: np.dtype[Any] = np.dtype(value)
+    if dtype.isnative and dtype.kind in "biufc":
+        dtype = np.dtype(dtype.type)
+    return dtype
+
+
+def _bound(value: Any) -> Any:
+    return None if value is None else np.asarray(value)
+
+
+_FEW = 1024
+"""Up to so many choices are looked up one by one."""
+
+
+@attrs.frozen(eq=False)
+class ArraySpec:
+    """One array: what a leaf holds for one agent.
+
+    ``shape`` is without the leading agent axis. ``dtype`` ``object`` means any Python object per agent (a text, a
+    graph, an array whose shape changes): such a leaf has shape ``()`` and travels pickled. ``minimum`` and ``maximum``
+    are inclusive, broadcast against ``shape``, or None.
+    """
+
+    shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
+    dtype: np.dtype[Any] = attrs.field(default=np.dtype(np.float32), converter=_dtype)
+    minimum: Any = attrs.field(default=None, converter=_bound)
+    maximum: Any = attrs.field(default=None, converter=_bound)
+    name: str = ""
+    whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
+    """Both bounds of whole numbers, where each is one number for all."""
+    is_object: bool = attrs.field(init=False, repr=False)
+    """Whether the leaf holds Python objects and so travels pickled."""
+    _choices: frozenset[int] = attrs.field(init=False, repr=False)
+    """Of one whole number with few possible values, these."""
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "is_object", self.dtype.kind == "O")
+        plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
+        bounds = (self.minimum.item(), self.maximum.item()) if plain else None
+        object.__setattr__(self, "whole_bounds", bounds)
+        low, high = (0, -1) if bounds is None or self.shape else bounds
+        object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
+
+    def is_choices(self, batch: Any) -> bool:
+        """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""
+        return (
+            batch.__class__ is np.ndarray
+            and batch.dtype == self.dtype
+            and batch.ndim == 1
+            and self._choices.issuperset(batch.tolist())
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArraySpec):
+            return NotImplemented
+        return (
+            self.shape == other.shape
+            and self.dtype == other.dtype
+            and _same_bound(self.minimum, other.minimum)
+            and _same_bound(self.maximum, other.maximum)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __str__(self) -> str:
+        if self.is_object:
+            return "any object"
+        bounds = ""
+        if self.minimum is not None or self.maximum is not None:
+            bounds = f" in [{_bound_text(self.minimum)}, {_bound_text(self.maximum)}]"
+        return f"{self.dtype}{list(self.shape)}{bounds}"
+
+
+def _same_bound(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a, b))
+
+
+_SHOWN_BOUNDS = 6
+
+
+def _bound_text(bound: Any) -> str:
+    if bound is None:
+        return "-"
+    if bound.size and (bound == bound.flat[0]).all():
+        return f"{bound.flat[0]:g}" if bound.dtype.kind == "f" else str(bound.flat[0])
+    if bound.size <= _SHOWN_BOUNDS:
+        return "(" + ", ".join(f"{value:g}" for value in bound.ravel().tolist()) + ")"
+    return f"{bound.min():g}…{bound.max():g}"
+
+
+@attrs.frozen
+class BehaviorSpec:
+    """The observation and action specs that the agents of one behavior share: two trees of :class:`ArraySpec`."""
+
+    observation: Tree
+    action: Tree
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether any leaf must travel pickled."""
+        return any(spec.is_object for spec in leaves(self.observation) + leaves(self.action))
+
+    def __str__(self) -> str:
+        return f"observation {describe_spec(self.observation)}, action {describe_spec(self.action)}"
+
+
+BehaviorSpecs = Mapping[str, BehaviorSpec]
+
+
+def describe_spec(spec: Tree) -> str:
+    """The tree of specs on one line."""
+    return str(map_tree(_Plain, spec)) if isinstance(spec, dict | tuple) else str(spec)
+
+
+class _Plain(str):
+    """A text that shows without quotes inside a dict or tuple."""
+
+    def __new__(cls, value: object) -> _Plain:
+        return super().__new__(cls, str(value))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe_value(value: Any) -> str:
+    """What ``value`` is, in the words a spec uses: dtype and shape of an array, else the type's name."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, np.generic):
+        return f"{value.dtype}[]"
+    if isinstance(value, dict):
+        return f"a dict with keys {sorted(map(str, value))}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    if value is None:
+        return "None"
+    if isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
+    return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
+
+
+def check_structure(spec: Tree, value: Tree, path: str) -> None:
+    """Raise SpecMismatch unless ``value`` has the dict keys and tuple lengths of ``spec``."""
+    if isinstance(spec, dict):
+        if not isinstance(value, Mapping):
+            raise SpecMismatch(path, f"a dict with keys {sorted(spec)}", describe_value(value))
+        if spec.keys() != value.keys():
+            raise SpecMismatch(path, f"a dict with keys {sorted(spec)}", describe_value(dict(value)))
+        for key, child in spec.items():
+            check_structure(child, value[key], f"{path}[{key!r}]")
+    elif isinstance(spec, tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(spec):
+            raise SpecMismatch(path, f"a tuple of {len(spec)}", describe_value(value))
+        for index, child in enumerate(spec):
+            check_structure(child, value[index], f"{path}[{index}]")
+
+
+def check_values(spec: ArraySpec, value: Any, path: str) -> None:
+    """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
+    if spec.is_object:
+        return
+    if spec.dtype.kind in "fc" and not np.isfinite(value).all():
+        raise SpecMismatch(path, f"finite {spec}", "NaN or infinite in part")
+    if spec.minimum is not None and (value < spec.minimum).any():
+        raise SpecMismatch(path, str(spec), f"as low as {np.min(value)}")
+    if spec.maximum is not None and (value > spec.maximum).any():
+        raise SpecMismatch(path, str(spec), f"as high as {np.max(value)}")
+
+
+def as_array(values: Any) -> np.ndarray[Any, Any]:
+    """``values`` as an array, itself if it is one; ValueError, with the reason, when it cannot be one."""
+    if values.__class__ is np.ndarray:
+        return values
+    try:
+        with warnings.catch_warnings():
+            # Before NumPy 1.24 a ragged list is only a warning.
+            warnings.filterwarnings("error", "Creating an ndarray from ragged")
+            return np.asarray(values)
+    except Exception as error:  # __array__ is foreign code: a tensor that requires grad raises RuntimeError
+        raise ValueError(f"{describe_value(values)} that cannot be made an array ({error})") from error
+
+
+def object_array(values: Any) -> np.ndarray[Any, Any]:
+    """A one-dimensional object array of ``values``, whatever they are (NumPy would look inside lists)."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def zeros(spec: Tree, *leading: int) -> Tree:
+    """A tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
+    return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
+
+
+class SpecConflict(UsageError):
+    """One behavior has two specs. Told at the start as it is, and later as what an environment did wrong."""
+
+    def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
+        super().__init__(
+            f"behavior {behavior!r} has another spec in {now_in} than in {seen_in}.\n{now_in}: {new}\n{seen_in}: "
+            f"{known}\nAgents of one behavior share their specs in all environments: give them equal spaces, or "
+            "behaviors of their own."
+        )
+        self.path = f"behavior {behavior!r}"
+        self.expected = f"of the spec that it has in {seen_in} ({known})"
+        self.got = str(new)
+
+
+def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
+    """Add ``new`` to ``known``; SpecConflict when one behavior has two specs."""
+    for behavior, spec in new.items():
+        if known.setdefault(behavior, spec) != spec:
+            raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

@@ -1,0 +1,467 @@
+"""What a step is: the objects that travel between workers, manager, policies and trainers.
+
+::
+
+    manager ── EnvironmentCommand ──▶ worker         AgentSteps    n agents of one behavior, one step
+    manager ◀─ EnvironmentResponse ── worker         ActionInfo    what a policy made of AgentSteps
+                                                     StepInfo      previous steps, actions, current steps of one worker
+                                                     Batch         rows of any environments, for send/recv
+
+The rule: the arrays of one object belong to one moment. ``reward`` is for the action just taken, in the episode in
+which it was taken; ``obs`` is what to act on next; ``final_obs`` is what an episode that ended last saw.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpecs, zeros
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
+from envmanager.errors import WorkerError
+
+AGENT_BITS = 32
+"""``agent_id = env_id << AGENT_BITS | k``: the k-th agent, by first appearance, of an environment."""
+
+
+def only_agents(env_ids: Sequence[int]) -> np.ndarray:
+    """int64[n]: the ``agent_id`` of each environment's one agent."""
+    return np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
+
+
+class CommandName(str, enum.Enum):
+    """The names of commands and responses; they compare equal to their text."""
+
+    START = "start"
+    RESET = "reset"
+    STEP = "step"
+    STEP_ROWS = "step_rows"
+    CALL = "call"
+    GET_ATTR = "get_attr"
+    SET_ATTR = "set_attr"
+    RENDER = "render"
+    CLOSE = "close"
+    FAILED = "failed"
+
+    __str__ = str.__str__
+    __hash__ = str.__hash__
+
+
+@attrs.define(init=False)
+class EnvironmentCommand:
+    """What a manager asks of a worker."""
+
+    name: CommandName
+    payload: Any
+
+    def __init__(self, name: str, payload: Any = None) -> None:
+        self.name = name if name.__class__ is CommandName else CommandName(name)
+        self.payload = payload
+
+
+@attrs.define(init=False)
+class EnvironmentResponse:
+    """What a worker answers: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
+
+    name: CommandName
+    worker_id: int
+    payload: Any
+
+    def __init__(self, name: str, worker_id: int, payload: Any = None) -> None:
+        self.name = name if name.__class__ is CommandName else CommandName(name)
+        self.worker_id = worker_id
+        self.payload = payload
+
+
+@attrs.define(eq=False)
+class AgentSteps:
+    """One environment step of n agents of one behavior, as a struct of arrays.
+
+    ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
+    bool[n], or None when every agent wants an action. Only when the manager has ``infos=True``: ``info``, n dicts of
+    the step taken, and ``reset_info``, m dicts of the episodes that began.
+    """
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: Tree = None
+    acting: np.ndarray | None = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.agent_id)
+
+    @property
+    def env_id(self) -> np.ndarray:
+        """int64[n]: the environment of each agent."""
+        env_id: np.ndarray = self.agent_id >> AGENT_BITS
+        return env_id
+
+    @property
+    def ended(self) -> np.ndarray:
+        """bool[n]: whose episode ended with this step."""
+        ended: np.ndarray = self.terminated | self.truncated
+        return ended
+
+    @property
+    def acting_rows(self) -> np.ndarray:
+        """int64[k]: the rows that want an action."""
+        return np.arange(len(self)) if self.acting is None else np.flatnonzero(self.acting)
+
+    @property
+    def decision_steps(self) -> DecisionSteps:
+        """The agents that want an action (ML-Agents' DecisionSteps)."""
+        rows = self.acting_rows
+        return DecisionSteps(self.agent_id[rows], take_rows(self.obs, rows), self.reward[rows])
+
+    @property
+    def terminal_steps(self) -> TerminalSteps:
+        """The agents whose episode ended (ML-Agents' TerminalSteps); ``interrupted`` is ``truncated``."""
+        rows = np.flatnonzero(self.ended)
+        obs = take_rows(self.obs, rows) if self.final_obs is None else self.final_obs
+        return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
+
+    def copy(self) -> AgentSteps:
+        """The same values in arrays of its own."""
+        obs, final_obs = self.obs, self.final_obs
+        return AgentSteps(
+            self.agent_id.copy(),
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            None if final_obs is None else copy_tree(final_obs),
+            None if self.acting is None else self.acting.copy(),
+            self.info,
+            self.reset_info,
+        )
+
+    def take(self, rows: np.ndarray) -> AgentSteps:
+        """Some rows, in the order given, in arrays of their own."""
+        ended = self.ended
+        final_obs = reset_info = None
+        chosen_ended = rows[ended[rows]]
+        if len(chosen_ended):
+            place = np.cumsum(ended) - 1
+            final_obs = take_rows(self.final_obs, place[chosen_ended])
+            if self.reset_info is not None:
+                reset_info = [self.reset_info[index] for index in place[chosen_ended]]
+        return AgentSteps(
+            self.agent_id[rows],
+            take_rows(self.obs, rows),
+            self.reward[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            final_obs,
+            None if self.acting is None else self.acting[rows],
+            None if self.info is None else [self.info[row] for row in rows],
+            reset_info,
+        )
+
+
+class DecisionSteps(NamedTuple):
+    """The rows of AgentSteps that want an action."""
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+
+
+class TerminalSteps(NamedTuple):
+    """The rows of AgentSteps whose episode ended."""
+
+    agent_id: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    interrupted: np.ndarray
+
+
+@attrs.define(eq=False)
+class RowBuffer:
+    """Arrays that an environment of always the same K agents may write its steps into, instead of making new ones.
+
+    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]`` of which the first m rows are for the m agents that
+    ended.
+    """
+
+    steps: AgentSteps
+    final_obs: Tree
+
+    @classmethod
+    def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
+        """New arrays for these agents."""
+        n = len(agent_id)
+        flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        return cls(AgentSteps(agent_id, zeros(observation, n), *flags), zeros(observation, n))
+
+
+@attrs.define(eq=False)
+class ActionInfo:
+    """What a policy decided: one row per *acting* row of its AgentSteps, in order.
+
+    Only ``action`` (a tree of ``[n, …]``) travels to the worker. ``outputs`` (log-probs, values, …, arrays ``[n, …]``)
+    and ``version`` (of the policy) come back with the StepInfo.
+    """
+
+    action: Tree
+    outputs: dict[str, np.ndarray] = attrs.field(factory=dict)
+    version: int = 0
+
+    def take(self, rows: slice) -> ActionInfo:
+        """Some rows, as views."""
+        outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
+        action = self.action
+        own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
+        return ActionInfo(own, outputs, self.version)
+
+
+Steps = Mapping[str, AgentSteps]
+Actions = Mapping[str, ActionInfo]
+
+
+@attrs.frozen
+class Lost:
+    """Why an episode was cut: the worker failed with ``cause`` and was replaced by ``generation``."""
+
+    cause: WorkerError
+    generation: int
+
+
+class Transitions(NamedTuple):
+    """Row i of each array belongs to one agent's one step; ``next_obs`` is the final observation where it ended."""
+
+    obs: Tree
+    action: Tree
+    reward: np.ndarray
+    next_obs: Tree
+    terminated: np.ndarray
+    truncated: np.ndarray
+    agent_id: np.ndarray
+
+
+@attrs.define(eq=False)
+class StepInfo:
+    """What one worker's step means to a trainer: previous steps, the actions taken on them, current steps.
+
+    Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
+    StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
+    ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
+    ``specs`` are the manager's, which tell what no transitions look like.
+    """
+
+    previous: Steps | None
+    current: Steps
+    actions: Actions | None
+    worker_id: int
+    lost: Lost | None = None
+    specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
+
+    def copy(self) -> StepInfo:
+        """The same values in arrays of its own."""
+        previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
+        current = {name: steps.copy() for name, steps in self.current.items()}
+        return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
+
+    def transitions(self, behavior: str = "default") -> Transitions:
+        """The transitions of one behavior, joined by ``agent_id``: arrays of 0 rows when there are none.
+
+        There are none after a reset, after a loss, and when no agent of the behavior acted. Agents that just joined
+        give none.
+        """
+        if self.previous is None or self.actions is None or self.lost is not None:
+            return self._no_transitions(behavior)
+        before, now, taken = self.previous.get(behavior), self.current.get(behavior), self.actions.get(behavior)
+        if before is None or now is None or taken is None:
+            return self._no_transitions(behavior)
+        if before.acting is None and np.array_equal(before.agent_id, now.agent_id):
+            return _transitions(before.obs, taken.action, now, now.agent_id)
+        acted = before.acting_rows
+        place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
+        ids = before.agent_id[acted].tolist()
+        joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
+        in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T
+        current = now.take(in_now)
+        obs, action = take_rows(before.obs, acted[in_acted]), take_rows(taken.action, in_acted)
+        return _transitions(obs, action, current, current.agent_id)
+
+    def _no_transitions(self, behavior: str) -> Transitions:
+        """0 rows in the shapes and dtypes of the spec, or without one (fakes have none) of what is there."""
+        spec = self.specs.get(behavior)
+        if spec is not None:
+            obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
+        else:
+            seen, taken = self.current.get(behavior), (self.actions or {}).get(behavior)
+            obs = no_rows(_NOTHING if seen is None else seen.obs)
+            action = no_rows(_NOTHING if taken is None else taken.action)
+        flags = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+        return Transitions(obs, action, np.zeros(0, np.float32), copy_tree(obs), *flags, np.zeros(0, np.int64))
+
+
+_NOTHING = np.zeros(0, np.float32)
+
+
+def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray) -> Transitions:
+    next_obs = now.obs
+    if now.final_obs is not None:
+        ended = np.flatnonzero(now.ended)
+        next_obs = with_rows(now.obs, ended, now.final_obs)
+    return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, agent_id)
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Steps of any environments, one row each, for a policy outside (``send``/``recv``).
+
+    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
+    (m dicts) when asked for. A batch of all environments is in env_id order, another in order of arrival.
+    When ``is_view``, the arrays are valid until the next ``recv``, ``step`` or ``reset``.
+    """
+
+    env_ids: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    lost: np.ndarray
+    final_obs: Tree = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+    is_view: bool = False
+
+    @classmethod
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """A view of the same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            np.zeros(len(steps.agent_id), np.bool_),
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+            True,
+        )
+
+    @classmethod
+    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """The same values in arrays of its own."""
+        obs, final_obs = steps.obs, steps.final_obs
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            np.zeros(len(steps.agent_id), np.bool_),
+            None if final_obs is None else copy_tree(final_obs),
+            steps.info,
+            steps.reset_info,
+        )
+
+    @classmethod
+    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
+        """The rows of all parts in arrays of its own, in order; in that of ``env_ids``, the sorted ones, if given."""
+        steps = concat_steps(parts)
+        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        batch = cls.of(steps, env_ids)
+        batch.is_view = False
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def copy(self) -> Batch:
+        """The same values in arrays of its own."""
+        return Batch(
+            self.env_ids.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self.lost.copy(),
+            copy_tree(self.final_obs),
+            self.info,
+            self.reset_info,
+        )
+
+
+def copy_tree(tree: Tree) -> Tree:
+    """The tree with every array copied; None stays None."""
+    if tree.__class__ is np.ndarray:
+        return tree.copy()
+    return None if tree is None else map_tree(np.copy, tree)
+
+
+def take_rows(tree: Tree, rows: Any) -> Tree:
+    """The tree with rows ``rows`` of every array."""
+    if tree.__class__ is np.ndarray:
+        return tree[rows]
+    return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def no_rows(tree: Tree) -> Tree:
+    """The tree with 0 rows of every array, in new arrays."""
+    return map_tree(lambda leaf: np.asarray(leaf)[:0].copy(), tree)
+
+
+def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
+    """A copy of the tree with rows ``rows`` of every array replaced by those of ``values``."""
+    copied = copy_tree(tree)
+    for leaf, new in zip(leaves(copied), leaves_like(copied, values), strict=True):
+        leaf[rows] = new
+    return copied
+
+
+def concat_rows(trees: list[Tree]) -> Tree:
+    """The rows of several trees of one structure, one below the other, in new arrays."""
+    if trees[0].__class__ is np.ndarray:
+        return np.concatenate(trees)
+    return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])
+
+
+def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
+    """The rows of several AgentSteps of one behavior, one below the other, in new arrays."""
+    if len(parts) == 1:
+        return parts[0].copy()
+    acting = None
+    if [part for part in parts if part.acting is not None]:
+        acting = np.concatenate([np.ones(len(part), bool) if part.acting is None else part.acting for part in parts])
+    steps = AgentSteps(
+        np.concatenate([part.agent_id for part in parts]),
+        concat_rows([part.obs for part in parts]),
+        np.concatenate([part.reward for part in parts]),
+        np.concatenate([part.terminated for part in parts]),
+        np.concatenate([part.truncated for part in parts]),
+        acting=acting,
+    )
+    add_ends_and_infos(steps, parts)
+    return steps
+
+
+def add_ends_and_infos(steps: AgentSteps | Batch, parts: list[AgentSteps]) -> None:
+    """Give ``steps``, whose rows are those of ``parts``, their final observations and infos."""
+    finals = [part.final_obs for part in parts if part.final_obs is not None]
+    steps.final_obs = concat_rows(finals) if finals else None
+    if parts[0].info is not None:
+        steps.info = _concat_dicts([part.info for part in parts])
+        steps.reset_info = _concat_dicts([part.reset_info for part in parts if part.final_obs is not None])
+
+
+def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:
+    known = [part for part in lists if part is not None]
+    if not known or len(known) < len(lists):
+        return None
+    return [entry for part in known for entry in part]

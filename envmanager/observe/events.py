@@ -1,0 +1,198 @@
+"""What happened to the workers: typed records, kept, counted and logged.
+
+::
+
+    for event in manager.events:                 # the last thousand, oldest first
+        if isinstance(event, events.Restarted): …
+
+The rule: nothing the library does by itself is silent. Each event is kept here, counted in ``stats()`` and written to
+the logger ``envmanager``: WARNING when a worker is replaced, ERROR when one is dropped, with all that is known of the
+failure; DEBUG for a failure itself, which is raised if nothing is done about it. Foreign text is an argument of a log
+call and never its format.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, overload
+
+import attrs
+
+from envmanager.errors import WorkerError
+
+KEPT = 1000
+"""How many events are kept; older ones live on in the counters and in the log."""
+
+_logger = logging.getLogger("envmanager")
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """Something that happened to one worker, ``at_s`` by ``time.monotonic()``."""
+
+    LEVEL: ClassVar[int] = logging.DEBUG
+
+    worker_id: int
+    generation: int
+    at_s: float = attrs.field(factory=time.monotonic)
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id}, generation {self.generation}"
+
+
+@attrs.frozen(kw_only=True)
+class Started(Event):
+    """A worker is there, with its environments made, ``start_s`` seconds after it was asked for."""
+
+    pid: int | None
+    start_s: float
+
+    def __str__(self) -> str:
+        where = "in this process" if self.pid is None else f"as process {self.pid}"
+        return f"{super().__str__()}, started {where} in {self.start_s:.2f} s"
+
+
+@attrs.frozen(kw_only=True)
+class Failed(Event):
+    """A worker failed with ``error``; what becomes of it is told by the next event, or raised.
+
+    Its subclasses say how: Died, TimedOut, Raised.
+    """
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return str(self.error)
+
+
+@attrs.frozen(kw_only=True)
+class Died(Failed):
+    """The worker's process ended without being asked to."""
+
+
+@attrs.frozen(kw_only=True)
+class TimedOut(Failed):
+    """The worker did not answer in time and was killed."""
+
+
+@attrs.frozen(kw_only=True)
+class Raised(Failed):
+    """The environment raised, or broke its spec."""
+
+
+@attrs.frozen(kw_only=True)
+class Restarted(Event):
+    """A failed worker is being replaced by ``generation``, ``delay_s`` from now."""
+
+    LEVEL = logging.WARNING
+
+    cause: WorkerError
+    delay_s: float
+
+    def __str__(self) -> str:
+        when = f" in {self.delay_s:.2f} s" if self.delay_s else ""
+        return f"worker {self.worker_id} is replaced by generation {self.generation}{when}: {self.cause}"
+
+
+@attrs.frozen(kw_only=True)
+class Recycled(Event):
+    """A healthy worker is being replaced by ``generation`` after ``steps`` steps, as its RestartPolicy asks."""
+
+    LEVEL = logging.INFO
+
+    steps: int
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id} is recycled after {self.steps} steps, by generation {self.generation}"
+
+
+@attrs.frozen(kw_only=True)
+class Dropped(Event):
+    """A worker is given up for good with ``error``; the others go on without it."""
+
+    LEVEL = logging.ERROR
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id} is dropped, the others go on without it. {self.error}"
+
+
+@attrs.frozen(kw_only=True)
+class LateReplyDiscarded(Event):
+    """An answer to a request that nobody waits for any more came, and was thrown away: ``ticket`` names the request."""
+
+    LEVEL = logging.INFO
+
+    ticket: int
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: a late reply to request {self.ticket} was discarded"
+
+
+@attrs.frozen(kw_only=True)
+class ValuesCast(Event):
+    """Some environments give values of another dtype than their spec says; they are cast. Told once for each.
+
+    ``field`` says which: ``"obs['camera']"``, ``"reward"``. A cast changes no value but for rounding floats.
+    """
+
+    LEVEL = logging.WARNING
+
+    env_ids: tuple[int, ...]
+    field: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        envs = f"env {self.env_ids[0]}" if len(self.env_ids) == 1 else f"envs {', '.join(map(str, self.env_ids))}"
+        return (
+            f"worker {self.worker_id} ({envs}): {self.field} should be {self.expected}, but is {self.got}, and is cast "
+            "in every step. To be rid of this, have the environment return what its space says; "
+            "check_values=True makes it an error."
+        )
+
+
+class EventLog(Sequence[Event]):
+    """The last events, oldest first, and how many there were of each kind since the start."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Event] = deque(maxlen=KEPT)
+        self._counts: dict[type[Event], int] = {}
+        self.listener: Callable[[Event], None] | None = None
+
+    def add(self, event: Event) -> None:
+        """Keep, count and log an event."""
+        self._kept.append(event)
+        self._counts[type(event)] = self._counts.get(type(event), 0) + 1
+        if self.listener is not None:
+            self.listener(event)
+        _logger.log(event.LEVEL, "%s", event)
+
+    def count(self, kind: type[Event]) -> int:
+        """How many events there were of this kind, its subclasses included, also those no longer kept."""
+        counts = self._counts.copy()  # at once: another thread may be adding
+        return sum(number for each, number in counts.items() if issubclass(each, kind))
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        kept = list(self._kept)
+        return kept[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(list(self._kept))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {kind.__name__}" for kind, number in self._counts.copy().items())
+        return f"<EventLog: {counts or 'nothing happened'}>"

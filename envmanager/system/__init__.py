@@ -1,0 +1,1 @@
+"""What the operating system gives and withholds: signals, limits, files."""
