@@ -98,7 +98,7 @@ class EnvManager(ABC):
         """A kind of manager calls this, then ``start`` with its host.
 
         Without ``restarts`` no worker is replaced. ``trace``: a file. ``check_values``: actions of another kind of
-        numbers than their spec's are refused, not cast. ``zero_copy``: what a worker answers is handed out as it is;
+        numbers than their spec's are refused, not cast. ``zero_copy``: a worker's response is handed out as it is;
         while it takes the next step the arrays must last.
         """
         self._env_rows = EnvRows(env_ids_of_workers)
@@ -228,7 +228,7 @@ class EnvManager(ABC):
         """Act in all environments that are not waiting, then hand back the steps that are ready.
 
         One batched policy call per behavior. Which steps and how long: ``wait`` (a Wait, "any", "all" or a number of
-        workers), by default the manager's own. Raises UsageError (no reset, no policy), BadAction (the policy's answer
+        workers), by default the manager's own. Raises UsageError (no reset, no policy), BadAction (the policy's action
         does not fit; nothing was sent), or the WorkerError of a worker whose step would have been handed out now; the
         others' steps come with the next call.
         """

@@ -7,7 +7,7 @@
     │   ├── EnvRaised            the environment's own code raised
     │   ├── BadObservation       the environment returned what its spec does not allow
     │   ├── WorkerDied           the worker's process ended without being asked to
-    │   ├── WorkerTimedOut       the worker did not answer in time
+    │   ├── WorkerTimedOut       the worker did not respond in time
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                actions that do not fit; raised before anything is sent
     ├── ManagerClosed            a call after close()
@@ -139,7 +139,7 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimedOut(WorkerError):
-    """The worker did not answer within ``timeout_s`` and was killed."""
+    """The worker did not respond within ``timeout_s`` and was killed."""
 
     def __init__(
         self,
@@ -153,12 +153,12 @@ class WorkerTimedOut(WorkerError):
     ) -> None:
         tail = f"\nThe end of its output:\n{output}" if output else ""
         super().__init__(
-            f"{_where(worker_id, env_ids)} did not answer within {timeout_s:g} s during {phase} (request {ticket}) and "
-            f"was stopped. If the environment is just slow, raise Timeouts({phase}_s=…).{tail}",
+            f"{_where(worker_id, env_ids)} did not respond within {timeout_s:g} s during {phase} (request {ticket}) "
+            f"and was stopped. If the environment is just slow, raise Timeouts({phase}_s=…).{tail}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
-            cause=f"no answer within {timeout_s:g} s",
+            cause=f"no response within {timeout_s:g} s",
         )
         self.timeout_s = timeout_s
         self.output = output

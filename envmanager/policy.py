@@ -28,7 +28,7 @@ class RandomPolicy:
     """Uniform actions, and the same ones for the same seed whatever else runs beside.
 
     Each agent has a generator of its own, so what it does depends on the seed, its ``agent_id`` and how often it acted,
-    not on how many workers there are or in which order they answer. Unbounded floats are drawn from a standard normal.
+    not on how many workers there are or in which order they respond. Unbounded floats are drawn from a standard normal.
     Raises UsageError for actions that are not arrays: nothing says what such an object may be.
     """
 

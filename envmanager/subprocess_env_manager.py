@@ -36,7 +36,7 @@ class SubprocessEnvManager(EnvManager):
 
     ``n_workers="auto"``: as many as suit the first environment, which a worker of its own steps for a moment before the
     others start; ``stats().placement`` says what was chosen and why. ``local_envs``: the last so many environments run
-    in this process, as one more worker, which steps while the trainer would wait; it sees no other answers meanwhile,
+    in this process, as one more worker, which steps while the trainer would wait; it sees no other responses meanwhile,
     and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may

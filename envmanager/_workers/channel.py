@@ -1,7 +1,7 @@
 """The trainer's end of one worker's connection: commands go out, messages come in.
 
-The rule: everything a worker says is matched by ticket. What answers an older request is discarded and counted, so an
-interrupt or a time-out can never pair an answer with the wrong question.
+The rule: everything a worker says is matched by ticket. A response to an older request is discarded and counted,
+so an interrupt or a time-out can never pair a response with the wrong request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Message:
 
 
 class Channel:
-    """Writes commands and reads messages; ``on_late(ticket)`` is told what answers an older request."""
+    """Writes commands and reads messages; ``on_late(ticket)`` is called for a response to an older request."""
 
     def __init__(self, on_late: Callable[[int], None]) -> None:
         self.fd = descriptors.CLOSED
@@ -64,18 +64,18 @@ class Channel:
     # Out.
 
     def ask(self, code: int, slot: int, data: bytes, deadline: float) -> None:
-        """Send a command whose answer is a message."""
+        """Send a command whose response is a message."""
         self.asked_ticket = self.ticket + 1
         self.tell(code, slot, data, deadline)
 
     def tell(self, code: int, slot: int, data: bytes, deadline: float) -> None:
-        """Send a command that has no answer."""
+        """Send a command that has no response."""
         frame = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
         self.ticket += 1
         self._push(frame, deadline)
 
     def step(self, code: int, slot: int, flags: int, data: bytes, deadline: float) -> None:
-        """Send a step, which is answered on the step queue. Only where interrupts are held."""
+        """Send a step, whose response comes out of the step queue. Only where interrupts are held."""
         ticket = self.ticket + 1
         frame = COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
         self.ticket = self.step_ticket = ticket  # not before there was memory for the message

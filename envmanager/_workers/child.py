@@ -67,7 +67,7 @@ STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
     """Make the environments, then obey commands until "close", or until ``recv`` raises EOFError.
 
-    Answers to "step" go on ``step_queue``, all others on ``parent_conn``; so do "failed" responses, whose payload is an
+    Responses to "step" go on ``step_queue``, all others on ``parent_conn``; so do "failed" ones, whose payload is an
     error of this library.
     """
     factory = group = failure = None
@@ -88,25 +88,25 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
             break
         if command.name == CommandName.CLOSE:
             break
-        answer_to = step_queue.put if command.name in STEPPING else parent_conn.send
+        respond = step_queue.put if command.name in STEPPING else parent_conn.send
         if failure is not None or group is None:
-            answer_to(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+            respond(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
         else:
-            _obey(group, command, answer_to, worker_id)
+            _obey(group, command, respond, worker_id)
     if group is not None:
         group.close()
 
 
-def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_id: int) -> None:
+def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id: int) -> None:
     name = CommandName.STEP if command.name in STEPPING else command.name
     try:
         payload = command.payload
         if payload.__class__ is Undecoded:
             payload = cloudpickle.loads(payload)
-        elif payload.__class__ is Unanswerable:
+        elif payload.__class__ is CannotObey:
             raise payload.reason
         result = COMMANDS[command.name](group, payload)
-        answer_to(EnvironmentResponse(name, worker_id, result))
+        respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
         raise  # nobody is there to be told
     except BaseException as error:
@@ -117,7 +117,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, answer_to: Any, worker_i
             error, worker_id=worker_id, env_ids=env_ids_of_failure(group, worker_id), phase=phase_of(command.name)
         )
         group.current_env_id = None
-        answer_to(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+        respond(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
 
 
 @attrs.frozen
@@ -135,14 +135,14 @@ class TrainerGone(ConnectionError):
 
 
 @attrs.frozen
-class Unanswerable:
-    """In place of a payload: why this worker can answer no command."""
+class CannotObey:
+    """In place of a payload: why this worker can obey no command."""
 
     reason: Exception
 
 
 class Transport:
-    """What the worker's two channels share: the command being answered, and the rows to answer in."""
+    """What the worker's two channels share: the command being obeyed, and the rows to respond in."""
 
     def __init__(self, fds: Mapping[str, int], launch: Launch) -> None:
         self.fds = fds
@@ -153,7 +153,7 @@ class Transport:
         self.block: Block | None = None
         self.rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
-        self.unanswerable: Unanswerable | None = None
+        self.cannot_obey: CannotObey | None = None
         self.reporter = Reporter()
         self.started_ns = self.ended_ns = time.monotonic_ns()
 
@@ -164,7 +164,7 @@ class Transport:
         try:
             self._attach(layout, self.group)
         except Exception as error:
-            self.unanswerable = Unanswerable(error)
+            self.cannot_obey = CannotObey(error)
 
     def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
         self.block = Block(layout, self.fds["memory"])
@@ -180,7 +180,7 @@ class Transport:
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 
     def news(self) -> News | None:
-        """What there is to tell besides an answer."""
+        """What there is to report besides a response."""
         return None if self.group is None else self.reporter.news(self.group)
 
     def told(self, news: News) -> None:
@@ -198,7 +198,7 @@ class Transport:
         return FRAME.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
     def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
-        """Announce the answer to a step: one atomic write."""
+        """Announce the response to a step: one atomic write."""
         now_ns = time.monotonic_ns()
         record = RECORD.pack(
             self.ticket,
@@ -246,7 +246,7 @@ class Connection:
     def use_group(self, group: EnvGroup) -> None:
         """Know the environments, to offer them rows of the shared memory and to tell what is new of them."""
         self._transport.group = group
-        self._transport.reporter.n_told = len(group.behavior_specs)  # by the answer to "start"
+        self._transport.reporter.n_told = len(group.behavior_specs)  # by the response to "start"
 
     def recv(self) -> EnvironmentCommand:
         """The next command."""
@@ -263,14 +263,14 @@ class Connection:
             return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Answer a command other than a step."""
+        """Respond to a command other than a step."""
         if response.name is CommandName.FAILED:
             self._transport.write_frame(FAILED_CODE, dumps_failure(response.payload))
         else:
-            self._answer(CODES[response.name], response.payload)
+            self._respond(CODES[response.name], response.payload)
         self._transport.ended_ns = time.monotonic_ns()
 
-    def _answer(self, code: int, payload: Any) -> None:
+    def _respond(self, code: int, payload: Any) -> None:
         news = self._transport.news()
         if news is None:
             return self._transport.write_frame(code, dumps(payload))
@@ -279,8 +279,8 @@ class Connection:
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
-        if transport.unanswerable is not None:
-            return transport.unanswerable
+        if transport.cannot_obey is not None:
+            return transport.cannot_obey
         if name in STEPPING and transport.rows is not None and transport.group is not None:
             if transport.slot != self._offered_slot:
                 self._offer_rows(transport.rows, transport.group, transport.slot)

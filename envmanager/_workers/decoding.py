@@ -27,7 +27,7 @@ class Decoder:
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
         self.on_news: Callable[[News, int], None] = _unheard
-        """Told what the worker tells besides its answers."""
+        """Called with what the worker reports besides its responses."""
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._rows: WorkerRows | None = None
@@ -47,7 +47,7 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """The answer to what was ``asked``."""
+        """The response to what was ``asked``."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         try:

@@ -7,7 +7,7 @@
                                                         when it leaves the environment's code, it ends
 
 A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it returns,
-raises or calls ``sys.exit`` where the worker does the same, it would take commands and answer them too.
+raises or calls ``sys.exit`` where the worker does the same, it would take commands and respond to them too.
 
 The rule: a fork ends like a script, but without what was registered to be done at the worker's end: ``atexit``,
 finalizers, ``close`` of the environments.

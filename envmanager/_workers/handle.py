@@ -2,8 +2,8 @@
 
 ::
 
-    STARTING ── first answer ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
-        └────────── died, timed out, killed ──────────────────────▶ GONE
+    STARTING ── first response ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
+        └────────── died, timed out, killed ────────────────────────▶ GONE
 
 The rule: everything a worker says is matched by ticket (see ``channel``), and its end is told once, by whoever waits.
 """
@@ -56,7 +56,7 @@ _MOVES = {
 
 
 class Alarm:
-    """When the step queue must look for answers that are late: no later than the first is due."""
+    """When the step queue must look for responses that are late: no later than the first is due."""
 
     __slots__ = ("at",)
 
@@ -65,7 +65,7 @@ class Alarm:
 
 
 class WorkerHandle:
-    """A worker process: ``send`` commands, ``recv`` answers; steps are answered on the step queue."""
+    """A worker process: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
 
     def __init__(self, pickled_factory: bytes, plan: LaunchPlan, events: EventLog, times: WorkerTimes) -> None:
         self.worker_id = plan.worker_id
@@ -76,7 +76,7 @@ class WorkerHandle:
         self.slot = 0
         """Where the last step was written."""
         self.awaited: CommandName | None = None
-        """What the step queue waits for: the answer to a step, or while a replacement starts, to "start" or "reset"."""
+        """What the step queue waits for: the response to a step, or of a replacement to "start" or "reset"."""
         self.due_at = math.inf
         self.alarm = Alarm()
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
@@ -96,7 +96,7 @@ class WorkerHandle:
         try:
             launched = launch(plan, pickled_factory)
         except TimeoutError as error:
-            raise self._no_answer(CommandName.START, "") from error
+            raise self._no_response(CommandName.START, "") from error
         self.process, self._log = launched.process, launched.log
         self.channel.open(launched.fd, self.process.pidfd)
 
@@ -131,11 +131,11 @@ class WorkerHandle:
             self.alarm.at = deadline
 
     def recv(self) -> EnvironmentResponse:
-        """The answer to the last command; a "failed" response when it ends badly or not in time."""
+        """The response to the last command; a "failed" response when it ends badly or not in time."""
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
-            if channel.pump():  # before believing a death or a deadline: the last answer counts
+            if channel.pump():  # before believing a death or a deadline: the last response counts
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             message = channel.take(channel.asked_ticket)
             if message is not None:
@@ -152,7 +152,7 @@ class WorkerHandle:
         if message.code != FAILED_CODE and self.state is State.STARTING:
             self._note_start(message.ended_ns)
         elif message.code != FAILED_CODE:
-            self.times.answered(self._asked, message.busy_ns, message.ended_ns)
+            self.times.responded(self._asked, message.busy_ns, message.ended_ns)
         return self.decoder.response(message, self._asked)
 
     def _note_start(self, ready_ns: int) -> None:
@@ -169,10 +169,10 @@ class WorkerHandle:
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
 
-    # Taking another's place: the step queue waits for the answers, so nobody else does.
+    # Taking another's place: the step queue waits for the responses, so nobody else does.
 
     def begin_again(self, rows: WorkerRows | None, config: ResetConfig, slot: int) -> None:
-        """Once it has started, attach it to the memory and reset it; the answer comes out of the step queue.
+        """Once it has started, attach it to the memory and reset it; the response comes out of the step queue.
 
         ``slot`` is where the others stand: in step with them, its rows and theirs make one view again.
         """
@@ -236,11 +236,11 @@ class WorkerHandle:
         )
 
     def timed_out(self, during: CommandName) -> WorkerTimedOut:
-        """Stop a process that did not answer in time, and say so."""
+        """Stop a process that did not respond in time, and say so."""
         self.kill()
-        return self._no_answer(during, self._last_words())
+        return self._no_response(during, self._last_words())
 
-    def _no_answer(self, during: CommandName, output: str) -> WorkerTimedOut:
+    def _no_response(self, during: CommandName, output: str) -> WorkerTimedOut:
         return WorkerTimedOut(
             worker_id=self.worker_id,
             env_ids=self.env_ids,

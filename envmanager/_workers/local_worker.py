@@ -1,7 +1,7 @@
-"""A worker that is an object in the trainer's process, and the step queue through which it answers.
+"""A worker that is an object in the trainer's process, and the step queue through which it responds.
 
-The rule: its step is taken when somebody asks for the answer, and never before, so exceptions come out where they would
-with processes, and a trainer that shares the work looks at the answers of its processes first.
+The rule: its step is taken when somebody asks for the response, and never before, so exceptions come out where they
+would with processes, and a trainer that shares the work looks at the responses of its processes first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LocalWorker:
         on_news: Callable[[News, int], None],
         rotates: bool,
     ) -> None:
-        """``on_news(news, worker_id)``: what there is to tell besides an answer. ``rotates``: let the environments
+        """``on_news(news, worker_id)``: what there is to report besides a response. ``rotates``: let the environments
         write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
         """
         self.worker_id = worker_id
@@ -100,7 +100,7 @@ class LocalWorker:
                 self._buffers = [RowBuffer.empty(spec.observation, ids) for _ in range(3)]
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Remember a command; it is carried out when its answer is asked for, and never before a step in flight."""
+        """Remember a command; it is carried out when its response is asked for, and never before a step in flight."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in (CommandName.STEP, CommandName.STEP_ROWS):
             self._step = (command, payload)
@@ -128,11 +128,11 @@ class LocalWorker:
         if name is CommandName.RESET:
             self._begun = None
         self._ended_ns = time.monotonic_ns()
-        self.times.answered(name, self._ended_ns - started_ns, self._ended_ns)
+        self.times.responded(name, self._ended_ns - started_ns, self._ended_ns)
         return response
 
     def take_step(self) -> EnvironmentResponse | None:
-        """The answer to the step that was sent, taking it now; None when there is none.
+        """The response to the step that was sent, taking it now; None when there is none.
 
         A failure, when the environments were interrupted half-way: whoever goes on after that must reset first.
         """

@@ -74,14 +74,14 @@ def default_start_method() -> str:
 
 
 def start_server(*more: str) -> Server:
-    """The server that workers are forked from, a new one if there is none that answers; it ends with this process.
+    """The server that workers are forked from, a new one if there is none that responds; it ends with this process.
 
     ``more``: modules that a new one imports too.
     """
     global _server
     resource_tracker.ensure_running()  # its workers share the trainer's
     with _server_lock, standard_open():
-        if _server is not None and not _server.answers():
+        if _server is not None and not _server.responds():
             _server.stop()
             _server = None
         if _server is None:
@@ -91,7 +91,7 @@ def start_server(*more: str) -> Server:
 
 
 def _stop_server(server: Server) -> None:
-    """Have done with a server that does not answer; another is started when it is needed. Its children live on."""
+    """Have done with a server that does not respond; another is started when it is needed. Its children live on."""
     global _server
     with _server_lock:
         server.stop()
@@ -107,7 +107,7 @@ class _Started:
     pidfd: int
     server: Server | None = None
     """Its parent, when this process is not."""
-    answer_fd: int = -1
+    response_fd: int = -1
     """Where the server tells how it ended."""
 
 
@@ -163,7 +163,7 @@ def _start_served(process_obj: Any, deadline: float) -> _Started:
             with theirs:
                 server = _ask_server(theirs.fileno(), data_fd, fds.fds, deadline)
             try:
-                pid, pidfd = server.wait_for_answer(ours.fileno(), deadline)
+                pid, pidfd = server.wait_for_response(ours.fileno(), deadline)
             except (ServerGone, TimeoutError):
                 _stop_server(server)
                 raise
@@ -172,11 +172,11 @@ def _start_served(process_obj: Any, deadline: float) -> _Started:
         os.close(data_fd)
 
 
-def _ask_server(answer_fd: int, data_fd: int, fds: list[int], deadline: float) -> Server:
+def _ask_server(response_fd: int, data_fd: int, fds: list[int], deadline: float) -> Server:
     while True:
         server = start_server()
         try:
-            server.ask(answer_fd, data_fd, fds, deadline)
+            server.ask(response_fd, data_fd, fds, deadline)
             return server
         except ServerGone:  # it was ending; it has not heard of this
             _stop_server(server)
@@ -301,7 +301,7 @@ class ChildProcess:
         if server is None:
             self._exit_code = groups.bury(self.pid, self.pidfd)
         else:
-            self._exit_code = server.exit_code(self._started.answer_fd, _REAP_S)
+            self._exit_code = server.exit_code(self._started.response_fd, _REAP_S)
         self.is_buried = self._exit_code is not None
 
     def release(self) -> None:
@@ -309,4 +309,4 @@ class ChildProcess:
         self._bury()
         self._is_released = True
         descriptors.close(self.pidfd)
-        descriptors.close(self._started.answer_fd)
+        descriptors.close(self._started.response_fd)

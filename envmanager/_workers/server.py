@@ -40,13 +40,13 @@ _forkserver: Any = forkserver
 _spawn: Any = spawn
 _tracker: Any = resource_tracker
 
-_ANSWER = struct.Struct("<q")
+_RESPONSE = struct.Struct("<q")
 """A pid, or the negative errno of the fork that failed; later an exit code, negative for a signal."""
 _FORK, _HOLD = b"f", b"h"
 """Requests: fork with these descriptors, and hold this one."""
 _MOST_DESCRIPTORS = 64
 _LOOK_EVERY_S = 0.5
-"""How often to look whether a server that does not answer is there and not stopped."""
+"""How often to look whether a server that does not respond is there and not stopped."""
 
 
 class ServerGone(OSError):
@@ -82,7 +82,7 @@ class Server:
         self._pidfd = descriptors.register(os.pidfd_open(pid))
         self._is_stopped = False
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Whether it is there, and not stopped by a signal."""
         if self._is_stopped:
             return False
@@ -92,9 +92,9 @@ class Server:
         except ChildProcessError:  # the user's code has reaped it
             return False
 
-    def ask(self, answer_fd: int, data_fd: int, inherited: Iterable[int], deadline: float) -> None:
-        """Ask for a process that runs what ``data_fd`` describes; it is answered through ``answer_fd``'s other end."""
-        fds = [answer_fd, data_fd, _tracker.getfd(), *inherited]
+    def ask(self, response_fd: int, data_fd: int, inherited: Iterable[int], deadline: float) -> None:
+        """Ask for a process that runs what ``data_fd`` describes; ``response_fd``'s other end brings the response."""
+        fds = [response_fd, data_fd, _tracker.getfd(), *inherited]
         with socket.socket(fileno=os.dup(self._fd)) as requests:
             while True:
                 try:
@@ -105,14 +105,14 @@ class Server:
                 except ConnectionError as error:
                     raise ServerGone(errno.ECONNRESET, "the fork server has ended") from error
 
-    def wait_for_answer(self, fd: int, deadline: float) -> tuple[int, int]:
+    def wait_for_response(self, fd: int, deadline: float) -> tuple[int, int]:
         """The pid and a pidfd of the process that was asked for; OSError when it could not be made."""
         self._wait([fd], deadline)
-        with socket.socket(fileno=os.dup(fd)) as answers:
-            data, fds, _, _ = socket.recv_fds(answers, _ANSWER.size, 1)
+        with socket.socket(fileno=os.dup(fd)) as responses:
+            data, fds, _, _ = socket.recv_fds(responses, _RESPONSE.size, 1)
         if not data:
             raise ServerGone(errno.ECONNRESET, "the fork server has ended")
-        (pid,) = _ANSWER.unpack(data)
+        (pid,) = _RESPONSE.unpack(data)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         if not fds:
@@ -121,7 +121,7 @@ class Server:
         return pid, fds[0]
 
     def _wait(self, readable: Iterable[int], deadline: float, *, writable: Iterable[int] = ()) -> None:
-        """Wait for one of these; ServerGone when the server cannot answer, TimeoutError when it does not in time."""
+        """Wait for one of these; ServerGone when the server cannot respond, TimeoutError when it does not in time."""
         while True:
             left_s = deadline - time.monotonic()
             with let_through():
@@ -129,20 +129,20 @@ class Server:
                 ready = descriptors.wait_for(watched, min(left_s, _LOOK_EVERY_S), writable=writable)
             if ready - {self._pidfd}:
                 return
-            if not self.answers():
+            if not self.responds():
                 raise ServerGone(errno.ECONNRESET, "the fork server has ended or is stopped")
             if left_s <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, "the fork server does not answer")
+                raise TimeoutError(errno.ETIMEDOUT, "the fork server does not respond")
 
     def exit_code(self, fd: int, timeout_s: float) -> int | None:
-        """How the process ended whose answers come through ``fd``; None when the server cannot tell any more."""
-        if not descriptors.wait_for([fd], 0.0) and not self.answers():
+        """How the process ended whose responses come through ``fd``; None when the server cannot tell any more."""
+        if not descriptors.wait_for([fd], 0.0) and not self.responds():
             return None
         descriptors.wait_for([fd], timeout_s)
         with contextlib.suppress(OSError):
-            data = os.read(fd, _ANSWER.size)
-            if len(data) == _ANSWER.size:
-                return int(_ANSWER.unpack(data)[0])
+            data = os.read(fd, _RESPONSE.size)
+            if len(data) == _RESPONSE.size:
+                return int(_RESPONSE.unpack(data)[0])
         return None
 
     def stop(self) -> None:
@@ -173,7 +173,7 @@ def _send_lifeline(server: socket.socket, alive_fd: int, pid: int) -> None:
 class _Child:
     pid: int
     pidfd: int
-    answer_fd: int
+    response_fd: int
 
 
 def serve(requests_fd: int, preload: list[str]) -> None:
@@ -219,43 +219,43 @@ class _Nursery:
         if data == _HOLD:
             self._own_fds += fds
             return True
-        answer_fd, *others = fds
+        response_fd, *others = fds
         try:
-            self._fork(answer_fd, others)
+            self._fork(response_fd, others)
         except OSError as error:
-            _answer(answer_fd, -(error.errno or errno.EIO))
-            os.close(answer_fd)
+            _respond(response_fd, -(error.errno or errno.EIO))
+            os.close(response_fd)
             return error.errno != errno.EMFILE
         finally:
             for fd in others:
                 os.close(fd)
         return True
 
-    def _fork(self, answer_fd: int, fds: list[int]) -> None:
+    def _fork(self, response_fd: int, fds: list[int]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a library's thread, which the worker will do without
             pid = os.fork()
         if pid == 0:
-            self._become_a_worker(answer_fd, fds)
+            self._become_a_worker(response_fd, fds)
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._children[pidfd] = _Child(pid, pidfd, answer_fd)
+        self._children[pidfd] = _Child(pid, pidfd, response_fd)
         self._poll.register(pidfd, select.POLLIN)
-        if not _answer(answer_fd, pid, pidfd):
+        if not _respond(response_fd, pid, pidfd):
             os.kill(pid, signal.SIGKILL)  # nobody wants it any more
 
-    def _become_a_worker(self, answer_fd: int, fds: list[int]) -> NoReturn:
+    def _become_a_worker(self, response_fd: int, fds: list[int]) -> NoReturn:
         code = 1
         try:
-            for fd in (answer_fd, *self._own_fds):
+            for fd in (response_fd, *self._own_fds):
                 os.close(fd)
             for child in self._children.values():
                 os.close(child.pidfd)
-                os.close(child.answer_fd)
+                os.close(child.response_fd)
             data_fd, _tracker._resource_tracker._fd, *_forkserver._forkserver._inherited_fds = fds
             code = _spawn._main(data_fd, os.dup(data_fd))
         except BaseException:
@@ -267,16 +267,16 @@ class _Nursery:
         self._poll.unregister(child.pidfd)
         code = groups.bury(child.pid, child.pidfd)
         if code is not None:
-            _answer(child.answer_fd, code)
+            _respond(child.response_fd, code)
         os.close(child.pidfd)
-        os.close(child.answer_fd)
+        os.close(child.response_fd)
 
 
-def _answer(fd: int, number: int, *fds: int) -> bool:
+def _respond(fd: int, number: int, *fds: int) -> bool:
     """Tell the one who asked; False when that cannot be."""
     try:
         with socket.socket(fileno=os.dup(fd)) as asker:
-            socket.send_fds(asker, [_ANSWER.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            socket.send_fds(asker, [_RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return False
     return True

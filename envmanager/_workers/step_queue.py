@@ -7,8 +7,8 @@
     worker 2 ──┘                    ▲
                      one epoll: the step pipe, every worker's death (pidfd), every worker's connection
 
-The rule: read what is there before believing a death or a deadline; the last reply counts. A worker's end comes out of
-the queue as a "failed" response, once. A worker that takes another's place answers here too, with its first
+The rule: read what is there before believing a death or a deadline; the last response counts. A worker's end comes out
+of the queue as a "failed" response, once. A worker that takes another's place responds here too, with its first
 observations, and one that is not needed any more is watched until it has ended.
 """
 
@@ -38,7 +38,7 @@ _NOBODY = 2**32 - 1
 _LONGEST_WAIT_S = 3600.0
 """A wait may be longer than epoll's argument can be; it is then made of several."""
 _WATCH_EVERY_S = 0.01
-"""How often to look for deaths and time-outs while answers keep coming, so that a busy queue does not hide them."""
+"""How often to look for deaths and time-outs while responses keep coming, so that a busy queue does not hide them."""
 
 
 _PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | EXTRA
@@ -67,7 +67,7 @@ class StepQueue(ResponseSource):
         on_news: Callable[[News, int], None],
         on_retired: Callable[[WorkerHandle], None],
     ) -> None:
-        """``on_news(news, worker_id)``: what a worker tells besides its answers.
+        """``on_news(news, worker_id)``: what a worker reports besides its responses.
 
         ``on_retired(handle)``: it has ended as asked.
         """
@@ -92,7 +92,7 @@ class StepQueue(ResponseSource):
         self._is_woken = False
 
     def register(self, handle: WorkerHandle) -> None:
-        """Take answers from this worker, and watch over it."""
+        """Take responses from this worker, and watch over it."""
         self._handles[handle.worker_id] = handle
         handle.alarm = self._alarm
         handle.decoder.on_news = self._on_news
@@ -101,7 +101,7 @@ class StepQueue(ResponseSource):
             self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, handle: WorkerHandle) -> None:
-        """Take no more answers from this worker."""
+        """Take no more responses from this worker."""
         self._retiring.discard(handle)
         for fd in (handle.process.pidfd, handle.channel.fd):
             self._stop_watching(handle, fd)
@@ -151,7 +151,7 @@ class StepQueue(ResponseSource):
         return [*self._handles.values(), *self._retiring]
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for anything at all, then see what it was: answers first, then deaths and time-outs."""
+        """Wait for anything at all, then see what it was: responses first, then deaths and time-outs."""
         if timeout_s > 0:
             with let_through():
                 events = self._epoll.poll(timeout_s)
@@ -191,7 +191,7 @@ class StepQueue(ResponseSource):
                     self._take_record(handle, record)
             if len(data) < _READ_SIZE:
                 break
-        if self._awaited:  # a message may have been read by whoever waited for another answer of that worker
+        if self._awaited:  # a message may have been read by whoever waited for another response of that worker
             self._take_extras()
         return bool(arrived)
 

@@ -2,14 +2,14 @@
 
 ::
 
-    step pipe (one for all)     RECORD: one atomic write per answered step          workers ▶ manager
+    step pipe (one for all)     RECORD: one atomic write per step taken             workers ▶ manager
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 FRAME, then ``length`` bytes of pickle              worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
 processes: a worker that is killed at any moment leaves the step pipe usable for the others. What does not fit a record
 goes through the worker's own connection (a socket pair: one descriptor for both ways), where only it can leave half a
-message. Every answer repeats the ticket of its request.
+message. Every response repeats the ticket of its request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandN
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
 
 ATTACH_CODE = 0
-"""A command without an answer: here is the layout of the shared memory."""
+"""A command without a response: here is the layout of the shared memory."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 FULL = 1
@@ -48,7 +48,7 @@ EXTRA = 4
 IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
 WITH_NEWS = 16
-"""Of a frame: its pickle is a pair of the answer and News."""
+"""Of a frame: its pickle is a pair of the response and News."""
 
 
 class Undecoded(bytes):

@@ -1,4 +1,4 @@
-"""``call``, ``get_attr``, ``set_attr``, ``render``: answered in the order of ``env_ids``."""
+"""``call``, ``get_attr``, ``set_attr``, ``render``: what comes back is in the order of ``env_ids``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Asker:
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         """Each worker is asked ``payload(rows, places)``: its own rows, and where they stand in ``env_ids``.
 
-        Waits for a worker that is being replaced. All answer before the first failure is raised.
+        Waits for a worker that is being replaced. All respond before the first failure is raised.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)
@@ -63,12 +63,12 @@ class Asker:
         errors = [self._after_failure(response) for response in responses if response.name is CommandName.FAILED]
         if errors:
             raise errors[0]
-        answers: list[Any] = [None] * len(ids)
+        results: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
-            own_answers = response.payload or [None] * len(group.rows)
-            for place, answer in zip(group.list_of_places, own_answers, strict=True):
-                answers[place] = answer
-        return answers
+            own_results = response.payload or [None] * len(group.rows)
+            for place, result in zip(group.list_of_places, own_results, strict=True):
+                results[place] = result
+        return results
 
     def _after_failure(self, response: EnvironmentResponse) -> Exception:
         """What a failed call raises. An exception leaves the worker usable; one that is gone is replaced."""

@@ -83,7 +83,8 @@ class Collector:
                 self._recovery.recycle_if_old(entry)
         else:
             raise RuntimeError(
-                f"worker {entry.worker_id} answered a {response.name} that nobody waits for: it is {entry.state.name}."
+                f"worker {entry.worker_id} responded to a {response.name} that nobody waits for: it is "
+                f"{entry.state.name}."
             )
 
     def _wait_for_more(self, wait: Wait, deadline: float | None) -> None:

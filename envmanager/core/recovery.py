@@ -46,9 +46,9 @@ class Recovery:
     def __init__(
         self, table: WorkerTable, policy: RestartPolicy, launch_again: Callable[[Entry], EnvironmentResponse | None]
     ) -> None:
-        """``launch_again(entry)`` starts the entry's generation and has it reset, with what that is answered by.
+        """``launch_again(entry)`` starts the entry's generation and has it reset; it returns the response to that.
 
-        None says that the answer comes out of the step queue. OSError or an error of this library: it cannot be.
+        None says that the response comes out of the step queue. OSError or an error of this library: it cannot be.
         """
         self._table = table
         self._policy = policy
@@ -79,8 +79,8 @@ class Recovery:
         then = WorkerState.DROPPED if entry.is_dropped else WorkerState.FAILED
         if entry.state is WorkerState.READY:
             waiting = (entry.response, entry.following)
-            answered = [each for each in waiting if each is not None and each.name is not CommandName.FAILED]
-            self._table.expect(entry, answered, then)
+            responses = [each for each in waiting if each is not None and each.name is not CommandName.FAILED]
+            self._table.expect(entry, responses, then)
         return entry.error
 
     def _decide(self, entry: Entry, error: Exception) -> bool:
@@ -105,32 +105,32 @@ class Recovery:
 
     def _plan(self, entry: Entry, error: WorkerError, delay_s: float) -> None:
         before = entry.replacement
-        answered = _last_answer(entry)
+        responses = _last_response(entry)
         generation = entry.generation + 1
         entry.replacement = Replacement(generation, error, time.monotonic() + delay_s)
         if before is not None:  # the replacement failed in its turn: what it was for is still to be told
             entry.replacement.cause, entry.replacement.held = before.cause, before.held
         entry.restarts += 1
-        self._table.expect(entry, answered, WorkerState.REPLACING)
+        self._table.expect(entry, responses, WorkerState.REPLACING)
         self.events.add(
             events.Restarted(worker_id=entry.worker_id, generation=generation, cause=error, delay_s=delay_s)
         )
 
     def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
-        answered = _last_answer(entry)
+        responses = _last_response(entry)
         if entry.replacement is not None and entry.replacement.held is not None:
-            answered.append(entry.replacement.held)
+            responses.append(entry.replacement.held)
         entry.error, entry.replacement = verdict.error, None
         if verdict.drop:
             self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
         others_play = any(not other.is_dropped for other in self._table.entries if other is not entry)
         if verdict.drop and others_play:
-            self._table.expect(entry, answered, WorkerState.DROPPED)
+            self._table.expect(entry, responses, WorkerState.DROPPED)
             return
         entry.ignores_action = False  # who sends to it gets the error
         failure = EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error)
         then = WorkerState.DROPPED if verdict.drop else WorkerState.FAILED
-        self._table.expect(entry, [*answered, failure], then)
+        self._table.expect(entry, [*responses, failure], then)
 
     # Replacing.
 
@@ -169,13 +169,13 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def begin(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """The first observations of its next generation are there; they come after its last answer."""
+        """The first observations of its next generation are there; they come after its last response."""
         replacement = entry.replacement
         assert replacement is not None
         held = replacement.held
         replacement.first = response if held is None else attrs.evolve(held, payload=response.payload)
-        answered = [] if entry.state is WorkerState.REPLACING else _last_answer(entry)
-        self._table.expect(entry, [*answered, replacement.first], WorkerState.IDLE)
+        responses = [] if entry.state is WorkerState.REPLACING else _last_response(entry)
+        self._table.expect(entry, [*responses, replacement.first], WorkerState.IDLE)
 
     def cut(self, entry: Entry, last: Steps) -> Cut | None:
         """What a trainer gets of its response, when that is the first of a generation that cuts episodes.
@@ -242,7 +242,7 @@ class Recovery:
         self._table.expect(entry, [], WorkerState.REPLACING)
 
 
-def _last_answer(entry: Entry) -> list[EnvironmentResponse]:
+def _last_response(entry: Entry) -> list[EnvironmentResponse]:
     """The response of its last generation that has not been handed out; not what a replacement has brought."""
     if entry.response is None or entry.is_first_of_generation:
         return []

@@ -80,7 +80,7 @@ class Resets:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
 
     def _reset_workers(self, config: Any) -> list[EnvironmentResponse]:
-        """Those that are gone are replaced. When some fail, the first failure is raised after all have answered."""
+        """Those that are gone are replaced. When some fail, the first failure is raised after all have responded."""
         workers, alive = self.host.workers, self._alive()
         for entry in alive:
             self._recovery.take_back(entry)

@@ -114,8 +114,8 @@ class RowSteps:
             return  # it failed after its observation was handed out, which the user cannot know yet
         entry.require_alive()
         raise BadAction(
-            f"env {entry.env_ids[group.rows[0]]} is still waiting: the answer of worker {entry.worker_id} to the last "
-            "actions has not been handed out. Call recv() first. Nothing was sent."
+            f"env {entry.env_ids[group.rows[0]]} is still waiting: the response of worker {entry.worker_id} to the "
+            "last actions has not been handed out. Call recv() first. Nothing was sent."
         )
 
     def send(self, actions: Tree, groups: list[RowsOfWorker]) -> None:

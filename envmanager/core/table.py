@@ -29,7 +29,7 @@ class WorkerState(enum.IntEnum):
     """Where a worker stands, as its manager sees it."""
 
     IDLE = 0
-    """What it answered last was handed out: it wants actions."""
+    """Its last response was handed out: it wants actions."""
     IN_FLIGHT = 1
     """It was sent a step."""
     READY = 2

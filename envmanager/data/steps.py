@@ -65,7 +65,7 @@ class EnvironmentCommand:
 
 @attrs.define(init=False)
 class EnvironmentResponse:
-    """What a worker answers: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
+    """What a worker responds with: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
 
     name: CommandName
     worker_id: int

@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: an answer holds every environment that acted, whatever happened to its worker, in arrays that the manager does
-not write into again.
+The rule: a response holds every environment that acted, whatever happened to its worker, in arrays that the manager
+does not write into again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lockstep:
         self._read_final = final_reader(self.observation_space)
         self._has_infos = False
         self._acting: np.ndarray | None = None
-        """The environments of a step that was sent and whose answer was not received."""
+        """The environments of a step that was sent and whose response was not received."""
 
     def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
         """The first observations of all environments, in order."""
@@ -89,7 +89,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """What became of the environments that acted. A worker that was replaced answers for all its environments."""
+        """What became of the environments that acted. A worker that was replaced stands for all its environments."""
         if self._acting is None:
             raise UsageError("no step is under way: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)

@@ -75,7 +75,7 @@ class Died(Failed):
 
 @attrs.frozen(kw_only=True)
 class TimedOut(Failed):
-    """The worker did not answer in time and was killed."""
+    """The worker did not respond in time and was killed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,14 +123,14 @@ class Dropped(Event):
 
 @attrs.frozen(kw_only=True)
 class LateReplyDiscarded(Event):
-    """An answer to a request that nobody waits for any more came, and was thrown away: ``ticket`` names the request."""
+    """A response to a request that nobody waits for any more came, and was discarded: ``ticket`` names the request."""
 
     LEVEL = logging.INFO
 
     ticket: int
 
     def __str__(self) -> str:
-        return f"{super().__str__()}: a late reply to request {self.ticket} was discarded"
+        return f"{super().__str__()}: a late response to request {self.ticket} was discarded"
 
 
 @attrs.frozen(kw_only=True)

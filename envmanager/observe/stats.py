@@ -22,7 +22,7 @@ class WorkerStats:
     ``start_s``: how long its last start took, from the decision until its environments were made. ``step_time_s``:
     the mean time inside a step; its percentiles are within 7 %. ``idle_share``: it waited for a command.
     ``core_wait_share``: it could have run and no core was free, inside steps or before them (0.0 where the kernel
-    does not tell). ``queue_wait_s``: how long an answer waited, on average, from the end of the step until it was
+    does not tell). ``queue_wait_s``: how long a response waited, on average, from the end of the step until it was
     handed out. ``failed``: it takes no steps until the next reset; ``dropped``: nor after it. ``restarts``: how
     often a failure made another process of it; the counts and times go on over that.
     """
@@ -63,7 +63,7 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """All workers, and sums: worker steps and environment steps handed out, late replies dropped.
+    """All workers, and sums: worker steps and environment steps handed out, late responses discarded.
 
     ``steps_lost``: worker steps that were asked for and never handed out, because the worker failed. ``wait_share``:
     the share of the time that the trainer waited for steps; in-process, that they took. ``placement``: what a probe
@@ -108,7 +108,7 @@ def verdict(workers: Sequence[WorkerStats], wait_share: float) -> str:
         return f"environment-bound: {_what_is_slow(measured, busiest)}{shares}"
     if trainer_at_work > at_work + _EVEN:
         queued_ms = 1e3 * statistics.fmean(worker.queue_wait_s for worker in measured)
-        return f"policy-bound: {shares}, and an answer lies {queued_ms:.3g} ms in the queue until it is handed out"
+        return f"policy-bound: {shares}, and a response lies {queued_ms:.3g} ms in the queue until it is handed out"
     return f"balanced: {shares}"
 
 

@@ -1,4 +1,4 @@
-"""How long steps take and answers wait, without keeping every one of them.
+"""How long steps take and responses wait, without keeping every one of them.
 
 The rule: what is measured here is paid for in every step, so it is a few additions, and its memory does not grow. Where
 a :class:`Track` is set, the same moments go into the trace too.
@@ -104,7 +104,7 @@ class WorkerTimes:
         if self.track is not None:
             self.track.span("step", ended_ns - busy_ns, ended_ns)
 
-    def answered(self, name: str, busy_ns: int, ended_ns: int) -> None:
+    def responded(self, name: str, busy_ns: int, ended_ns: int) -> None:
         """Another command than a step took ``busy_ns`` and ended at ``ended_ns``."""
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)

@@ -36,7 +36,7 @@ _AT_ONCE = 1024
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNTOLD = (Started, LateReplyDiscarded)
-"""A start is a span; late replies may be many, and belong to no moment of the worker's life."""
+"""A start is a span; late responses may be many, and belong to no moment of the worker's life."""
 _DEATHS = (Died.__name__, TimedOut.__name__)
 
 _began_ns = operator.itemgetter(0)

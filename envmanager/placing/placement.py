@@ -54,9 +54,9 @@ class Costs:
     round_s: float = 25e-6
     """A call of the manager that serves all workers that are ready."""
     serve_s: float = 30e-6
-    """The trainer's part in one step of one worker: send, look at its answer, hand it out."""
-    answer_s: float = 40e-6
-    """The worker's part in one of its steps: wake up, read the command, write the answer, go to sleep."""
+    """The trainer's part in one step of one worker: send, look at its response, hand it out."""
+    respond_s: float = 40e-6
+    """The worker's part in one of its steps: wake up, read the command, write the response, go to sleep."""
     wake_s: float = 20e-6
     """Until both sides have looked, over and above that; 2.7 µs at best, where a spin finds it, 54 µs at worst."""
     group_s: float = 2.3e-6
@@ -136,9 +136,9 @@ def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, costs: C
     most_envs = math.ceil(n_envs / n_workers)
     trainer_s = costs.round_s + n_workers * costs.serve_s + n_envs * row_s
     # A worker does its part, then nothing until the trainer has done his for it.
-    worker_s = group_s + most_envs * env_s + costs.answer_s + costs.wake_s
+    worker_s = group_s + most_envs * env_s + costs.respond_s + costs.wake_s
     turn_s = worker_s + costs.round_s + costs.serve_s + most_envs * row_s
-    cores_s = (n_envs * env_cpu_s + n_workers * (group_s + costs.answer_s) + trainer_s) / min(n_cores, n_workers + 1)
+    cores_s = (n_envs * env_cpu_s + n_workers * (group_s + costs.respond_s) + trainer_s) / min(n_cores, n_workers + 1)
     return max(trainer_s, turn_s, cores_s)
 
 

@@ -1,7 +1,7 @@
 """Let a Ctrl-C wait while something is half done.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the answer was read" and
-"the answer was kept". Blocking the signal for the thread does not help: the kernel then hands it to any other thread,
+Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the response was read" and
+"the response was kept". Blocking the signal for the thread does not help: the kernel then hands it to any other thread,
 and Python still runs the handler in the main one. So the handler itself is one of ours: while a counter is above 0 it
 takes note, else it calls the handler that it found.
 

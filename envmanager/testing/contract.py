@@ -70,7 +70,7 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
 
 
 def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Every call that a manager of one EchoEnvironment answers only until it is closed, with its arguments."""
+    """Every call that a manager of one EchoEnvironment allows only until it is closed, with its arguments."""
     return [
         manager.reset,
         manager.step,
@@ -283,7 +283,7 @@ class _RefusalContract:
             assert batch.obs[:, 3].tolist() == [5, 6, 7]
             assert batch.obs[:, 2].tolist() == [1, 1, 1]
 
-    def test_a_second_send_before_the_answer_is_refused(self) -> None:
+    def test_a_second_send_before_the_response_is_refused(self) -> None:
         with self.make_manager(EchoEnvironment, 2) as manager:
             manager.reset()
             manager.recv(Wait.all())
@@ -293,7 +293,7 @@ class _RefusalContract:
 
             assert manager.recv(Wait.all()).obs[:, 3].tolist() == [1, 2]
 
-    def test_a_policys_bad_answer_is_refused_and_the_next_one_is_paired(self) -> None:
+    def test_a_policys_bad_action_is_refused_and_the_next_one_is_paired(self) -> None:
         class Short:
             def get_action(self, steps: AgentSteps) -> ActionInfo:
                 return ActionInfo(np.zeros(len(steps) + 1, np.int64))

@@ -22,17 +22,18 @@ from envmanager.environment import EnvContext, Environment
 
 
 class FakeWorker:
-    """A worker without a process: it runs its environment when a command is sent, or holds its answers back.
+    """A worker without a process: it runs its environment when a command is sent, or holds its responses back.
 
     Put it in the place of real ones::
 
-        answers = queue.Queue()
+        responses = queue.Queue()
         mocker.patch.object(SubprocessEnvManager, "create_worker",
-                            side_effect=lambda worker_id, _, factory: FakeWorker(worker_id, answers, factory))
+                            side_effect=lambda worker_id, _, factory: FakeWorker(worker_id, responses, factory))
         manager = SubprocessEnvManager(FakeEnvironment, n_envs=3)
-        manager.step_queue = answers
+        manager.step_queue = responses
 
-    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, answers to steps wait for ``release()``.
+    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, responses to steps wait for
+    ``release()``.
     """
 
     process = None
@@ -44,27 +45,27 @@ class FakeWorker:
         self.sent: list[tuple[str, Any]] = []
         self._step_queue = step_queue
         self._group = make_group(FakeEnvironment if env_factory is None else env_factory, worker_id)
-        self._replies: list[EnvironmentResponse] = []
+        self._responses: list[EnvironmentResponse] = []
         self._held: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
         """Carry out a command now."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
-        response = self._answer(command, payload)
+        response = self._respond(command, payload)
         if command not in (CommandName.STEP, CommandName.STEP_ROWS):
-            self._replies.append(response)
+            self._responses.append(response)
         elif self.hold:
             self._held.append(response)
         else:
             self._step_queue.put(response)
 
     def recv(self) -> EnvironmentResponse:
-        """The answer to the last command that was not a step."""
-        return self._replies.pop(0)
+        """The response to the last command that was not a step."""
+        return self._responses.pop(0)
 
     def release(self) -> None:
-        """Push the answers held back onto the step queue."""
+        """Push the responses held back onto the step queue."""
         while self._held:
             self._step_queue.put(self._held.pop(0))
 
@@ -72,7 +73,7 @@ class FakeWorker:
         """Push a failure onto the step queue, as the supervision of a real worker does."""
         self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
 
-    def _answer(self, command: CommandName, payload: Any) -> EnvironmentResponse:
+    def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:
         name = CommandName.STEP if command is CommandName.STEP_ROWS else command
         try:
             return EnvironmentResponse(name, self.worker_id, COMMANDS[command](self._group, payload))

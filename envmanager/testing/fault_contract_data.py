@@ -148,7 +148,7 @@ class DataFaults(FaultyManagers):
                 assert batch.obs[:, 2:4].tolist() == [[number, action] for action in sent.tolist()]
 
     @pytest.mark.parametrize(
-        "answer",
+        "returned",
         [
             lambda n: ActionInfo(np.zeros(n + 1)),
             lambda n: ActionInfo(np.zeros((n, 1))),
@@ -160,12 +160,12 @@ class DataFaults(FaultyManagers):
         ids=["count", "shape", "NaN", "high", "None", "no ActionInfo"],
     )
     def test_case_33_a_policys_bad_actions_are_refused_and_nothing_is_sent(
-        self, answer: Callable[[int], ActionInfo]
+        self, returned: Callable[[int], ActionInfo]
     ) -> None:
         with self.managing(_TakesFloats) as manager:
             manager.reset()
             for number in (1, 2):
-                manager.set_policy("default", _Answers(answer))
+                manager.set_policy("default", _Returns(returned))
                 with pytest.raises(BadAction):
                     manager.step(Wait.all())
                 manager.set_policy("default", _Constant(5.0 * number))
@@ -195,7 +195,7 @@ class DataFaults(FaultyManagers):
                         n_steps[env_id] += 1
                         assert obs.tolist() == [n_steps[env_id]] * _Growing.size_at(n_steps[env_id])
 
-    def test_case_34_large_questions_and_large_answers_at_once_do_not_block(self) -> None:
+    def test_case_34_large_commands_and_large_responses_at_once_do_not_block(self) -> None:
         text = "x" * 1_000_000
         fault = inform(lambda: {"picture": bytes(1_000_000)})
         with self.running(faulty(fault, times=sys.maxsize), infos=True, timeouts=Timeouts(step_s=10)) as trainer:
@@ -213,13 +213,13 @@ def _error_of_step(manager: EnvManager) -> BaseException:
 
 
 @attrs.frozen
-class _Answers:
-    """A policy that answers with ``answer(n_rows)``."""
+class _Returns:
+    """A policy that returns ``returned(n_rows)``."""
 
-    answer: Callable[[int], Any]
+    returned: Callable[[int], Any]
 
     def get_action(self, steps: AgentSteps) -> Any:
-        return self.answer(len(steps))
+        return self.returned(len(steps))
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Cases 13 to 19 and 24 to 27 of FaultContract: processes that die, processes that do not answer.
+"""Cases 13 to 19 and 24 to 27 of FaultContract: processes that die, processes that do not respond.
 
 Here nothing is restarted, so that each error can be looked at; what restarts make of it is in
 :mod:`envmanager.testing.fault_contract_restarts`.
@@ -50,7 +50,7 @@ from envmanager.testing.leaks import descendants
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 """For who hangs, and long for who does not, though his core is shared."""
 LARGE = inform(lambda: {"picture": bytes(5_000_000)})
-"""More than any pipe holds: the reply is under way until somebody reads it."""
+"""More than any pipe holds: the response is under way until somebody reads it."""
 
 
 class ProcessFaults(FaultyManagers):
@@ -101,10 +101,10 @@ class ProcessFaults(FaultyManagers):
         assert "string_at" in str(error)
 
     @only_with_processes
-    def test_case_16_a_worker_killed_while_it_sends_a_large_reply_takes_nobody_along(self) -> None:
+    def test_case_16_a_worker_killed_while_it_sends_a_large_response_takes_nobody_along(self) -> None:
         factory = faulty(LARGE, after=3, only_env=1)
         with self.running(factory, restarts=NO_RESTARTS, infos=True) as trainer:
-            self._get_stuck_in_a_reply(trainer)
+            self._get_stuck_in_a_response(trainer)
             os.kill(trainer.pid_of(1), signal.SIGKILL)
 
             told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
@@ -113,8 +113,8 @@ class ProcessFaults(FaultyManagers):
             trainer.reset()
             trainer.go_on([0, 1, 2])
 
-    def _get_stuck_in_a_reply(self, trainer: CheckedTrainer) -> None:
-        """Ask for the fourth step, and wait until worker 1 waits for somebody to read its reply."""
+    def _get_stuck_in_a_response(self, trainer: CheckedTrainer) -> None:
+        """Ask for the fourth step, and wait until worker 1 waits for somebody to read its response."""
         for _ in range(3):
             trainer.step(Wait.all())
         trainer.step(Wait(timeout_s=0))
@@ -161,7 +161,7 @@ class ProcessFaults(FaultyManagers):
 
     @only_with_processes
     @pytest.mark.parametrize("restarts", [NO_RESTARTS, RestartPolicy()], ids=["raised", "restarted"])
-    def test_case_18_a_reply_that_is_complete_is_handed_out_before_a_death_is_told(
+    def test_case_18_a_response_that_is_complete_is_handed_out_before_a_death_is_told(
         self, restarts: RestartPolicy
     ) -> None:
         with self.managing(EchoEnvironment, restarts=restarts) as manager:
@@ -197,7 +197,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 1, 2])
             assert trainer.pid_of(1) == pid
 
-    # Not answering.
+    # Not responding.
 
     def _hangs(self, fault: Any, **options: Any) -> WorkerTimedOut:
         """Let env 1 hang in its fourth step, and see that the others go on meanwhile and afterwards."""
@@ -255,12 +255,12 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 2])
 
     @only_with_processes
-    def test_case_25_a_worker_stopped_while_it_sends_a_large_reply_times_out(self) -> None:
+    def test_case_25_a_worker_stopped_while_it_sends_a_large_response_times_out(self) -> None:
         factory = faulty(LARGE, after=3, only_env=1)
         with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, infos=True) as trainer:
-            self._get_stuck_in_a_reply(trainer)
+            self._get_stuck_in_a_response(trainer)
             os.kill(trainer.pid_of(1), signal.SIGSTOP)
-            with returns_within(2 * SHORT.step_s):  # the reply had come in part
+            with returns_within(2 * SHORT.step_s):  # the response had come in part
                 error = trainer.first_error()
 
             check_error(error, WorkerTimedOut, worker_id=1, env_id=1, phase="step")
@@ -278,7 +278,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on(range(trainer.manager.n_workers))
 
     @only_with_processes
-    def test_case_26_a_late_answer_to_an_interrupted_call_is_dropped_and_counted(self) -> None:
+    def test_case_26_a_late_response_to_an_interrupted_call_is_dropped_and_counted(self) -> None:
         interrupt = [SendSignal(os.getpid()), Sleep(2)]
         with self.running(faulty(interrupt, at="call", only_env=1)) as trainer:
             with pytest.raises(KeyboardInterrupt):

@@ -85,7 +85,7 @@ class Recurse(Fault):
         self.strike()
 
 
-# Not answering, besides Sleep.
+# Not responding, besides Sleep.
 
 
 @attrs.frozen
@@ -323,7 +323,7 @@ class FaultyEnvironment(EchoEnvironment):
         self._strike("close")
 
     def misbehave(self) -> str:
-        """Where a fault strikes that waits for a call; otherwise the answer is "fine"."""
+        """Where a fault strikes that waits for a call; otherwise it returns "fine"."""
         self._strike("call")
         return "fine"
 

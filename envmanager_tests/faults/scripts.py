@@ -861,7 +861,7 @@ def train_across_servers_that_stop_when_asked(n_times: int) -> None:
         if left[0]:
             left[0] -= 1
             signal.pidfd_send_signal(server._pidfd, signal.SIGSTOP)
-            until(lambda: not server.answers(), "the stop of the server")
+            until(lambda: not server.responds(), "the stop of the server")
         ask(server, *args)
 
     Server.ask = ask_a_stopped_one  # type: ignore[method-assign]

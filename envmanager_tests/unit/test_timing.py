@@ -69,7 +69,7 @@ def test_the_times_of_steps_are_summed_and_drawn():
     times.stepped(300, 50, 10_350)
     times.track = track = Drawn()
     times.started(20_000, 20_700, generation=2)
-    times.answered("reset", 100, 20_900)
+    times.responded("reset", 100, 20_900)
     times.stepped(500, 0, 21_500)
 
     assert (times.steps, times.busy_ns, times.idle_ns, times.start_s) == (2, 800, 50, 7e-7)

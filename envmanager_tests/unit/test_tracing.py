@@ -63,7 +63,7 @@ def test_tracks_have_names(tracer, path):
 def test_between_the_spans_of_a_worker_it_is_idle(tracer, path):
     zero, times = tracer._zero_ns, worker_times(tracer)
     times.started(zero + 100, zero + 400, generation=0)
-    times.answered("reset", 50, zero + 500)
+    times.responded("reset", 50, zero + 500)
     times.stepped(30, 10, zero + 540)
     times.stepped(30, 0, zero + 570)
     tracer.close()
@@ -90,7 +90,7 @@ def test_idle_time_goes_on_over_a_write(tracer, path):
 
 def test_what_is_told_late_is_drawn_in_its_place(tracer, path):
     zero, times = tracer._zero_ns, worker_times(tracer)
-    times.answered("call", 10, zero + 200)
+    times.responded("call", 10, zero + 200)
     times.stepped(30, 0, zero + 100)
     tracer.close()
 
