@@ -54,7 +54,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """What an adapter casts with, so that its host is told; None for an environment that leaves it to its host."""
+    """What an adapter casts with, for its host to report; None for an environment that leaves casting to its host."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -92,7 +92,7 @@ class EnvGroup(Environment):
 
     env_ids: tuple[int, ...]
     casts: list[Cast] = []  # noqa: RUF012  (a group that casts has a list of its own)
-    """What was cast and not told yet."""
+    """What was cast and not reported yet."""
     generation = 0
     current_env_id: int | None = None
     """Whose code is running, for error messages."""

@@ -7,7 +7,7 @@
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
-The rule: the trainer's process makes no environment unless it is told to (``local_envs``), and the constructor sends
+The rule: the trainer's process makes no environment unless it is asked to (``local_envs``), and the constructor sends
 nothing through a worker that ``create_worker`` did not start itself, so that tests can put fakes in their place.
 """
 

@@ -1,6 +1,6 @@
 """The trainer's end of one worker's connection: commands go out, messages come in.
 
-The rule: everything a worker says is matched by ticket. A response to an older request is discarded and counted,
+The rule: every message of a worker is matched by ticket. A response to an older request is discarded and counted,
 so an interrupt or a time-out can never pair a response with the wrong request.
 """
 
@@ -57,8 +57,8 @@ class Channel:
         """Have no descriptor any more."""
         self.fd = descriptors.close(self.fd)
 
-    def telling_fds(self) -> list[int]:
-        """What can be read when the worker says something or ends."""
+    def watched_fds(self) -> list[int]:
+        """What can be read when the worker sends something or ends."""
         return [self.pidfd] if self.hung_up else [self.pidfd, self.fd]
 
     # Out.
@@ -66,9 +66,9 @@ class Channel:
     def ask(self, code: int, slot: int, data: bytes, deadline: float) -> None:
         """Send a command whose response is a message."""
         self.asked_ticket = self.ticket + 1
-        self.tell(code, slot, data, deadline)
+        self.send(code, slot, data, deadline)
 
-    def tell(self, code: int, slot: int, data: bytes, deadline: float) -> None:
+    def send(self, code: int, slot: int, data: bytes, deadline: float) -> None:
         """Send a command that has no response."""
         frame = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
         self.ticket += 1
@@ -87,7 +87,7 @@ class Channel:
             self._push(frame[n_written:], deadline)
 
     def _push(self, frame: bytes, deadline: float) -> None:
-        """Write all of ``frame``. Gives up at the deadline or when the worker is gone; who waits for it is told so."""
+        """Write all of ``frame``. Gives up at the deadline or when the worker is gone; whoever waits for it notices."""
         if self.fd == descriptors.CLOSED:
             return
         begin_held()  # half a message would leave the worker waiting for the rest for ever
@@ -109,7 +109,7 @@ class Channel:
 
     def _wait_for_room(self, deadline: float) -> bool:
         left_s = deadline - time.monotonic()
-        ready = descriptors.wait_for(self.telling_fds(), left_s + 0.001, writable=[self.fd])
+        ready = descriptors.wait_for(self.watched_fds(), left_s + 0.001, writable=[self.fd])
         self.pump()
         return self.pidfd not in ready
 

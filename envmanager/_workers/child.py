@@ -108,7 +108,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         result = COMMANDS[command.name](group, payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
-        raise  # nobody is there to be told
+        raise  # nobody is there to report to
     except BaseException as error:
         if forks.is_fork:
             raise
@@ -183,10 +183,10 @@ class Transport:
         """What there is to report besides a response."""
         return None if self.group is None else self.reporter.news(self.group)
 
-    def told(self, news: News) -> None:
+    def reported(self, news: News) -> None:
         """The news have been written."""
         if self.group is not None:
-            self.reporter.told(self.group, news)
+            self.reporter.reported(self.group, news)
 
     def write_frame(self, code: int, data: bytes, flags: int = 0) -> None:
         """Send a message through this worker's own connection."""
@@ -244,9 +244,9 @@ class Connection:
         self._offered_slot = -1
 
     def use_group(self, group: EnvGroup) -> None:
-        """Know the environments, to offer them rows of the shared memory and to tell what is new of them."""
+        """Know the environments, to offer them rows of the shared memory and to report what is new."""
         self._transport.group = group
-        self._transport.reporter.n_told = len(group.behavior_specs)  # by the response to "start"
+        self._transport.reporter.n_reported = len(group.behavior_specs)  # by the response to "start"
 
     def recv(self) -> EnvironmentCommand:
         """The next command."""
@@ -275,7 +275,7 @@ class Connection:
         if news is None:
             return self._transport.write_frame(code, dumps(payload))
         self._transport.write_frame(code, dumps((payload, news)), WITH_NEWS)
-        return self._transport.told(news)
+        return self._transport.reported(news)
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
@@ -368,12 +368,12 @@ class StepQueueWriter:
 
     def _put(self, code: int, flags: int, extra: bytes, news: News | None = None, n_ended: int = 0) -> None:
         # The record goes first: the manager reads the frame while it is being written, however long it is. The frame is
-        # made before that: once the record is out, there is no way to say that memory was short.
+        # made before that: once the record is out, there is no way to report that memory was short.
         frame = self._transport.frame(code, extra)
         self._transport.write_record(code, flags | EXTRA, n_ended)
         _write_all(self._transport.fds["connection"], frame)
         if news is not None:
-            self._transport.told(news)
+            self._transport.reported(news)
 
 
 def main(fds: dict[str, int], launch: Launch) -> None:

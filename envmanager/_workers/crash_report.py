@@ -1,4 +1,4 @@
-"""What Python's faulthandler says when a worker crashes in native code, kept where the trainer can read it.
+"""What Python's faulthandler writes when a worker crashes in native code, kept where the trainer can read it.
 
 The rule: one nameless file for all workers, in which each has a part of its own; so a crash costs no descriptor, blocks
 on no pipe, and its text is there after the process has gone.
@@ -21,7 +21,7 @@ def enable(fd: int, worker_id: int) -> int:
     try:
         # Opened anew, for a position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:  # no /proc: told on stderr
+    except OSError:  # no /proc: reported on stderr
         own_fd = os.dup(_STDERR)
     else:
         os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
@@ -30,7 +30,7 @@ def enable(fd: int, worker_id: int) -> int:
 
 
 def leave(own_fd: int) -> None:
-    """In a process forked from a worker: its crash is not the worker's, and is told on stderr."""
+    """In a process forked from a worker: its crash is not the worker's, and is reported on stderr."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 

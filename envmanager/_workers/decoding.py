@@ -1,4 +1,4 @@
-"""What a worker process says, as responses: messages of its connection, and steps in shared memory."""
+"""Makes responses of what a worker process sends: messages of its connection, and steps in shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _unheard(_: News, __: int) -> None:
 
 
 class Decoder:
-    """Makes responses of one worker's messages and records, and tells its news."""
+    """Makes responses of one worker's messages and records, and passes its news on."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
         self.on_news: Callable[[News, int], None] = _unheard
@@ -43,7 +43,7 @@ class Decoder:
         return EnvironmentResponse(CommandName.STEP, self._worker_id, steps)
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """The response that says so."""
+        """The response that reports this error."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
@@ -56,7 +56,7 @@ class Decoder:
             return self.failed(self._cannot_unpickle(error, asked))
         payload, news = payload if message.flags & WITH_NEWS else (payload, None)
         response = EnvironmentResponse(asked, self._worker_id, payload)
-        return response if news is None else self.told(news, response)
+        return response if news is None else self.pass_on(news, response)
 
     def in_place(self, slot: int, n_ended: int) -> EnvironmentResponse:
         """The response to a step all of whose rows lie in a slot of the memory; ``n_ended`` have final rows."""
@@ -80,10 +80,10 @@ class Decoder:
             return self.failed(self._cannot_unpickle(error, CommandName.STEP))
         if infos:
             steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
-        return self._step(steps) if news is None else self.told(news, self._step(steps))
+        return self._step(steps) if news is None else self.pass_on(news, self._step(steps))
 
-    def told(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
-        """The response, once its news are told; a "failed" one when a behavior has two specs."""
+    def pass_on(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
+        """The response, once its news are passed on; a "failed" one when a behavior has two specs."""
         try:
             self.on_news(news, self._worker_id)
         except SpecConflict as error:

@@ -5,7 +5,8 @@
     STARTING ── first response ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
         └────────── died, timed out, killed ────────────────────────▶ GONE
 
-The rule: everything a worker says is matched by ticket (see ``channel``), and its end is told once, by whoever waits.
+The rule: every message of a worker is matched by ticket (see ``channel``), and its end is reported once, by whoever
+waits.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class WorkerHandle:
     # What the manager sees.
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Send a command. To a worker that is gone nothing is sent: its end is told by ``recv`` or the step queue."""
+        """Send a command. A worker that is gone is sent nothing: its end is reported by ``recv`` or the step queue."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command is CommandName.STEP:
             self._send_step(command, payload, payload, None)
@@ -146,7 +147,7 @@ class WorkerHandle:
             if left_s <= 0:
                 return self.decoder.failed(self.timed_out(self._asked))
             with let_through():
-                descriptors.wait_for(channel.telling_fds(), left_s + 0.001)
+                descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def _response(self, message: Message) -> EnvironmentResponse:
         if message.code != FAILED_CODE and self.state is State.STARTING:
@@ -187,7 +188,7 @@ class WorkerHandle:
             return None
         response = self._response(message)
         if response.name is CommandName.START:
-            response = self.decoder.told(News(response.payload.specs), response)
+            response = self.decoder.pass_on(News(response.payload.specs), response)
         if response.name is not CommandName.START:
             self.await_nothing()
             return response
@@ -215,16 +216,16 @@ class WorkerHandle:
         self._rows = rows
         self.decoder.attach(rows)
         deadline = time.monotonic() + self._plan.timeouts.call_s
-        self.channel.tell(ATTACH_CODE, self.slot, pickle.dumps(rows.layout), deadline)
+        self.channel.send(ATTACH_CODE, self.slot, pickle.dumps(rows.layout), deadline)
 
     def await_extra(self) -> None:
-        """A record says that the step has ended in time; its message gets as long again to arrive."""
+        """A record reports that the step has ended in time; its message gets as long again to arrive."""
         self.due_at = time.monotonic() + self._step_s
 
     # The end.
 
     def died(self, during: CommandName | None) -> WorkerDied:
-        """Note that the process has ended, take along what it started, and say how it ended."""
+        """Note that the process has ended, take along what it started, and report how it ended."""
         self.kill()
         return WorkerDied(
             worker_id=self.worker_id,
@@ -236,7 +237,7 @@ class WorkerHandle:
         )
 
     def timed_out(self, during: CommandName) -> WorkerTimedOut:
-        """Stop a process that did not respond in time, and say so."""
+        """Stop a process that did not respond in time, and report that."""
         self.kill()
         return self._no_response(during, self._last_words())
 
@@ -260,7 +261,7 @@ class WorkerHandle:
     def ask_to_close(self) -> None:
         """Ask the worker to close its environments and end."""
         if self.state in (State.STARTING, State.RUNNING):
-            self.channel.tell(CODES[CommandName.CLOSE], self.slot, b"", deadline=0.0)
+            self.channel.send(CODES[CommandName.CLOSE], self.slot, b"", deadline=0.0)
             self.move(State.CLOSING)
 
     def retire(self) -> None:

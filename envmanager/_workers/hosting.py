@@ -24,23 +24,23 @@ from envmanager.options import ManagerOptions, ResetConfig
 
 
 class Reporter:
-    """What a worker has told of its environments, and so what there is to tell."""
+    """What a worker has reported of its environments, and so what there is to report."""
 
     def __init__(self) -> None:
-        self.n_told = 0
-        """Behaviors whose specs were told."""
+        self.n_reported = 0
+        """Behaviors whose specs were reported."""
 
     def news(self, group: EnvGroup) -> News | None:
-        """What there is to tell now; None, nearly always, when there is nothing."""
-        if len(group.behavior_specs) == self.n_told and not group.casts:
+        """What there is to report now; None, nearly always, when there is nothing."""
+        if len(group.behavior_specs) == self.n_reported and not group.casts:
             return None
-        specs = None if len(group.behavior_specs) == self.n_told else dict(group.behavior_specs)
+        specs = None if len(group.behavior_specs) == self.n_reported else dict(group.behavior_specs)
         return News(specs, tuple(group.casts))
 
-    def told(self, group: EnvGroup, news: News) -> None:
+    def reported(self, group: EnvGroup, news: News) -> None:
         """The news are on their way."""
         if news.specs is not None:
-            self.n_told = len(news.specs)
+            self.n_reported = len(news.specs)
         del group.casts[: len(news.casts)]
 
 
@@ -114,7 +114,7 @@ class GroupFactory:
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
-"""What a factory, or what it has made, can be told about itself.
+"""The errors that are about a factory, or about what it has made.
 
 Any other error of this library comes from a manager inside the environment, and is about a worker of that one.
 """

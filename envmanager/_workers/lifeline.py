@@ -144,7 +144,7 @@ def end_group() -> None:
 
 
 def guard(trainer_fd: int, life_fd: int) -> None:
-    """The guardian: hold what workers bring, let go what the trainer says, until the trainer closes or dies."""
+    """The guardian: hold what workers bring, let go what the trainer names, until the trainer closes or dies."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.chdir("/")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -164,17 +164,17 @@ class LocalWorker:
             raise
         except BaseException as error:
             return self._failed(error, name)
-        if self.group.casts or len(self.group.behavior_specs) != self._reporter.n_told:
+        if self.group.casts or len(self.group.behavior_specs) != self._reporter.n_reported:
             try:
-                self._tell()
+                self._report()
             except SpecConflict as error:
                 return self._failed(error, name)
         return EnvironmentResponse(CommandName.STEP if name is CommandName.STEP_ROWS else name, self.worker_id, result)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         news = self._reporter.news(self.group)
         if news is not None:
-            self._reporter.told(self.group, news)
+            self._reporter.reported(self.group, news)
             self._on_news(news, self.worker_id)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:

@@ -44,7 +44,7 @@ from envmanager.options import ManagerOptions, ResetConfig
 from envmanager.system.interrupts import held
 
 _DESCRIPTORS_PER_WORKER = 3
-"""The connection, the pidfd, and under forkserver the socket that tells the exit code."""
+"""The connection, the pidfd, and under forkserver the socket that reports the exit code."""
 _MORE_DESCRIPTORS = 32
 """The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
 a moment, and room."""

@@ -47,7 +47,7 @@ _server: Server | None = None
 _server_lock = threading.Lock()
 
 _REAP_S = 1.0
-"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be told."""
+"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be reported."""
 
 
 def _forget_server() -> None:
@@ -108,7 +108,7 @@ class _Started:
     server: Server | None = None
     """Its parent, when this process is not."""
     response_fd: int = -1
-    """Where the server tells how it ended."""
+    """Where the server reports how it ended."""
 
 
 class _SpawnedFds:
@@ -272,7 +272,7 @@ class ChildProcess:
             groups.send(self.pid, self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """How long it could have run and no core was free, since it began; 0 where the kernel does not tell."""
+        """How long it could have run and no core was free, since it began; 0 where the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb") as file:
                 _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns

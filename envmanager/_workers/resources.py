@@ -123,7 +123,7 @@ def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerH
     left = {handle.process.pidfd: handle for handle in handles}
     while left:
         left_s = deadline - time.monotonic()
-        ready = descriptors.wait_for([fd for handle in left.values() for fd in handle.channel.telling_fds()], left_s)
+        ready = descriptors.wait_for([fd for handle in left.values() for fd in handle.channel.watched_fds()], left_s)
         for fd in ready & left.keys():
             del left[fd]
         if not ready and left_s <= 0:

@@ -273,7 +273,7 @@ class _Nursery:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Tell the one who asked; False when that cannot be."""
+    """Respond to the one who asked; False when that cannot be."""
     try:
         with socket.socket(fileno=os.dup(fd)) as asker:
             socket.send_fds(asker, [_RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

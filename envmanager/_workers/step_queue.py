@@ -42,7 +42,7 @@ _WATCH_EVERY_S = 0.01
 
 
 _PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | EXTRA
-"""A record that tells all there is to tell."""
+"""The flags of a record that no message follows, of a step that was written in place."""
 
 
 @attrs.define
@@ -235,7 +235,7 @@ class StepQueue(ResponseSource):
         self._pump(handle)
         during = handle.awaited
         self.forget(handle)
-        if handle.state is not State.GONE:  # else it was told by recv
+        if handle.state is not State.GONE:  # else it was reported by recv
             self._arrived.append(handle.decoder.failed(handle.died(during)))
 
     def _note_timeouts(self) -> None:

@@ -145,7 +145,7 @@ class VectorEnvironment(Environment):
             self._acting = ~ended
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: the VectorEnv has restarted them, and tells their final observations in its infos."""
+        """SAME_STEP: the VectorEnv has restarted them, and reports their final observations in its infos."""
         numbers = np.flatnonzero(ended).tolist()
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")

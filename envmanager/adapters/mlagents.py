@@ -47,7 +47,7 @@ Parameters = Mapping[str, float | bytes]
 class MlagentsEnvironment(Environment):
     """An ML-Agents BaseEnv; its behaviors keep their names, its agents their ids.
 
-    The environment is reset once here: only then does a Unity build tell its behaviors, and how many agents there are
+    The environment is reset once here: only then does a Unity build report its behaviors, and how many agents there are
     (room is made for twice as many, because in ML-Agents an agent whose episode ended plays on under another id).
     ``parameters`` and ``stats`` are the side channels that ``env`` was made with, if any. The reset options are
     environment parameters. BaseEnv knows no seeds: give one to the environment in its factory.

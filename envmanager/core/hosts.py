@@ -120,7 +120,7 @@ class WorkerHost(ABC):
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:
-    """What a response to "start" tells; raises its error when it is a failure."""
+    """The report in a response to "start"; raises its error when it is a failure."""
     if response.name is CommandName.FAILED:
         raise response.payload
     return response.payload  # type: ignore[no-any-return]

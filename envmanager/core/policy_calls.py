@@ -100,14 +100,14 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, 
     except SpecMismatch as error:
         raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
     if casting is not None and casting.casts:
-        _tell(casting, what)
+        _report(casting, what)
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
     return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
 
 
-def _tell(casting: Casting, what: str) -> None:
+def _report(casting: Casting, what: str) -> None:
     for cast in casting.casts:
         _logger.warning(
             "%s: %s should be %s, but is %s, and is cast every time. check_values=True makes it an error.",

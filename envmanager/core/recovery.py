@@ -61,9 +61,9 @@ class Recovery:
     # Failures.
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """The worker failed: it is replaced, or what is to be said of it is ready. Once given up, it stays so."""
+        """The worker failed: it is replaced, or what is to be reported of it is ready. Once given up, it stays so."""
         if entry.is_given_up:
-            self._tell(entry, error)
+            self._report(entry, error)
             return
         while not self._decide(entry, error):
             failure = self._start_if_due(entry)
@@ -85,7 +85,7 @@ class Recovery:
 
     def _decide(self, entry: Entry, error: Exception) -> bool:
         """Replace it or give it up; whether that ends the matter for now."""
-        self._tell(entry, error)
+        self._report(entry, error)
         if entry.state is WorkerState.IDLE:
             entry.ignores_action = True
         elif entry.state is WorkerState.IN_FLIGHT:
@@ -98,7 +98,7 @@ class Recovery:
         self._give_up(entry, verdict)
         return True
 
-    def _tell(self, entry: Entry, error: Exception) -> None:
+    def _report(self, entry: Entry, error: Exception) -> None:
         kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut}
         kind = kinds.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
@@ -108,7 +108,7 @@ class Recovery:
         responses = _last_response(entry)
         generation = entry.generation + 1
         entry.replacement = Replacement(generation, error, time.monotonic() + delay_s)
-        if before is not None:  # the replacement failed in its turn: what it was for is still to be told
+        if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
             entry.replacement.cause, entry.replacement.held = before.cause, before.held
         entry.restarts += 1
         self._table.expect(entry, responses, WorkerState.REPLACING)

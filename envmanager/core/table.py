@@ -149,7 +149,7 @@ class Entry:
         return self.replacement is not None and self.response is self.replacement.first and self.response is not None
 
     def stats(self) -> WorkerStats:
-        """What can be told of it."""
+        """What can be reported of it."""
         known = WorkerStats(
             self.worker_id,
             self.env_ids,

@@ -1,4 +1,4 @@
-"""What observations and actions look like, said without any environment library.
+"""What observations and actions look like, described without any environment library.
 
 A spec is a tree of :class:`ArraySpec`. The rule: data is checked against its spec once, where it enters (actions in
 the manager, observations in the worker), and never again.

@@ -57,7 +57,7 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """A worker failed with ``error``; what becomes of it is told by the next event, or raised.
+    """A worker failed with ``error``; what becomes of it is reported by the next event, or raised.
 
     Its subclasses say how: Died, TimedOut, Raised.
     """
@@ -135,7 +135,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class ValuesCast(Event):
-    """Some environments give values of another dtype than their spec says; they are cast. Told once for each.
+    """Some environments give values of another dtype than their spec says; they are cast. Reported once for each.
 
     ``field`` says which: ``"obs['camera']"``, ``"reward"``. A cast changes no value but for rounding floats.
     """

@@ -1,4 +1,4 @@
-"""What a manager tells about itself."""
+"""What a manager reports about itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerStats:
     ``start_s``: how long its last start took, from the decision until its environments were made. ``step_time_s``:
     the mean time inside a step; its percentiles are within 7 %. ``idle_share``: it waited for a command.
     ``core_wait_share``: it could have run and no core was free, inside steps or before them (0.0 where the kernel
-    does not tell). ``queue_wait_s``: how long a response waited, on average, from the end of the step until it was
+    does not report it). ``queue_wait_s``: how long a response waited, on average, from the end of the step until it was
     handed out. ``failed``: it takes no steps until the next reset; ``dropped``: nor after it. ``restarts``: how
     often a failure made another process of it; the counts and times go on over that.
     """

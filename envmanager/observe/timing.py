@@ -83,7 +83,7 @@ class WorkerTimes:
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
     ended_ns: int = attrs.field(default=0, init=False)
-    """When the last step ended; 0 as long as the worker has told no times."""
+    """When the last step ended; 0 as long as the worker has reported no times."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
         """The worker was asked for, and was ready, at these times."""

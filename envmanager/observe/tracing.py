@@ -35,7 +35,7 @@ _AT_ONCE = 1024
 """What has happened is written after a second, or after so many spans."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
-_UNTOLD = (Started, LateReplyDiscarded)
+_UNMARKED = (Started, LateReplyDiscarded)
 """A start is a span; late responses may be many, and belong to no moment of the worker's life."""
 _DEATHS = (Died.__name__, TimedOut.__name__)
 
@@ -122,7 +122,7 @@ class Tracer:
 
     def happened(self, event: Event) -> None:
         """Mark what happened to a worker."""
-        if not isinstance(event, _UNTOLD):
+        if not isinstance(event, _UNMARKED):
             text = _readable(str(event).partition("\n")[0][:_LONGEST_TEXT])
             track = self.workers[event.worker_id]
             track.mark(type(event).__name__, int(event.at_s * 1e9), generation=event.generation, text=text)
@@ -155,7 +155,7 @@ class Tracer:
                 continue
             if number != _TRAINER:
                 idle_ns = began_ns - last_ended_ns.get(number, began_ns)
-                if idle_ns >= 0:  # else it was told too late to be sorted in
+                if idle_ns >= 0:  # else it was reported too late to be sorted in
                     last_ended_ns[number] = ended_ns
                 if idle_ns > 0:
                     idle = f'{at_ns - idle_ns}e-3,"dur":{idle_ns}e-3,"name":"idle"'

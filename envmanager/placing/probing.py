@@ -8,7 +8,7 @@
           ── choose ──▶ Placement
 
 The rule: the trainer's process never makes the environment. Measuring is a part of the probe worker's start, so that
-whatever goes wrong in it is told as a start that failed, and its end is bounded by Timeouts.
+whatever goes wrong in it is reported as a start that failed, and its end is bounded by Timeouts.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class RunDelay:
             self._fd = None
 
     def ns(self) -> int:
-        """Nanoseconds since the thread began; 0 where the kernel does not tell."""
+        """Nanoseconds since the thread began; 0 where the kernel does not report it."""
         if self._fd is None:
             return 0
         words = os.pread(self._fd, 100, 0).split()  # time on a core, time waiting for one, number of turns

@@ -8,7 +8,7 @@ takes note, else it calls the handler that it found.
 ::
 
     a call begins ── another handler is in place? ── ours goes in front of it        the counter goes up
-    it ends ── the counter is 0 again: what came is told ── another handler was found? ── it is put back
+    it ends ── the counter is 0 again: what came is passed on ── another handler was found? ── it is put back
     the last manager closes ── Python's own handler is put back too
 
 Only in front of Python's own ours stays between calls: swapping handlers takes longer than the rest of a call. Others
@@ -140,7 +140,7 @@ def end_held() -> None:
 
 
 def _leave() -> None:
-    """At the end of the outermost block: what came meanwhile is told to who would have been told."""
+    """At the end of the outermost block: what came meanwhile is passed on to the handler that would have got it."""
     if len(_levels) == 1 and (_State.found_another or not _State.managers):
         _go_away()
     _raise_what_came()

@@ -162,7 +162,7 @@ class CheckedTrainer:
 
     @property
     def workers(self) -> tuple[WorkerStats, ...]:
-        """What the manager tells of each worker."""
+        """What the manager reports of each worker."""
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
@@ -217,7 +217,7 @@ class CheckedTrainer:
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` StepInfos in all have told of a loss; the last of them."""
+        """Step until ``n`` StepInfos in all have reported a loss; the last of them."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 

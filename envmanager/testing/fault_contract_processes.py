@@ -54,7 +54,7 @@ LARGE = inform(lambda: {"picture": bytes(5_000_000)})
 
 
 class ProcessFaults(FaultyManagers):
-    """What only happens to workers that are processes, and how long it may take to tell."""
+    """What only happens to workers that are processes, and how long it may take to report it."""
 
     def _dies(self, fault: Any, **options: Any) -> WorkerDied:
         """Let env 1 die in its fourth step, and see that the others go on and that a reset revives it."""

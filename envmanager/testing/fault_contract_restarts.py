@@ -41,7 +41,7 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """A worker that fails is replaced alone, within its budget, and the trainer is told once."""
+    """A worker that fails is replaced alone, within its budget, and that is reported to the trainer once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
         """Let env 1 fail in its fourth step, and see that its worker alone is replaced, once, and all is counted."""

@@ -10,9 +10,10 @@
     freeze    SIGSTOP, and never resumed                a fault: the manager must time the worker out
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
-The rule: every fault shows exactly once in what the manager tells. So a process is only hit once its worker has handed
-out two steps since it was opened: the second was asked for meanwhile, so it is this process that responded, the worker
-is not being replaced, and what its last replacement was for has been told. Exact as long as nothing else ends workers.
+The rule: every fault shows exactly once in what the manager reports. So a process is only hit once its worker has
+handed out two steps since it was opened: the second was asked for meanwhile, so it is this process that responded, the
+worker is not being replaced, and what its last replacement was for has been reported. Exact as long as nothing else
+ends workers.
 """
 
 from __future__ import annotations
