@@ -36,8 +36,8 @@ class SubprocessEnvManager(EnvManager):
 
     ``n_workers="auto"``: as many as suit the first environment, which a worker of its own steps for a moment before the
     others start; ``stats().placement`` says what was chosen and why. ``local_envs``: the last so many environments run
-    in this process, as one more worker, which steps while the trainer would wait; it sees no other responses meanwhile,
-    and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
+    in this process, as one more worker, the local worker, which steps while the trainer would wait; the trainer sees no
+    other responses meanwhile, and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
@@ -122,7 +122,7 @@ class SubprocessEnvManager(EnvManager):
         self.start(self._processes)
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker process, or for ``local_envs`` make the worker that starts with its first command.
+        """Start one worker process, or for ``local_envs`` make the local worker, which starts with its first command.
 
         Tests replace this by something that returns a fake.
         """

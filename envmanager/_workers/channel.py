@@ -13,7 +13,7 @@ from collections.abc import Callable
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.wire import COMMAND, FRAME
+from envmanager._workers.wire import COMMAND, MESSAGE
 from envmanager.system.interrupts import begin_held, end_held
 
 _READ_SIZE = 1 << 20
@@ -70,31 +70,31 @@ class Channel:
 
     def send(self, code: int, slot: int, data: bytes, deadline: float) -> None:
         """Send a command that has no response."""
-        frame = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
+        message = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
         self.ticket += 1
-        self._push(frame, deadline)
+        self._push(message, deadline)
 
     def step(self, code: int, slot: int, flags: int, data: bytes, deadline: float) -> None:
         """Send a step, whose response comes out of the step queue. Only where interrupts are held."""
         ticket = self.ticket + 1
-        frame = COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
+        message = COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
         self.ticket = self.step_ticket = ticket  # not before there was memory for the message
         try:
-            n_written = os.write(self.fd, frame)
+            n_written = os.write(self.fd, message)
         except OSError:  # full, or gone
             n_written = 0
-        if n_written < len(frame):
-            self._push(frame[n_written:], deadline)
+        if n_written < len(message):
+            self._push(message[n_written:], deadline)
 
-    def _push(self, frame: bytes, deadline: float) -> None:
-        """Write all of ``frame``. Gives up at the deadline or when the worker is gone; whoever waits for it notices."""
+    def _push(self, message: bytes, deadline: float) -> None:
+        """Write all of it. Gives up at the deadline or when the worker is gone; who waits for a response notices."""
         if self.fd == descriptors.CLOSED:
             return
         begin_held()  # half a message would leave the worker waiting for the rest for ever
         try:
-            n_written = _write(self.fd, frame)
-            if n_written < len(frame):
-                self._push_rest(memoryview(frame)[n_written:], deadline)
+            n_written = _write(self.fd, message)
+            if n_written < len(message):
+                self._push_rest(memoryview(message)[n_written:], deadline)
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
@@ -134,12 +134,12 @@ class Channel:
         return n_new > 0
 
     def _split_inbox(self) -> None:
-        while len(self._inbox) >= FRAME.size:
-            ticket, code, flags, _, _, length, busy_ns, ended_ns = FRAME.unpack_from(self._inbox)
-            if len(self._inbox) < FRAME.size + length:
+        while len(self._inbox) >= MESSAGE.size:
+            ticket, code, flags, _, _, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            if len(self._inbox) < MESSAGE.size + length:
                 break
-            data = bytes(memoryview(self._inbox)[FRAME.size : FRAME.size + length])
-            del self._inbox[: FRAME.size + length]
+            data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
+            del self._inbox[: MESSAGE.size + length]
             if ticket in (self.step_ticket, self.asked_ticket):
                 self._messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns))
             else:

@@ -44,14 +44,14 @@ from envmanager._workers.wire import (
     CODES,
     COMMAND,
     ENDED,
-    EXTRA,
     FAILED_CODE,
-    FRAME,
     FULL,
     IN_MEMORY,
+    MESSAGE,
     NAMES,
     RECORD,
     STEP_CODE,
+    WITH_MESSAGE,
     WITH_NEWS,
     Undecoded,
     dumps,
@@ -188,14 +188,14 @@ class Transport:
         if self.group is not None:
             self.reporter.reported(self.group, news)
 
-    def write_frame(self, code: int, data: bytes, flags: int = 0) -> None:
+    def write_message(self, code: int, data: bytes, flags: int = 0) -> None:
         """Send a message through this worker's own connection."""
-        _write_all(self.fds["connection"], self.frame(code, data, flags))
+        _write_all(self.fds["connection"], self.message(code, data, flags))
 
-    def frame(self, code: int, data: bytes, flags: int = 0) -> bytes:
+    def message(self, code: int, data: bytes, flags: int = 0) -> bytes:
         """A message for this worker's own connection."""
         now_ns = time.monotonic_ns()
-        return FRAME.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
+        return MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
     def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
         """Announce the response to a step: one atomic write."""
@@ -265,7 +265,7 @@ class Connection:
     def send(self, response: EnvironmentResponse) -> None:
         """Respond to a command other than a step."""
         if response.name is CommandName.FAILED:
-            self._transport.write_frame(FAILED_CODE, dumps_failure(response.payload))
+            self._transport.write_message(FAILED_CODE, dumps_failure(response.payload))
         else:
             self._respond(CODES[response.name], response.payload)
         self._transport.ended_ns = time.monotonic_ns()
@@ -273,8 +273,8 @@ class Connection:
     def _respond(self, code: int, payload: Any) -> None:
         news = self._transport.news()
         if news is None:
-            return self._transport.write_frame(code, dumps(payload))
-        self._transport.write_frame(code, dumps((payload, news)), WITH_NEWS)
+            return self._transport.write_message(code, dumps(payload))
+        self._transport.write_message(code, dumps((payload, news)), WITH_NEWS)
         return self._transport.reported(news)
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
@@ -366,12 +366,12 @@ class StepQueueWriter:
         else:
             transport.write_record(STEP_CODE, flags, n_ended)
 
-    def _put(self, code: int, flags: int, extra: bytes, news: News | None = None, n_ended: int = 0) -> None:
-        # The record goes first: the manager reads the frame while it is being written, however long it is. The frame is
-        # made before that: once the record is out, there is no way to report that memory was short.
-        frame = self._transport.frame(code, extra)
-        self._transport.write_record(code, flags | EXTRA, n_ended)
-        _write_all(self._transport.fds["connection"], frame)
+    def _put(self, code: int, flags: int, data: bytes, news: News | None = None, n_ended: int = 0) -> None:
+        # The record goes first: the manager reads the message while it is being written, however long it is. It is
+        # made before the record: once the record is out, there is no way to report that memory was short.
+        message = self._transport.message(code, data)
+        self._transport.write_record(code, flags | WITH_MESSAGE, n_ended)
+        _write_all(self._transport.fds["connection"], message)
         if news is not None:
             self._transport.reported(news)
 

@@ -65,17 +65,17 @@ class Decoder:
         assert self._rows is not None
         return self._step(self._rows.full_with_final(slot, n_ended))
 
-    def step(self, code: int, slot: int, flags: int, n_ended: int, extra: bytes | None) -> EnvironmentResponse:
+    def step(self, code: int, slot: int, flags: int, n_ended: int, data: bytes | None) -> EnvironmentResponse:
         """The response behind any record and its message; the arrays are views of shared memory."""
         if code == FAILED_CODE:
-            return self.failed(loads_failure(extra or b""))
+            return self.failed(loads_failure(data or b""))
         infos: Any = {}
         try:
             if flags & IN_MEMORY and self._rows is not None:
-                infos, news = ({}, None) if extra is None else pickle.loads(extra)
+                infos, news = ({}, None) if data is None else pickle.loads(data)
                 steps = _read(self._rows, slot, flags, n_ended)
             else:
-                steps, news = pickle.loads(extra or b"")
+                steps, news = pickle.loads(data or b"")
         except Exception as error:
             return self.failed(self._cannot_unpickle(error, CommandName.STEP))
         if infos:

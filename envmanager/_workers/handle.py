@@ -218,8 +218,8 @@ class WorkerHandle:
         deadline = time.monotonic() + self._plan.timeouts.call_s
         self.channel.send(ATTACH_CODE, self.slot, pickle.dumps(rows.layout), deadline)
 
-    def await_extra(self) -> None:
-        """A record reports that the step has ended in time; its message gets as long again to arrive."""
+    def await_message(self) -> None:
+        """A record reports the end of the step; the message that follows it gets as long again to arrive."""
         self.due_at = time.monotonic() + self._step_s
 
     # The end.

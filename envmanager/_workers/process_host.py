@@ -51,7 +51,7 @@ a moment, and room."""
 
 
 class ProcessHost(WorkerHost):
-    """Worker processes, and for ``local_envs`` one more worker in this process, the last."""
+    """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ProcessHost(WorkerHost):
             self._starting.clear()  # nobody waits for it as for the first ones
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start a worker process; for ``local_envs`` make the worker that starts with its first command."""
+        """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
         entry, env_ids = self._entries[worker_id], self._entries[worker_id].env_ids
         factory = GroupFactory.of(
             self._factories,

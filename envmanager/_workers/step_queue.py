@@ -25,7 +25,7 @@ import attrs
 from envmanager._workers import descriptors
 from envmanager._workers.handle import WHILE_BYTES_COME_S, Alarm, State, WorkerHandle
 from envmanager._workers.spin import Spinner
-from envmanager._workers.wire import EXTRA, FULL, IN_MEMORY, RECORD
+from envmanager._workers.wire import FULL, IN_MEMORY, RECORD, WITH_MESSAGE
 from envmanager.core.sources import ResponseSource
 from envmanager.data.reports import News
 from envmanager.data.steps import CommandName, EnvironmentResponse
@@ -41,7 +41,7 @@ _WATCH_EVERY_S = 0.01
 """How often to look for deaths and time-outs while responses keep coming, so that a busy queue does not hide them."""
 
 
-_PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | EXTRA
+_PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | WITH_MESSAGE
 """The flags of a record that no message follows, of a step that was written in place."""
 
 
@@ -192,14 +192,14 @@ class StepQueue(ResponseSource):
             if len(data) < _READ_SIZE:
                 break
         if self._awaited:  # a message may have been read by whoever waited for another response of that worker
-            self._take_extras()
+            self._take_messages()
         return bool(arrived)
 
     def _take_record(self, handle: WorkerHandle, record: tuple[int, ...]) -> None:
         """A record that is not all of the step."""
         ticket, _, _, code, slot, flags, n_ended, *_ = record
-        if flags & EXTRA:
-            handle.await_extra()
+        if flags & WITH_MESSAGE:
+            handle.await_message()
             self._awaited.append(_Awaited(handle, ticket, code, slot, flags, n_ended))
             self._pump(handle)
         else:
@@ -215,9 +215,9 @@ class StepQueue(ResponseSource):
             first = handle.take_first()
             if first is not None:
                 self._arrived.append(first)
-        self._take_extras()
+        self._take_messages()
 
-    def _take_extras(self) -> None:
+    def _take_messages(self) -> None:
         """Finish the steps whose messages are there."""
         for awaited in list(self._awaited):
             handle = awaited.handle

@@ -4,7 +4,7 @@
 
     step pipe (one for all)     RECORD: one atomic write per step taken             workers ▶ manager
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
-                                FRAME, then ``length`` bytes of pickle              worker ▶ manager
+                                MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
 processes: a worker that is killed at any moment leaves the step pipe usable for the others. What does not fit a record
@@ -29,7 +29,7 @@ COMMAND = struct.Struct("<QBBHIQ")
 RECORD = struct.Struct("<QIIBBHIQQQ")
 """ticket, worker_id, generation, kind, slot, flags, final rows, busy ns, idle ns, monotonic ns of its end."""
 
-FRAME = struct.Struct("<QBBHIQQQ")
+MESSAGE = struct.Struct("<QBBHIQQQ")
 """ticket, command code, flags, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
@@ -43,12 +43,12 @@ FULL = 1
 """All rows are there, all act, and the environment wrote them in place. In a command: there are actions for all."""
 ENDED = 2
 """With FULL: some episodes ended; the record says how many."""
-EXTRA = 4
-"""A frame with the same ticket follows on the worker's own connection."""
+WITH_MESSAGE = 4
+"""A message with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
 WITH_NEWS = 16
-"""Of a frame: its pickle is a pair of the response and News."""
+"""Of a message: its pickle is a pair of the response and News."""
 
 
 class Undecoded(bytes):
