@@ -262,18 +262,18 @@ class EnvManager(ABC):
         with self._named["send"]:
             if self._use is not _Use.SEND_RECV:
                 self._use.require(_Use.SEND_RECV)
-            rows = self._row_steps
-            actions, groups = rows.checked(actions, env_ids, is_begun=self._use is _Use.SEND_RECV)
+            row_steps = self._row_steps
+            actions, groups = row_steps.checked(actions, env_ids, is_begun=self._use is _Use.SEND_RECV)
             if self._undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
                     "first. Nothing was sent."
                 )
-            rows.check_can_send(groups)
+            row_steps.check_can_send(groups)
             if self._listener.has_objects:
                 self._some_host.check_can_travel(actions)
             self._use, self._collector.holds_back = _Use.SEND_RECV, True
-            rows.send(actions, groups)
+            row_steps.send(actions, groups)
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.

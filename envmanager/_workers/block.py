@@ -92,17 +92,17 @@ class Block:
         return max(self._offset, mmap.PAGESIZE)
 
     def _columns(self, behavior: BehaviorLayout) -> Columns:
-        slots, rows = self.layout.n_slots, behavior.n_rows
+        n_slots, n_rows = self.layout.n_slots, behavior.n_rows
         return Columns(
-            agent_id=self._array((slots, rows), np.dtype(np.int64)),
-            obs=self._tree(behavior.spec.observation, slots, rows),
-            reward=self._array((slots, rows), np.dtype(np.float32)),
-            terminated=self._array((slots, rows), np.dtype(np.bool_)),
-            truncated=self._array((slots, rows), np.dtype(np.bool_)),
-            acting=self._array((slots, rows), np.dtype(np.bool_)),
-            final_obs=self._tree(behavior.spec.observation, slots, rows),
-            action=self._tree(behavior.spec.action, rows),
-            row=self._array((rows,), np.dtype(np.int64)),
+            agent_id=self._array((n_slots, n_rows), np.dtype(np.int64)),
+            obs=self._tree(behavior.spec.observation, n_slots, n_rows),
+            reward=self._array((n_slots, n_rows), np.dtype(np.float32)),
+            terminated=self._array((n_slots, n_rows), np.dtype(np.bool_)),
+            truncated=self._array((n_slots, n_rows), np.dtype(np.bool_)),
+            acting=self._array((n_slots, n_rows), np.dtype(np.bool_)),
+            final_obs=self._tree(behavior.spec.observation, n_slots, n_rows),
+            action=self._tree(behavior.spec.action, n_rows),
+            row=self._array((n_rows,), np.dtype(np.int64)),
         )
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
@@ -131,7 +131,7 @@ class Columns:
     action: Tree
     row: np.ndarray
 
-    def rows(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
+    def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
         """Views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
         own = slice(first, first + n)
         final = slice(first, first + m)
@@ -158,11 +158,11 @@ class WorkerRows:
         ]
         self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
         self._full = [
-            {each.name: self._all_rows(each, slot) for _, each in self._behaviors}
+            {each.name: self._all_steps(each, slot) for _, each in self._behaviors}
             for slot in range(block.layout.n_slots)
         ]
         self._finals = [
-            {each.name: self._rows(each, slot, 0, each.capacity[worker_id]).final_obs for _, each in self._behaviors}
+            {each.name: self._steps(each, slot, 0, each.capacity[worker_id]).final_obs for _, each in self._behaviors}
             for slot in range(block.layout.n_slots)
         ]
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
@@ -183,15 +183,15 @@ class WorkerRows:
         """That of the whole block."""
         return self._block.layout
 
-    def _rows(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
-        return self._block.columns[each.name].rows(slot, each.first[self._worker_id], n, m, has_acting)
+    def _steps(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
+        return self._block.columns[each.name].steps(slot, each.first[self._worker_id], n, m, has_acting)
 
-    def _all_rows(self, each: BehaviorLayout, slot: int) -> AgentSteps:
+    def _all_steps(self, each: BehaviorLayout, slot: int) -> AgentSteps:
         """All rows of a slot.
 
         Their agents are always the same, one per environment, so their ids are not in the block.
         """
-        steps = self._rows(each, slot, each.capacity[self._worker_id], 0)
+        steps = self._steps(each, slot, each.capacity[self._worker_id], 0)
         if len(self._fixed_ids) == len(steps):
             steps.agent_id = self._fixed_ids
         return steps
@@ -237,7 +237,7 @@ class WorkerRows:
 
     def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
         m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
-        into = self._rows(each, slot, len(steps), m, steps.acting is not None)
+        into = self._steps(each, slot, len(steps), m, steps.acting is not None)
         for name in ("agent_id", "reward", "terminated", "truncated", "acting"):
             source = getattr(steps, name)
             if source is not None:
@@ -260,7 +260,7 @@ class WorkerRows:
         for index, each in self._behaviors:
             n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
             if n:
-                found[each.name] = self._rows(each, slot, n, m, bool(has_acting))
+                found[each.name] = self._steps(each, slot, n, m, bool(has_acting))
         return found
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:

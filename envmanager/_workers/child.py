@@ -151,7 +151,7 @@ class Transport:
         self.ticket = 0
         self.slot = 0
         self.block: Block | None = None
-        self.rows: WorkerRows | None = None
+        self.worker_rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
         self.cannot_obey: CannotObey | None = None
         self.reporter = Reporter()
@@ -168,7 +168,7 @@ class Transport:
 
     def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
         self.block = Block(layout, self.fds["memory"])
-        self.rows = WorkerRows(self.block, self.worker_id, group.env_ids)
+        self.worker_rows = WorkerRows(self.block, self.worker_id, group.env_ids)
 
     def cut_off(self) -> None:
         """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
@@ -281,19 +281,19 @@ class Connection:
         transport = self._transport
         if transport.cannot_obey is not None:
             return transport.cannot_obey
-        if name in STEPPING and transport.rows is not None and transport.group is not None:
+        if name in STEPPING and transport.worker_rows is not None and transport.group is not None:
             if transport.slot != self._offered_slot:
-                self._offer_rows(transport.rows, transport.group, transport.slot)
+                self._offer_rows(transport.worker_rows, transport.group, transport.slot)
             if flags & FULL:
-                return transport.rows.actions
+                return transport.worker_rows.actions
             if flags & IN_MEMORY:
-                actions = transport.rows.read_actions()
-                return actions if name is CommandName.STEP else (transport.rows.read_row_numbers(), actions)
+                actions = transport.worker_rows.read_actions()
+                return actions if name is CommandName.STEP else (transport.worker_rows.read_row_numbers(), actions)
         return Undecoded(data) if data else None
 
-    def _offer_rows(self, rows: WorkerRows, group: EnvGroup, slot: int) -> None:
+    def _offer_rows(self, worker_rows: WorkerRows, group: EnvGroup, slot: int) -> None:
         self._offered_slot = slot
-        buffer = rows.buffer(slot)
+        buffer = worker_rows.buffer(slot)
         if buffer is not None:
             group.offer_rows(buffer)
 
@@ -347,8 +347,8 @@ class StepQueueWriter:
             self._put(FAILED_CODE, 0, dumps_failure(response.payload))
             return
         transport, steps = self._transport, response.payload
-        rows, slot = transport.rows, transport.slot
-        n_ended = None if rows is None else rows.in_place(slot, steps)
+        worker_rows, slot = transport.worker_rows, transport.slot
+        n_ended = None if worker_rows is None else worker_rows.in_place(slot, steps)
         news = transport.news()
         infos = {}
         for name, own in steps.items():
@@ -356,7 +356,7 @@ class StepQueueWriter:
                 infos[name] = (own.info, own.reset_info)
         if n_ended is not None:
             flags = IN_MEMORY | FULL | (ENDED if n_ended else 0)
-        elif rows is not None and rows.write(slot, steps):
+        elif worker_rows is not None and worker_rows.write(slot, steps):
             flags, n_ended = IN_MEMORY, 0
         else:
             self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)

@@ -30,14 +30,18 @@ class Decoder:
         """Called with what the worker reports besides its responses."""
         self._worker_id = worker_id
         self._env_ids = env_ids
-        self._rows: WorkerRows | None = None
+        self._worker_rows: WorkerRows | None = None
         self._in_place: list[EnvironmentResponse] = []
         """By slot, the response of a step that was written in place and in which nobody ended."""
 
-    def attach(self, rows: WorkerRows | None) -> None:
+    def attach(self, worker_rows: WorkerRows | None) -> None:
         """Find steps there from now on; None: the memory is given back."""
-        self._rows = rows
-        self._in_place = [] if rows is None else [self._step(rows.full(slot)) for slot in range(rows.layout.n_slots)]
+        self._worker_rows = worker_rows
+        self._in_place = (
+            []
+            if worker_rows is None
+            else [self._step(worker_rows.full(slot)) for slot in range(worker_rows.layout.n_slots)]
+        )
 
     def _step(self, steps: Any) -> EnvironmentResponse:
         return EnvironmentResponse(CommandName.STEP, self._worker_id, steps)
@@ -62,8 +66,8 @@ class Decoder:
         """The response to a step all of whose rows lie in a slot of the memory; ``n_ended`` have final rows."""
         if not n_ended:
             return self._in_place[slot]
-        assert self._rows is not None
-        return self._step(self._rows.full_with_final(slot, n_ended))
+        assert self._worker_rows is not None
+        return self._step(self._worker_rows.full_with_final(slot, n_ended))
 
     def step(self, code: int, slot: int, flags: int, n_ended: int, data: bytes | None) -> EnvironmentResponse:
         """The response behind any record and its message; the arrays are views of shared memory."""
@@ -71,9 +75,9 @@ class Decoder:
             return self.failed(loads_failure(data or b""))
         infos: Any = {}
         try:
-            if flags & IN_MEMORY and self._rows is not None:
+            if flags & IN_MEMORY and self._worker_rows is not None:
                 infos, news = ({}, None) if data is None else pickle.loads(data)
-                steps = _read(self._rows, slot, flags, n_ended)
+                steps = _read(self._worker_rows, slot, flags, n_ended)
             else:
                 steps, news = pickle.loads(data or b"")
         except Exception as error:
@@ -100,10 +104,10 @@ class Decoder:
         return self._failure(RuntimeError(text), command)
 
 
-def _read(rows: WorkerRows, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
+def _read(worker_rows: WorkerRows, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
     if not flags & FULL:
-        return rows.read(slot)
-    return rows.full_with_final(slot, n_ended) if flags & ENDED else rows.full(slot)
+        return worker_rows.read(slot)
+    return worker_rows.full_with_final(slot, n_ended) if flags & ENDED else worker_rows.full(slot)
 
 
 def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:

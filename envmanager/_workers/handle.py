@@ -90,7 +90,7 @@ class WorkerHandle:
         self._asked = CommandName.START
         self._deadline = 0.0
         self._first_reset: tuple[WorkerRows | None, ResetConfig] | None = None
-        self._rows: WorkerRows | None = None
+        self._worker_rows: WorkerRows | None = None
         self._released = False
         where = partial(LateReplyDiscarded, worker_id=plan.worker_id, generation=plan.generation)
         self.channel = Channel(lambda ticket: events.add(where(ticket=ticket)))
@@ -122,7 +122,7 @@ class WorkerHandle:
             self.channel.ask(CODES[command], self.slot, data, self._deadline)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        flags = 0 if self._rows is None else self._rows.write_actions(actions, rows)
+        flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._step_s
@@ -172,13 +172,13 @@ class WorkerHandle:
 
     # Taking another's place: the step queue waits for the responses, so nobody else does.
 
-    def begin_again(self, rows: WorkerRows | None, config: ResetConfig, slot: int) -> None:
+    def begin_again(self, worker_rows: WorkerRows | None, config: ResetConfig, slot: int) -> None:
         """Once it has started, attach it to the memory and reset it; the response comes out of the step queue.
 
         ``slot`` is where the others stand: in step with them, its rows and theirs make one view again.
         """
         self.slot = slot
-        self._first_reset = (rows, config)
+        self._first_reset = (worker_rows, config)
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
@@ -193,9 +193,9 @@ class WorkerHandle:
             self.await_nothing()
             return response
         assert self._first_reset is not None
-        rows, config = self._first_reset
-        if rows is not None:
-            self.attach(rows)
+        worker_rows, config = self._first_reset
+        if worker_rows is not None:
+            self.attach(worker_rows)
         self.send(CommandName.RESET, config)
         self._await(CommandName.RESET, self._deadline)
         return None
@@ -211,12 +211,12 @@ class WorkerHandle:
 
     # Steps.
 
-    def attach(self, rows: WorkerRows) -> None:
+    def attach(self, worker_rows: WorkerRows) -> None:
         """Use the shared memory from now on."""
-        self._rows = rows
-        self.decoder.attach(rows)
+        self._worker_rows = worker_rows
+        self.decoder.attach(worker_rows)
         deadline = time.monotonic() + self._plan.timeouts.call_s
-        self.channel.send(ATTACH_CODE, self.slot, pickle.dumps(rows.layout), deadline)
+        self.channel.send(ATTACH_CODE, self.slot, pickle.dumps(worker_rows.layout), deadline)
 
     def await_message(self) -> None:
         """A record reports the end of the step; the message that follows it gets as long again to arrive."""
@@ -275,7 +275,7 @@ class WorkerHandle:
         self.kill()
         if not self._released:
             self._released = True
-            self._rows = None
+            self._worker_rows = None
             self.decoder.attach(None)
             self.process.release()
             self.channel.close()

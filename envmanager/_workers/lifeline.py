@@ -149,17 +149,17 @@ def guard(trainer_fd: int, life_fd: int) -> None:
     os.chdir("/")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    held: dict[bytes, list[int]] = {}
+    lines_of: dict[bytes, list[int]] = {}
     with socket.socket(fileno=trainer_fd) as trainer:
         while True:
             name, lines, _, _ = socket.recv_fds(trainer, NAME.size, 2)
             if not name:  # the trainer is dying, and has not closed the life pipe yet
                 _is_cut(life_fd, timeout_ms=None)
                 return
-            for line in held.pop(name, ()):
+            for line in lines_of.pop(name, ()):
                 os.close(line)
             if lines:
-                held[name] = lines
+                lines_of[name] = lines
 
 
 if __name__ == "__main__":

@@ -78,9 +78,9 @@ class LocalWorker:
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         return report
 
-    def attach(self, rows: Any) -> None:
+    def attach(self, worker_rows: Any) -> None:
         """Have the environments write into these ``WorkerRows``, one slot after the other."""
-        buffers = [rows.buffer(slot) for slot in range(rows.layout.n_slots)]
+        buffers = [worker_rows.buffer(slot) for slot in range(worker_rows.layout.n_slots)]
         if None not in buffers:
             self._buffers = buffers
 

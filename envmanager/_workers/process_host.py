@@ -78,7 +78,7 @@ class ProcessHost(WorkerHost):
         self._n_slots = 3 if options.zero_copy else 1
         self._slots = 0
         self._starting: list[WorkerHandle] = []
-        self._rows: list[WorkerRows] = []
+        self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
         """For behaviors of one agent per environment: all rows of each slot."""
@@ -188,11 +188,11 @@ class ProcessHost(WorkerHost):
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
         block = Block(layout, self._resources.memory_fd)
-        self._rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self._entries]
+        self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self._entries]
         self.rewrites_arrays = not self._options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]
         for worker in workers:
-            worker.attach(self._rows[worker.worker_id])
+            worker.attach(self._worker_rows[worker.worker_id])
         self._starting = []
         self._know_whole(block)
 
@@ -202,9 +202,11 @@ class ProcessHost(WorkerHost):
         agent_ids = only_agents(range(n_envs))
         for each in block.layout.behaviors:
             if list(each.capacity) == sizes:
-                rows = [block.columns[each.name].rows(slot, 0, n_envs, 0, False) for slot in slots]
-                self._whole[each.name] = [attrs.evolve(steps, agent_id=agent_ids) for steps in rows]
-                self._rewards[each.name] = [[own.full(slot)[each.name].reward for own in self._rows] for slot in slots]
+                whole = [block.columns[each.name].steps(slot, 0, n_envs, 0, False) for slot in slots]
+                self._whole[each.name] = [attrs.evolve(steps, agent_id=agent_ids) for steps in whole]
+                self._rewards[each.name] = [
+                    [own.full(slot)[each.name].reward for own in self._worker_rows] for slot in slots
+                ]
 
     def _local_workers(self) -> list[LocalWorker]:
         return [each for each in self.workers if isinstance(each, LocalWorker)]
@@ -215,10 +217,10 @@ class ProcessHost(WorkerHost):
         worker = self.workers[worker_id]
         if isinstance(worker, WorkerHandle):
             others = (each.slot for each in self.workers if isinstance(each, WorkerHandle) and each is not worker)
-            worker.begin_again(self._rows[worker_id] if self._rows else None, config, next(others, 0))
+            worker.begin_again(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
             return None
-        if self._rows and isinstance(worker, LocalWorker):
-            worker.attach(self._rows[worker_id])
+        if self._worker_rows and isinstance(worker, LocalWorker):
+            worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
 
     def is_gone(self, worker_id: int) -> bool:
@@ -226,7 +228,7 @@ class ProcessHost(WorkerHost):
         return isinstance(worker, WorkerHandle) and worker.state is not State.RUNNING
 
     def check_can_travel(self, payload: Any) -> None:
-        if payload is not None and self._rows:
+        if payload is not None and self._worker_rows:
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
@@ -254,4 +256,4 @@ class ProcessHost(WorkerHost):
         self._finalizer.detach()
         for local in self._local_workers():
             local.close_quietly()
-        self._rows, self._whole, self._rewards = [], {}, {}
+        self._worker_rows, self._whole, self._rewards = [], {}, {}

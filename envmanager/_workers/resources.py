@@ -12,7 +12,7 @@ from envmanager._workers import descriptors
 from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import State, WorkerHandle
 from envmanager._workers.lifeline import NAME
-from envmanager._workers.step_queue import StepQueue
+from envmanager._workers.step_queue import ProcessStepQueue
 from envmanager.core.weak_calls import weakly
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
@@ -37,7 +37,7 @@ class Resources:
             self._open(events, hear)
 
     def _open(self, events: EventLog, hear: Any) -> None:
-        self.step_queue = StepQueue(events, on_news=hear, on_retired=weakly(self.drop))
+        self.step_queue = ProcessStepQueue(events, on_news=hear, on_retired=weakly(self.drop))
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
         self.life_read_fd, self._life_write_fd = os.pipe()

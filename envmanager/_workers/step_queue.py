@@ -57,7 +57,7 @@ class _Awaited:
     n_ended: int
 
 
-class StepQueue(ResponseSource):
+class ProcessStepQueue(ResponseSource):
     """Responses to "step", in order of completion."""
 
     def __init__(

@@ -67,8 +67,8 @@ class GymnasiumEnvironment(EnvGroup):
         self._plain_obs = (spec.observation.dtype, spec.observation.shape) if is_plain else (np.dtype(object), None)
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
-        self._known: dict[int, _Rows] = {}
-        self._rows = self._new_rows(self._all)
+        self._known: dict[int, _BufferViews] = {}
+        self._views = self._new_views(self._all)
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
@@ -96,31 +96,31 @@ class GymnasiumEnvironment(EnvGroup):
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``, whose views are kept for when it is offered again."""
-        rows = self._known.get(id(buffer))
-        if rows is None:
+        views = self._known.get(id(buffer))
+        if views is None:
             if len(self._known) >= MAX_KNOWN_BUFFERS:
                 self._known.clear()
-            rows = _Rows(buffer, self._castings)
-            self._known[id(buffer)] = rows  # it holds the buffer, so the id stays the buffer's
+            views = _BufferViews(buffer, self._castings)
+            self._known[id(buffer)] = views  # it holds the buffer, so the id stays the buffer's
             buffer.steps.agent_id[:] = self._agent_id
-        self._rows = rows
+        self._views = views
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
-        rows = self._rows
-        rows.clear()
+        views = self._views
+        views.clear()
         infos = []
         for row, env in enumerate(self._envs):
             self.current_env_id = self.env_ids[row]
-            infos.append(self._restart(env, row, rows.obs[row], seed=seeds[row]))
+            infos.append(self._restart(env, row, views.obs[row], seed=seeds[row]))
         self.current_env_id = None
-        return {BEHAVIOR: rows.finish(0, infos, [], keep_infos=self._infos)}
+        return {BEHAVIOR: views.finish(0, infos, [], keep_infos=self._infos)}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         if rows is None:
-            return {BEHAVIOR: self._step(self._all, actions[BEHAVIOR], self._rows)}
+            return {BEHAVIOR: self._step(self._all, actions[BEHAVIOR], self._views)}
         chosen = rows.tolist()
-        return {BEHAVIOR: self._step(chosen, actions[BEHAVIOR], self._new_rows(chosen))}
+        return {BEHAVIOR: self._step(chosen, actions[BEHAVIOR], self._new_views(chosen))}
 
     def close(self) -> None:
         """Close all environments, also when one of them raises; the first exception is raised afterwards."""
@@ -134,7 +134,7 @@ class GymnasiumEnvironment(EnvGroup):
         if first_error is not None:
             raise first_error
 
-    def _step(self, chosen: Sequence[int], batch: Tree, out: _Rows) -> AgentSteps:
+    def _step(self, chosen: Sequence[int], batch: Tree, out: _BufferViews) -> AgentSteps:
         """Step the environments ``chosen``; the i-th of them takes row i of ``batch`` and writes row i of ``out``."""
         envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
         write_obs, plain_rewards = self._write_obs, self._plain_rewards
@@ -187,12 +187,12 @@ class GymnasiumEnvironment(EnvGroup):
         self._write_obs(views, result[0], views[-1])
         return result[1]
 
-    def _new_rows(self, chosen: Sequence[int]) -> _Rows:
+    def _new_views(self, chosen: Sequence[int]) -> _BufferViews:
         buffer = RowBuffer.empty(self._spec.observation, self._agent_id[list(chosen)])
-        return _Rows(buffer, [self._castings[row] for row in chosen])
+        return _BufferViews(buffer, [self._castings[row] for row in chosen])
 
 
-class _Rows:
+class _BufferViews:
     """A RowBuffer with views of each row's leaves: assigning to a view that exists takes a third of making it first.
 
     After the views of an observation's leaves comes what casts for that row's environment.
@@ -231,7 +231,7 @@ class _Rows:
         return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, *infos)
 
 
-def _has_ended(out: _Rows, row: int, terminated: Any, truncated: Any) -> bool:
+def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
     """Whether an episode has ended, after writing the flags that say so."""
     if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
         casting = out.obs[row][-1]

@@ -82,7 +82,7 @@ class VectorEnvironment(Environment):
         obs, infos = self._reset(self._vector_env, seed=self._seed(seeds[0]), options=_own(self._options))
         nobody = np.zeros(self._n, np.bool_)
         reward = np.zeros(self._n, np.float32)
-        return {BEHAVIOR: self._steps(self._rows(obs), reward, nobody, nobody.copy(), infos)}
+        return {BEHAVIOR: self._steps(self._own_arrays(obs), reward, nobody, nobody.copy(), infos)}
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         # A sub-environment that sits out ignores its action; its last one is surely valid.
@@ -114,7 +114,7 @@ class VectorEnvironment(Environment):
             raise SpecMismatch("what step returned", what, describe_value(result))
         obs, reward, terminated, truncated, infos = result
         return (
-            self._rows(obs),
+            self._own_arrays(obs),
             np.array(reward, np.float32),
             _flags(terminated, self._n, "terminated", self.casting),
             _flags(truncated, self._n, "truncated", self.casting),
@@ -127,7 +127,7 @@ class VectorEnvironment(Environment):
         agent_id = np.arange(self._n, dtype=np.int64)
         return AgentSteps(agent_id, obs, reward, terminated, truncated, info=info_rows(infos, self._n))
 
-    def _rows(self, obs: Tree) -> Tree:
+    def _own_arrays(self, obs: Tree) -> Tree:
         """A batched observation as arrays of its own ``[M, …]``; VectorEnvs may write into theirs again."""
         spec = self._spec.observation
         check_structure(spec, obs, "obs")
@@ -159,7 +159,7 @@ class VectorEnvironment(Environment):
     def _final_rows(self, final_obs: Any, numbers: list[int]) -> Tree:
         spec = self._spec.observation
         if not isinstance(final_obs, np.ndarray) or final_obs.dtype.kind != "O":
-            return take_rows(self._rows(final_obs), numbers)
+            return take_rows(self._own_arrays(final_obs), numbers)
         chosen = [final_obs[number] for number in numbers]
         for value in chosen:
             check_structure(spec, value, "final_obs")
@@ -171,7 +171,7 @@ class VectorEnvironment(Environment):
         """DISABLED: nobody has restarted them, so do it now."""
         steps.final_obs = take_rows(steps.obs, ended)
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended.copy()})
-        _put(steps.obs, ended, take_rows(self._rows(obs), ended))
+        _put(steps.obs, ended, take_rows(self._own_arrays(obs), ended))
         after = info_rows(infos, self._n)
         steps.reset_info = [after[number] for number in np.flatnonzero(ended)]
 

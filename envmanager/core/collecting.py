@@ -146,14 +146,14 @@ class Collector:
             return True
         if wait.max_lead is None:
             return n_offered >= self._table.n_waiting
-        n_held = sum(self._is_held_back(entry, wait.max_lead) for entry in self._table.ready)
-        if n_held and n_held == self._table.n_waiting:
+        n_held_back = sum(self._is_held_back(entry, wait.max_lead) for entry in self._table.ready)
+        if n_held_back and n_held_back == self._table.n_waiting:
             slowest = next(each for each in self._table.entries if each.steps_since_reset == self._table.slowest())
             raise UsageError(
                 f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {slowest.worker_id}."
             )
-        return n_offered >= self._table.n_waiting - n_held
+        return n_offered >= self._table.n_waiting - n_held_back
 
     def _offered(self, wait: Wait) -> list[Entry]:
         """Those that are ready and not held back."""

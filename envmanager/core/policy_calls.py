@@ -123,10 +123,10 @@ def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarra
         raise BadAction(
             f"the outputs of {policy} should be a mapping of names to arrays, but are {describe_value(outputs)}."
         )
-    return {name: _rows(values, n, f"output {name!r} of {policy}") for name, values in outputs.items()}
+    return {name: _checked_output(values, n, f"output {name!r} of {policy}") for name, values in outputs.items()}
 
 
-def _rows(values: Any, n: int, what: str) -> np.ndarray:
+def _checked_output(values: Any, n: int, what: str) -> np.ndarray:
     expected = f"{what} should be an array of {n} rows, one per agent, but is"
     try:
         array = as_array(values)

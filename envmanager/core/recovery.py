@@ -109,7 +109,7 @@ class Recovery:
         generation = entry.generation + 1
         entry.replacement = Replacement(generation, error, time.monotonic() + delay_s)
         if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
-            entry.replacement.cause, entry.replacement.held = before.cause, before.held
+            entry.replacement.cause, entry.replacement.last_step = before.cause, before.last_step
         entry.restarts += 1
         self._table.expect(entry, responses, WorkerState.REPLACING)
         self.events.add(
@@ -118,8 +118,8 @@ class Recovery:
 
     def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
         responses = _last_response(entry)
-        if entry.replacement is not None and entry.replacement.held is not None:
-            responses.append(entry.replacement.held)
+        if entry.replacement is not None and entry.replacement.last_step is not None:
+            responses.append(entry.replacement.last_step)
         entry.error, entry.replacement = verdict.error, None
         if verdict.drop:
             self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
@@ -172,8 +172,8 @@ class Recovery:
         """The first observations of its next generation are there; they come after its last response."""
         replacement = entry.replacement
         assert replacement is not None
-        held = replacement.held
-        replacement.first = response if held is None else attrs.evolve(held, payload=response.payload)
+        last_step = replacement.last_step
+        replacement.first = response if last_step is None else attrs.evolve(last_step, payload=response.payload)
         responses = [] if entry.state is WorkerState.REPLACING else _last_response(entry)
         self._table.expect(entry, [*responses, replacement.first], WorkerState.IDLE)
 
@@ -185,8 +185,8 @@ class Recovery:
         replacement = entry.replacement
         if replacement is None or not entry.is_first_of_generation or entry.response is None:
             return None
-        if replacement.held is not None:
-            stepped: Steps = replacement.held.payload
+        if replacement.last_step is not None:
+            stepped: Steps = replacement.last_step.payload
             old, lost = cut_episodes.truncated(stepped, last), None
         elif replacement.cause is not None:
             stepped = {}
@@ -209,9 +209,9 @@ class Recovery:
         limit = self._policy.recycle_after_steps
         if limit is None or entry.steps_of_generation < limit or not any(map(_begins_anew, response.payload.values())):
             return
-        held = attrs.evolve(response, payload={name: own.copy() for name, own in response.payload.items()})
+        last_step = attrs.evolve(response, payload={name: own.copy() for name, own in response.payload.items()})
         steps, generation = entry.steps_of_generation, entry.generation + 1
-        entry.replacement = Replacement(generation, None, time.monotonic(), held)
+        entry.replacement = Replacement(generation, None, time.monotonic(), last_step)
         self._table.expect(entry, [], WorkerState.REPLACING)
         self.events.add(events.Recycled(worker_id=entry.worker_id, generation=generation, steps=steps))
         failure = self._start_if_due(entry)

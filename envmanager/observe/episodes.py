@@ -23,7 +23,7 @@ RECENT = 100
 
 
 @attrs.frozen
-class _Rows:
+class _RowOwners:
     """Who the rows of one worker's StepInfo belong to."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
@@ -52,19 +52,19 @@ class Episodes:
     _agent_at: list[int] = attrs.field(factory=list, init=False)
     _free: list[int] = attrs.field(factory=list, init=False)
     _running: np.ndarray = attrs.field(factory=lambda: np.zeros(64), init=False)
-    _rows_of: dict[int, _Rows] = attrs.field(factory=dict, init=False)
+    _owners_of: dict[int, _RowOwners] = attrs.field(factory=dict, init=False)
 
     def add(self, info: StepInfo) -> None:
         """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
-        rows = self._rows(info)
+        owners = self._owners(info)
         if info.previous is None or info.lost is not None:
             self.lost += sum(int(np.count_nonzero(steps.truncated)) for steps in info.current.values())
-            for places in rows.places:
+            for places in owners.places:
                 self._running[places] = 0.0
             return
         self.worker_steps += 1
-        self.env_steps += rows.n_envs
-        for places, (behavior, steps) in zip(rows.places, info.current.items(), strict=True):
+        self.env_steps += owners.n_envs
+        for places, (behavior, steps) in zip(owners.places, info.current.items(), strict=True):
             self._running[places] += steps.reward
             ended = steps.terminated | steps.truncated
             if np.count_nonzero(ended):  # cheaper than any()
@@ -101,20 +101,20 @@ class Episodes:
         self.count += len(places)
         self._running[places] = 0.0
 
-    def _rows(self, info: StepInfo) -> _Rows:
+    def _owners(self, info: StepInfo) -> _RowOwners:
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
-        rows = self._rows_of.get(info.worker_id)
-        if rows is None or rows.agent_ids != agent_ids:
+        owners = self._owners_of.get(info.worker_id)
+        if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
-            if rows is not None:
-                self._forget_those_who_left(rows, new)
-            rows = self._rows_of[info.worker_id] = new
-        return rows
+            if owners is not None:
+                self._forget_those_who_left(owners, new)
+            owners = self._owners_of[info.worker_id] = new
+        return owners
 
-    def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _Rows:
+    def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _RowOwners:
         current = list(info.current.values())
         env_ids = {env_id for steps in current for env_id in steps.env_id.tolist()}
-        return _Rows(agent_ids, tuple(self._places(steps) for steps in current), len(env_ids))
+        return _RowOwners(agent_ids, tuple(self._places(steps) for steps in current), len(env_ids))
 
     def _places(self, steps: AgentSteps) -> np.ndarray:
         places = []
@@ -137,7 +137,7 @@ class Episodes:
             self._running = np.append(self._running, np.zeros(len(self._agent_at)))
         return len(self._agent_at) - 1
 
-    def _forget_those_who_left(self, before: _Rows, now: _Rows) -> None:
+    def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
         """Others may have the places of agents that are not there any more, once there is no return to remember."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):

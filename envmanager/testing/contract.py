@@ -481,11 +481,11 @@ class _LifeContract:
         with self.make_manager(EchoEnvironment, 3) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
-            handed_out = Counter(info.worker_id for _ in range(10) for info in manager.step())
+            n_steps = Counter(info.worker_id for _ in range(10) for info in manager.step())
             stats = manager.stats()
 
-            assert {worker.worker_id: worker.steps for worker in stats.workers if worker.steps} == handed_out
-            assert stats.steps == sum(handed_out.values())
+            assert {worker.worker_id: worker.steps for worker in stats.workers if worker.steps} == n_steps
+            assert stats.steps == sum(n_steps.values())
             assert [env_id for worker in stats.workers for env_id in worker.env_ids] == [0, 1, 2]
 
     def test_close_works_any_number_of_times_and_at_any_moment(self) -> None:

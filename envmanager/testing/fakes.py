@@ -46,7 +46,7 @@ class FakeWorker:
         self._step_queue = step_queue
         self._group = make_group(FakeEnvironment if env_factory is None else env_factory, worker_id)
         self._responses: list[EnvironmentResponse] = []
-        self._held: list[EnvironmentResponse] = []
+        self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
         """Carry out a command now."""
@@ -56,7 +56,7 @@ class FakeWorker:
         if command not in (CommandName.STEP, CommandName.STEP_ROWS):
             self._responses.append(response)
         elif self.hold:
-            self._held.append(response)
+            self._held_back.append(response)
         else:
             self._step_queue.put(response)
 
@@ -66,8 +66,8 @@ class FakeWorker:
 
     def release(self) -> None:
         """Push the responses held back onto the step queue."""
-        while self._held:
-            self._step_queue.put(self._held.pop(0))
+        while self._held_back:
+            self._step_queue.put(self._held_back.pop(0))
 
     def fail(self, error: Exception) -> None:
         """Push a failure onto the step queue, as the supervision of a real worker does."""

@@ -468,7 +468,7 @@ class MortalWorker(FakeWorker):
     def die(self) -> None:
         if not self.is_dead:
             self.is_dead = True
-            self._held.clear()
+            self._held_back.clear()
             self.fail(died(self.worker_id))
 
 
