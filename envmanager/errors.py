@@ -15,8 +15,8 @@
     │   └── ConfigError          a config that cannot be understood
     └── MissingExtra             an optional library is not installed; a ModuleNotFoundError too
 
-The rule: the text is for people (what happened, to which worker, during what, with what evidence, what to do), the
-fields are for programs, and both survive pickling.
+The text is for people: what happened, to which worker, during what, with what evidence, what to do. The fields are for
+programs. The rule: both survive pickling.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Modules that need an optional library, and what they say where it is not installed.
+"""Names the pip command where a module needs an optional library that is not installed.
 
 ::
 
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-The rule: who imports such a module gets the pip command, not the name of a library that the module happened to import.
+Who imports such a module is given the pip command, not the name of a library that the module happened to import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a config to a manager.
+"""Makes a manager from a config.
 
 ::
 

@@ -1,7 +1,7 @@
 """Environments in the trainer's own process: no process, no pipe, the same contract.
 
-The rule: one worker hosts all environments, and its step is taken when it is asked for, so exceptions come out where
-they would with processes.
+One worker hosts all environments. Its step is taken when it is asked for, so exceptions come out where they would with
+processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Python's faulthandler writes when a worker crashes in native code, kept where the trainer can read it.
+"""Keeps what Python's faulthandler writes when a worker crashes in native code, where the trainer can read it.
 
-The rule: one nameless file for all workers, in which each has a part of its own; so a crash costs no descriptor, blocks
-on no pipe, and its text is there after the process has gone.
+All workers share one nameless file, in which each has a part of its own. So a crash costs no descriptor, blocks on no
+pipe, and its text is there after the process has gone.
 """
 
 from __future__ import annotations

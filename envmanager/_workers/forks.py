@@ -1,4 +1,4 @@
-"""Processes that an environment forks: each is a process of its own, and none is the worker.
+"""Deals with processes that an environment forks: each is a process of its own, and none is the worker.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Signals to a process and to what it has started (its process group) that cannot reach a stranger.
+"""Signals a process and what it has started (its process group), and never a stranger.
 
 A process number is free again once its process has been reaped and its group is empty. Whoever gets it next may lead a
 group of that number too, and ``killpg`` would hit that one. While a process is unreaped, alive or not, its number is

@@ -1,6 +1,6 @@
-"""What a worker does with a command, in whatever process it lives.
+"""Carries out a worker's commands, in whatever process it lives.
 
-The rule: one table from command to function; nothing here knows about pipes or memory.
+The rule: nothing here knows about pipes or memory. One table leads from each command to its function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When the trainer dies, however it dies, its workers and what they started die too.
+"""Ends the workers and what they started when the trainer dies, however it dies.
 
 ::
 

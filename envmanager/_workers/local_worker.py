@@ -1,7 +1,7 @@
 """A worker that is an object in the trainer's process, and the step queue through which it responds.
 
-The rule: its step is taken when somebody asks for the response, and never before, so exceptions come out where they
-would with processes, and a trainer that shares the work looks at the responses of its processes first.
+The rule: its step is taken when somebody asks for the response, and never before. So exceptions come out where they
+would with processes, and the responses of worker processes, if there are any, are looked at first.
 """
 
 from __future__ import annotations

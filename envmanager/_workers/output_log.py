@@ -1,4 +1,4 @@
-"""Where the output of a worker goes with ``log_dir``: a file for each generation, whose end goes into errors.
+"""Opens the files that workers' output goes to with ``log_dir``, one per generation; their ends go into errors.
 
 The rule: the trainer opens the file, so that one which cannot be used is refused before a process starts; and what was
 in it before is nobody's last words.

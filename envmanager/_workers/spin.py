@@ -1,9 +1,11 @@
-"""Look again for a moment before going to sleep, when that pays.
+"""Waits by looking again for a moment before going to sleep, when that pays.
 
 Waking a core that sleeps costs tens of microseconds, looking again after ``sched_yield`` a few. So a wait that was
 short last time spins first; one that was long sleeps at once. Where a yield gave the core to a program that kept it, a
-spin is what takes long, and waits sleep for a while. The rule: a spin always yields and is bounded, so it never keeps a
-core from others, and a wait on slow environments costs nothing.
+spin is what takes long, and waits sleep for a while.
+
+The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
+costs nothing.
 """
 
 from __future__ import annotations

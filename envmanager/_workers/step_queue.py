@@ -7,9 +7,11 @@
     worker 2 ──┘                    ▲
                      one epoll: the step pipe, every worker's death (pidfd), every worker's connection
 
-The rule: read what is there before believing a death or a deadline; the last response counts. A worker's end comes out
-of the queue as a "failed" response, once. A worker that takes another's place responds here too, with its first
-observations, and one that is not needed any more is watched until it has ended.
+A worker that takes another's place responds here too, with its first observations. One that is not needed any more is
+watched until it has ended.
+
+The rule: what is there is read before a death or a deadline is believed; the last response counts. A worker's end comes
+out of the queue as a "failed" response, once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which adapter wraps what a user's factory returns, and the environments of one worker as one.
+"""Chooses the adapter that wraps what a user's factory returns, and joins the environments of one worker into one.
 
 ::
 

@@ -1,6 +1,6 @@
 """A dm_env Environment as one environment of one agent.
 
-The rule: the discount of an episode's last step says how it ended: 0 is a terminal state, anything else was cut short.
+The discount of an episode's last step says how it ended: 0 is a terminal state, anything else was cut short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what a user passes as ``env_factory`` to one callable per environment, refused early when it cannot work.
+"""Makes one callable per environment of what a user passes as ``env_factory``; what cannot work is refused early.
 
 The rule: no environment is made here; the trainer's process only looks at the factory.
 """

@@ -1,7 +1,7 @@
 """The Gymnasium environments of one worker as one EnvGroup: each writes straight into its row of the worker's arrays.
 
-The rule: this is the path that every step of most users takes, so what can be known beforehand (views of rows, readers
-of actions, what an observation must be) is made beforehand, and a step only compares and assigns.
+For most users, every step goes through here. So what can be known beforehand (views of rows, readers of actions, what
+an observation must be) is made beforehand, and a step only compares and assigns.
 """
 
 from __future__ import annotations

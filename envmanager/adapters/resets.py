@@ -1,4 +1,4 @@
-"""``reset`` called with what it takes: Gymnasium's and PettingZoo's take a seed and options, not all environments do.
+"""Calls ``reset`` with what it takes: Gymnasium's and PettingZoo's take a seed and options, not all environments do.
 
 The rule: nothing that the user gave is dropped silently.
 """

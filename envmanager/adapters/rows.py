@@ -1,4 +1,4 @@
-"""What every adapter needs: one agent's observation, reward and flags checked and put into rows of arrays.
+"""Checks one agent's observation, reward and flags and puts them into rows of arrays: what every adapter needs.
 
 The rule: a value that would mean something else in its row (0.5 in an integer leaf, a wrong shape) is refused here, by
 name.

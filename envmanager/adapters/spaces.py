@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as trees of ArraySpec, and rows of action arrays as what those spaces contain.
+"""Turns Gymnasium's spaces into trees of ArraySpec, and rows of action arrays into what those spaces contain.
 
 The rule: a space is looked at once. What a step needs (``row_reader``) is a function made beforehand.
 """

@@ -1,4 +1,4 @@
-"""``call``, ``get_attr``, ``set_attr``, ``render``: what comes back is in the order of ``env_ids``."""
+"""Carries out ``call``, ``get_attr``, ``set_attr`` and ``render``; what comes back is in the order of ``env_ids``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The calls of one manager: one at a time, refused where they make no sense, and a Ctrl-C waits for their end.
+"""Guards the calls of one manager: one at a time, refused where they make no sense, and a Ctrl-C waits for their end.
 
-The rule: interrupts are held before the lock is taken, and until it was given back: none can leave it taken.
+The rule: interrupts are held before the lock is taken and until it has been given back, so none can leave it taken.
 """
 
 from __future__ import annotations

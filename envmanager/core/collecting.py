@@ -1,4 +1,4 @@
-"""Which responses are handed out, and when: the rules of Wait.
+"""Decides which responses are handed out, and when: the rules of Wait.
 
 ::
 

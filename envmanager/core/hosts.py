@@ -1,4 +1,4 @@
-"""Who makes, keeps and ends the workers of one manager: the part that differs between kinds of managers.
+"""The interface of what makes, keeps and ends a manager's workers: the part that differs between kinds of managers.
 
 ::
 

@@ -1,7 +1,6 @@
-"""The rows that were last handed out by ``recv``, to say what an episode that is cut last saw.
+"""Finds the rows that ``recv`` handed out last, to report what an episode that is cut saw last.
 
-The rule: only references to batches are kept, in the entry; the rows are looked up when the worker has failed, which is
-rare.
+The rule: the entry keeps only references to batches. The rows are looked up when the worker has failed, which is rare.
 """
 
 from __future__ import annotations

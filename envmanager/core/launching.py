@@ -1,4 +1,4 @@
-"""Worker generations: launched, and reset as the last reset asked, with seeds of their own."""
+"""Launches worker generations, and resets them as the last reset asked, with seeds of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One policy call per behavior over all workers that are ready, and its rows dealt back to them.
+"""Calls each policy once with the rows of all workers that are ready, and deals its actions back to them.
 
 The rule: everything is checked here, before the first byte is sent, so that a BadAction leaves the manager as it was.
 """

@@ -1,4 +1,4 @@
-"""``step``: policies decide for whoever is idle, and each response becomes a StepInfo.
+"""Carries out ``step``: policies decide for whoever is idle, and each response becomes a StepInfo.
 
 The rule: everything is checked before the first byte is sent, and a StepInfo exists before its worker moves on.
 """

@@ -1,4 +1,4 @@
-"""What becomes of a worker that fails, and of one that is to be recycled.
+"""Replaces or gives up a worker that fails, and replaces one that is to be recycled.
 
 ::
 
@@ -6,7 +6,7 @@
                     ──▶ failed      raised once, then left alone until the next reset
                     ──▶ dropped     left alone for good, loudly
 
-The rule: the others never notice. Everything that happens to an entry's generations happens here.
+The rule: everything that happens to an entry's generations happens here, and the other workers never notice.
 """
 
 from __future__ import annotations

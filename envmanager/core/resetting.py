@@ -1,4 +1,4 @@
-"""``reset``: what is in flight is waited out and discarded, and every worker begins anew.
+"""Carries out ``reset``: what is in flight is waited out and discarded, and every worker begins anew.
 
 ::
 

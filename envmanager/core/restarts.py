@@ -1,4 +1,4 @@
-"""Whether a worker that failed is replaced, and when.
+"""Decides whether a worker that failed is replaced, and when.
 
 ::
 

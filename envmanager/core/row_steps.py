@@ -1,4 +1,4 @@
-"""``send`` and ``recv``: environments of one agent each, one row per environment.
+"""Carries out ``send`` and ``recv``: environments of one agent each, one row per environment.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Where responses come from, as the core reads them: a list of those that are there, or a wait for the next.
+"""The sources of responses, as the core reads them: a list of those that are there, or a wait for the next.
 
 The rule: ``queue.Empty`` stays at this edge. Queues of the library are sources; any other step queue, as a test
 or another manager brings it, is read through a ``QueueSource``.

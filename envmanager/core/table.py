@@ -1,4 +1,4 @@
-"""Where every worker of a manager stands: one entry each, one enum, one function that changes it.
+"""Keeps where every worker of a manager stands: one entry each, one enum, one function that changes it.
 
 ::
 

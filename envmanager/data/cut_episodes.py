@@ -1,4 +1,4 @@
-"""What a trainer gets when a worker was replaced: how the old episodes ended, and how the new ones begin, in one step.
+"""Makes the step that a trainer gets when a worker was replaced: how old episodes ended, and how the new ones begin.
 
 The rule: an episode of one generation never continues in the next. Each agent of the old generation gets one row in
 which its episode ends, with the last observation it had; the observation to act on next comes from the new generation.

@@ -1,4 +1,4 @@
-"""Which worker hosts which environment, and rows of environments sorted by worker.
+"""Deals environments to workers, and sorts rows of environments by worker.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Values put into the dtype of their spec: observations, rewards and flags of an environment, actions of a policy.
+"""Puts values into the dtype of their spec: observations, rewards and flags of an environment, actions of a policy.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Seeds: one per environment and generation, drawn so that no two are related.
+"""Draws seeds: one per environment and generation, no two of them related.
 
 The rule: never ``seed + i``. Neighbouring seeds of many generators give related streams, and the same environment in
 two runs with seeds 0 and 1 would share all but one of its seeds. ``numpy.random.SeedSequence`` exists for this

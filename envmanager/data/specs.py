@@ -1,7 +1,9 @@
-"""What observations and actions look like, described without any environment library.
+"""Describes what observations and actions look like, without any environment library.
 
-A spec is a tree of :class:`ArraySpec`. The rule: data is checked against its spec once, where it enters (actions in
-the manager, observations in the worker), and never again.
+A spec is a tree of :class:`ArraySpec`.
+
+The rule: data is checked against its spec once, where it enters (actions in the manager, observations in the worker),
+and never again.
 """
 
 from __future__ import annotations

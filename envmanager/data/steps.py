@@ -1,4 +1,4 @@
-"""What a step is: the objects that travel between workers, manager, policies and trainers.
+"""The objects of which a step is made, and which travel between workers, manager, policies and trainers.
 
 ::
 

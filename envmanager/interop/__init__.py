@@ -5,8 +5,8 @@
     envs = as_vector_env(manager)          # obs, infos = envs.reset(seed=1);  envs.step(actions)
     vec_env = as_sb3_vec_env(manager)      # PPO("MlpPolicy", vec_env).learn(100_000)
 
-The rule: these libraries know no partial steps, so every step waits for all environments. Each bridge is one module,
-imported with its library only when it is asked for. Closing a bridge closes its manager.
+These libraries know no partial steps, so every step waits for all environments. Each bridge is one module, imported
+with its library only when it is asked for. Closing a bridge closes its manager.
 """
 
 from __future__ import annotations

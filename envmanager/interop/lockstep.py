@@ -1,4 +1,4 @@
-"""All environments of a manager in step, which is the only way of stepping that other vectorised interfaces know.
+"""Keeps all environments of a manager in step, which is the only way of stepping that other vectorised interfaces know.
 
 ::
 

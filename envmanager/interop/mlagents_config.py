@@ -1,4 +1,4 @@
-"""Mistakes in ML-Agents' own config files, as ML-Agents' own errors.
+"""Reports mistakes in ML-Agents' own config files as ML-Agents' own errors.
 
 ML-Agents was written for a cattrs whose errors came as they were. The one that this library needs wraps them in groups,
 of which ML-Agents knows nothing, and whose text does not say what is wrong.

@@ -1,4 +1,4 @@
-"""Steps and actions in ML-Agents' classes, with the numbers by which its trainers know agents.
+"""Turns steps and actions into ML-Agents' classes, with the numbers by which its trainers know agents.
 
 ::
 

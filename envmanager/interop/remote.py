@@ -1,4 +1,4 @@
-"""What the bridges have done where an environment is, by ``manager.call(function, …)``.
+"""The functions that the bridges call where an environment is, by ``manager.call(function, …)``.
 
 The rule: a worker imports this module, so it imports no library but Gymnasium.
 """

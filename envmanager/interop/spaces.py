@@ -1,7 +1,7 @@
-"""Gymnasium's spaces of a manager's environments, and the manager's arrays as elements of the batched spaces.
+"""Finds the Gymnasium spaces of a manager's environments, and turns its arrays into elements of the batched spaces.
 
-The rule: an environment's own spaces are taken where it has some, since its specs say less (they do not tell a Discrete
-from a Box of one whole number, and call all texts and graphs objects); else spaces are made from the specs.
+An environment's own spaces are taken where it has some, since its specs say less (they do not tell a Discrete from a
+Box of one whole number, and call all texts and graphs objects). Else spaces are made from the specs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Counting while a manager runs: environment steps, episodes and their returns.
+"""Counts while a manager runs: environment steps, episodes and their returns.
 
 An episode that was cut because its worker failed has no return: it is counted as lost and not as an episode.
 
-The rule: as cheap as it can be, for it runs once per StepInfo, tens of thousands of times a second. Who the rows of a
+This runs once per StepInfo, tens of thousands of times a second, so it is as cheap as it can be: who the rows of a
 worker belong to is looked up once and remembered until its agents change.
 """
 

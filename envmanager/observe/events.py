@@ -1,4 +1,4 @@
-"""What happened to the workers: typed records, kept, counted and logged.
+"""Events of the workers: what happened to them, kept, counted and logged.
 
 ::
 

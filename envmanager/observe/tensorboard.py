@@ -1,12 +1,13 @@
-"""A manager's statistics as TensorBoard scalars.
+"""Writes a manager's statistics as TensorBoard scalars.
 
 ::
 
     writer = tensorboard.make_writer("runs/1")           # or the SummaryWriter that the trainer has already
     tensorboard.write_stats(writer, manager.stats(), step=n_steps)
 
-The rule: any writer with ``add_scalar(tag, value, step)`` will do, PyTorch's and tensorboardX's alike; only
-``make_writer`` imports a library.
+Any writer with ``add_scalar(tag, value, step)`` will do, PyTorch's and tensorboardX's alike.
+
+The rule: only ``make_writer`` imports a library.
 """
 
 from __future__ import annotations

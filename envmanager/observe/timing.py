@@ -1,7 +1,8 @@
-"""How long steps take and responses wait, without keeping every one of them.
+"""Measures how long steps take and responses wait, without keeping every one of them.
 
-The rule: what is measured here is paid for in every step, so it is a few additions, and its memory does not grow. Where
-a :class:`Track` is set, the same moments go into the trace too.
+Where a :class:`Track` is set, the same moments go into the trace too.
+
+The rule: what is measured here is paid for in every step, so it is a few additions, and its memory does not grow.
 """
 
 from __future__ import annotations

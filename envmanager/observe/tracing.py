@@ -1,4 +1,4 @@
-"""Where the time of a run goes, as a file that trace viewers draw: https://ui.perfetto.dev, or chrome://tracing.
+"""Writes where the time of a run goes, as a file that trace viewers draw: https://ui.perfetto.dev, or chrome://tracing.
 
 ::
 
@@ -8,6 +8,7 @@
 
 The format is the array form of the Trace Event Format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), whose closing bracket may be missing.
+
 The rule: at any moment the file lacks at most that bracket, so a run that was killed leaves all but its last second. A
 trace that cannot be written any more ends, and the run goes on.
 """

@@ -1,7 +1,7 @@
-"""How many processor cores this process may use.
+"""Counts the processor cores that this process may use.
 
-The rule: the machine's number does not matter. What counts is the affinity and, in a container, the share of time that
-its cgroup may use; both apply to worker processes too.
+The machine's number does not matter. What counts is the affinity and, in a container, the share of time that its cgroup
+may use; both apply to worker processes too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where environments run: in this process or in how many worker processes, and why.
+"""Chooses where environments run, in this process or in how many worker processes, and gives the reason.
 
 ::
 

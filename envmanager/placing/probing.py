@@ -1,4 +1,4 @@
-"""What a step of an environment costs, measured in a worker process before the real workers start.
+"""Measures what a step of an environment costs, in a worker process, before the real workers start.
 
 ::
 

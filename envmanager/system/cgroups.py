@@ -1,6 +1,6 @@
-"""The control groups that this process is in: where the kernel says what they allow.
+"""Finds the control groups that this process is in, and what they allow.
 
-The rule: a limit anywhere between the process's own group and the root counts, in version 2 as in version 1.
+A limit anywhere between the process's own group and the root counts, in version 2 as in version 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that take the place of others, which somebody may be reading, or may have prepared.
+"""Writes files that take the place of others, which somebody may be reading, or may have prepared.
 
 ::
 

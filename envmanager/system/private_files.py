@@ -1,4 +1,4 @@
-"""Files that this library writes: only their owner can read them, and nobody can have them written elsewhere.
+"""Opens files that only their owner can read, and that nobody can have written elsewhere.
 
 Where others may write to a directory, they can put something in the place of a file that is about to be made: a
 symbolic link, another name of a file of ours, a pipe, or a file of theirs that they read later.

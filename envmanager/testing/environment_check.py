@@ -1,4 +1,4 @@
-"""What is wrong with an environment, in plain words.
+"""Finds what is wrong with an environment, and says so in plain words.
 
 ::
 

@@ -8,9 +8,10 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation. The rule:
-a test asserts that the right error comes, and also that the invariants hold (:mod:`envmanager.testing.fault_checks`),
-through public names only.
+The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation.
+
+The rule: a test asserts that the right error comes, and also that the invariants hold
+(:mod:`envmanager.testing.fault_checks`), through public names only.
 """
 
 from __future__ import annotations

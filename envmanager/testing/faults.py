@@ -7,8 +7,10 @@
     SubprocessEnvManager(faulty([IgnoreSigterm(), HoldGil()], at="reset"), n_envs=3)    # one thing after the other
 
 What goes wrong is a :class:`Fault`, or one of ``Sleep``, ``Raise`` and ``Die``; when and where it does is for
-:class:`FaultyEnvironment` to say. The rule: until then, and afterwards if there is one, it is an EchoEnvironment, so
-that a mix-up of environments, steps or actions shows.
+:class:`FaultyEnvironment` to say.
+
+The rule: until then, and afterwards if there is one, it is an EchoEnvironment, so that a mix-up of environments, steps
+or actions shows.
 """
 
 from __future__ import annotations

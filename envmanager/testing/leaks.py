@@ -1,4 +1,4 @@
-"""What a test left behind: processes (orphans too), descriptors, threads, shared memory.
+"""Finds what a test left behind: processes (orphans too), descriptors, threads, shared memory.
 
 The rule: what is compared is what the kernel says under /proc, not what this library remembers. Linux only.
 """
