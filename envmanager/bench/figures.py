@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from envmanager.bench.roster import family_of
+from envmanager.bench.roster import family_of, label_of
 from envmanager.bench.summary import CellSummary
 from envmanager.bench.workloads import ALL
 
@@ -52,7 +52,7 @@ def worker_step_costs(summaries: Sequence[CellSummary], workload: str = "sleeper
 
 @attrs.frozen
 class Bars:
-    """Contenders of one cell by their steps/s, the fastest first; ``ours`` marks those of this library."""
+    """The labels of one cell's contenders by their steps/s, the fastest first; ``ours`` marks those of this library."""
 
     workload: str
     n_envs: int
@@ -68,6 +68,6 @@ def bars(summaries: Sequence[CellSummary]) -> list[Bars]:
         lines = sorted(summary.lines, key=lambda line: -line.rate)
         ours = tuple(family_of(line.contender) == "ours" for line in lines)
         if ALL[summary.workload].shows == "rate" and not all(ours):
-            names = tuple(line.contender for line in lines)
+            names = tuple(label_of(line.contender, summary.n_envs) for line in lines)
             groups.append(Bars(summary.workload, summary.n_envs, names, tuple(line.rate for line in lines), ours))
     return groups

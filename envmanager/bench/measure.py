@@ -5,6 +5,8 @@ The rule: the clock is read between chunks of calls that take some milliseconds,
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +18,28 @@ if TYPE_CHECKING:
 CHUNK_S = 0.005
 
 
+def cpu_of_descendants() -> float:
+    """CPU seconds of all processes that descend from this one and live, to a hundredth each; 0 without /proc."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{int(name)}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(name))
+            ticks[int(name)] = int(fields[11]) + int(fields[12])  # utime and stime, as proc(5) counts them less 3
+    found = list(children.get(os.getpid(), ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return sum(ticks[pid] for pid in found) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True)
 class Clocks:
     """Where time is read; tests put their own in."""
 
     wall: Callable[[], float] = time.monotonic
     cpu: Callable[[], float] = time.process_time
+    cpu_of_descendants: Callable[[], float] = cpu_of_descendants
 
 
 def warm_up(contender: Contender, seconds: float, clocks: Clocks) -> int:
@@ -39,12 +57,14 @@ def warm_up(contender: Contender, seconds: float, clocks: Clocks) -> int:
             return n_calls
 
 
-def measure(contender: Contender, *, n_calls: int, seconds: float, clocks: Clocks) -> tuple[int, float, float]:
-    """Environment steps, wall seconds and CPU seconds of chunks of ``n_calls`` for at least ``seconds``."""
+def measure(contender: Contender, *, n_calls: int, seconds: float, clocks: Clocks) -> tuple[int, float, float, float]:
+    """Environment steps, wall seconds, and CPU seconds without and with workers, of ``seconds`` or a little more."""
     n_steps = 0
+    workers_cpu = clocks.cpu_of_descendants()
     cpu = clocks.cpu()
     started = now = clocks.wall()
     while now < started + seconds:
         n_steps += contender.run(n_calls)
         now = clocks.wall()
-    return n_steps, now - started, clocks.cpu() - cpu
+    cpu_s = clocks.cpu() - cpu
+    return n_steps, now - started, cpu_s, cpu_s + clocks.cpu_of_descendants() - workers_cpu

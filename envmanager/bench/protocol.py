@@ -31,11 +31,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a turn took. ``cpu_s``: of the trainer's process with all its threads, but not of its workers."""
+    """What a turn took. ``cpu_s``: of the trainer's process with all its threads; ``all_cpu_s``: of its workers too."""
 
     n_steps: int
     wall_s: float
     cpu_s: float
+    all_cpu_s: float
     start_s: float
     """From nothing but an imported library to the first observations of all environments."""
 

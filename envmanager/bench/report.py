@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from envmanager.bench.roster import label_of
 from envmanager.bench.schedule import LeftOut, Pace, Results, Turn
 from envmanager.bench.summary import CellSummary, Line, rate_of
 from envmanager.bench.targets import Outcome
@@ -44,19 +45,22 @@ def _cell(summary: CellSummary) -> dict[str, Any]:
         "bare_spread": summary.bare_spread,
         "best_of_ours": best,
         "contenders": [
-            _line(line, None if best is None else summary.ratio(best, line.contender)) for line in summary.lines
+            _line(line, summary.n_envs, None if best is None else summary.ratio(best, line.contender))
+            for line in summary.lines
         ],
     }
 
 
-def _line(line: Line, ours_to_it: float | None) -> dict[str, Any]:
+def _line(line: Line, n_envs: int, ours_to_it: float | None) -> dict[str, Any]:
     return {
         "contender": line.contender,
+        "label": label_of(line.contender, n_envs),
         "steps_per_s": line.rate,
         "times_bare": line.to_bare,
         "share_of_limit": line.to_limit,
         "best_of_ours_to_it": ours_to_it,
         "trainer_cores": line.cores,
+        "all_cores": line.all_cores,
         "start_s": line.start_s,
         "rounds": line.rounds,
     }

@@ -9,6 +9,8 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from envmanager.placing.cores import count_cores
+
 if TYPE_CHECKING:
     from envmanager.bench.contender import Contender
 
@@ -28,8 +30,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender: a class in its family's module, made with ``options``."""
+    """A contender: how it is called in tables and plots, and a class in its family's module, made with ``options``."""
 
+    label: str
     maker: str
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -47,48 +50,50 @@ FAMILIES = {
 }
 
 ROSTER = {
-    "bare": Entry("Bare"),
+    "bare": Entry("the bare environment, alone", "Bare"),
     # In this process; one environment per process; several per process, as many processes as cores.
-    "ours-simple": Entry("InProcess"),
-    "ours-simple-view": Entry("InProcess", {"zero_copy": True}),
-    "ours-processes": Entry("Processes"),
-    "ours-processes-view": Entry("Processes", {"zero_copy": True}),
-    "ours-workers": Entry("Workers"),
-    "ours-workers-view": Entry("Workers", {"zero_copy": True}),
+    "ours-simple": Entry("envmanager (in process)", "InProcess"),
+    "ours-simple-view": Entry("envmanager (in process, zero_copy)", "InProcess", {"zero_copy": True}),
+    "ours-processes": Entry("envmanager (a worker each)", "Processes"),
+    "ours-processes-view": Entry("envmanager (a worker each, zero_copy)", "Processes", {"zero_copy": True}),
+    "ours-workers": Entry("envmanager ({cores} workers)", "Workers"),
+    "ours-workers-view": Entry("envmanager ({cores} workers, zero_copy)", "Workers", {"zero_copy": True}),
     # Not waiting for all: for any, or for half of the workers.
-    "ours-any": Entry("Processes", {"wait": "any"}),
-    "ours-half": Entry("Processes", {"wait": "half"}),
+    "ours-any": Entry("envmanager (a worker each, any)", "Processes", {"wait": "any"}),
+    "ours-half": Entry("envmanager (a worker each, half)", "Processes", {"wait": "half"}),
     # Two processes per core that take turns.
-    "ours-turns": Entry("Turns"),
+    "ours-turns": Entry("envmanager ({twice} workers, half)", "Turns"),
     # Placed by the manager: with a share in the trainer's process, and whatever it finds best.
-    "ours-share": Entry("Share"),
-    "ours-auto": Entry("Auto"),
+    "ours-share": Entry("envmanager ({rest} + local)", "Share"),
+    "ours-auto": Entry("envmanager (auto)", "Auto"),
     # step() and a policy that does nothing, against send() and recv().
-    "ours-step": Entry("Stepped"),
-    "ours-forkserver": Entry("Processes", {"start_method": "forkserver"}),
-    "ours-spawn": Entry("Processes", {"start_method": "spawn"}),
-    "ours-fork": Entry("Processes", {"start_method": "fork"}),
-    "gymnasium-sync": Entry("Vector", {"kind": "SyncVectorEnv"}),
-    "gymnasium-sync-view": Entry("Vector", {"kind": "SyncVectorEnv", "copy": False}),
-    "gymnasium-async": Entry("Vector", {"kind": "AsyncVectorEnv"}),
-    "sb3-dummy": Entry("Vector", {"kind": "DummyVecEnv"}),
-    "sb3-subproc": Entry("Vector", {"kind": "SubprocVecEnv", "start_method": "fork"}),
-    "tianshou-dummy": Entry("Vector", {"kind": "DummyVectorEnv"}),
-    "tianshou-subproc": Entry("Vector", {"kind": "SubprocVectorEnv"}),
-    "tianshou-shmem": Entry("Vector", {"kind": "ShmemVectorEnv"}),
-    "tianshou-shmem-any": Entry("Vector", {"kind": "ShmemVectorEnv", "wait": "any"}),
-    "tianshou-shmem-half": Entry("Vector", {"kind": "ShmemVectorEnv", "wait": "half"}),
-    "pufferlib-serial": Entry("Vector", {"kind": "Serial"}),
-    "pufferlib-processes": Entry("Vector", {"kind": "Multiprocessing"}),
-    "pufferlib-workers": Entry("Vector", {"kind": "Multiprocessing", "per_core": True}),
-    "pufferlib-any": Entry("Vector", {"kind": "Multiprocessing", "wait": "any"}),
-    "pufferlib-half": Entry("Vector", {"kind": "Multiprocessing", "wait": "half"}),
-    "torchrl-serial": Entry("Vector", {"kind": "SerialEnv"}),
-    "torchrl-parallel": Entry("Vector", {"kind": "ParallelEnv"}),
-    "rllib-sync": Entry("Runner", {"mode": "sync"}),
-    "rllib-async": Entry("Runner", {"mode": "async"}),
-    "envpool-sync": Entry("Synchronous"),
-    "envpool-async": Entry("Asynchronous"),
+    "ours-step": Entry("envmanager (a worker each, step())", "Stepped"),
+    "ours-forkserver": Entry("envmanager (forkserver)", "Processes", {"start_method": "forkserver"}),
+    "ours-spawn": Entry("envmanager (spawn)", "Processes", {"start_method": "spawn"}),
+    "ours-fork": Entry("envmanager (fork)", "Processes", {"start_method": "fork"}),
+    "gymnasium-sync": Entry("Gymnasium SyncVectorEnv", "Vector", {"kind": "SyncVectorEnv"}),
+    "gymnasium-sync-view": Entry(
+        "Gymnasium SyncVectorEnv, no copy", "Vector", {"kind": "SyncVectorEnv", "copy": False}
+    ),
+    "gymnasium-async": Entry("Gymnasium AsyncVectorEnv", "Vector", {"kind": "AsyncVectorEnv"}),
+    "sb3-dummy": Entry("SB3 DummyVecEnv", "Vector", {"kind": "DummyVecEnv"}),
+    "sb3-subproc": Entry("SB3 SubprocVecEnv", "Vector", {"kind": "SubprocVecEnv", "start_method": "fork"}),
+    "tianshou-dummy": Entry("Tianshou Dummy", "Vector", {"kind": "DummyVectorEnv"}),
+    "tianshou-subproc": Entry("Tianshou Subproc", "Vector", {"kind": "SubprocVectorEnv"}),
+    "tianshou-shmem": Entry("Tianshou Shmem", "Vector", {"kind": "ShmemVectorEnv"}),
+    "tianshou-shmem-any": Entry("Tianshou Shmem (any)", "Vector", {"kind": "ShmemVectorEnv", "wait": "any"}),
+    "tianshou-shmem-half": Entry("Tianshou Shmem (half)", "Vector", {"kind": "ShmemVectorEnv", "wait": "half"}),
+    "pufferlib-serial": Entry("PufferLib (in process)", "Vector", {"kind": "Serial"}),
+    "pufferlib-processes": Entry("PufferLib (a worker each)", "Vector", {"kind": "Multiprocessing"}),
+    "pufferlib-workers": Entry("PufferLib ({cores} workers)", "Vector", {"kind": "Multiprocessing", "per_core": True}),
+    "pufferlib-any": Entry("PufferLib (any)", "Vector", {"kind": "Multiprocessing", "wait": "any"}),
+    "pufferlib-half": Entry("PufferLib (half)", "Vector", {"kind": "Multiprocessing", "wait": "half"}),
+    "torchrl-serial": Entry("TorchRL SerialEnv", "Vector", {"kind": "SerialEnv"}),
+    "torchrl-parallel": Entry("TorchRL ParallelEnv", "Vector", {"kind": "ParallelEnv"}),
+    "rllib-sync": Entry("RLlib (sync)", "Runner", {"mode": "sync"}),
+    "rllib-async": Entry("RLlib (async)", "Runner", {"mode": "async"}),
+    "envpool-sync": Entry("EnvPool (sync)", "Synchronous"),
+    "envpool-async": Entry("EnvPool (async)", "Asynchronous"),
 }
 """All contenders. The part of a name before the first hyphen is the family."""
 
@@ -96,6 +101,18 @@ OUT_OF_REACH = {
     "mlagents": "it runs Unity builds, not these environments",
 }
 """Libraries that one would expect here, and why they are not."""
+
+
+def label_of(contender: str, n_envs: int) -> str:
+    """``"envmanager (2 workers)"`` for ``"ours-workers"`` on two cores: how tables and plots call it."""
+    cores = count_cores()
+    return ROSTER[contender].label.format(
+        cores=min(cores, n_envs), twice=min(2 * cores, n_envs), rest=_counted(max(1, cores - 1))
+    )
+
+
+def _counted(n_workers: int) -> str:
+    return "1 worker" if n_workers == 1 else f"{n_workers} workers"
 
 
 def family_of(contender: str) -> str:

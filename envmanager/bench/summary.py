@@ -27,6 +27,8 @@ class Line:
     """The share of what the sleeping allows; None for an environment that computes."""
     cores: float
     """What the trainer's process used, in cores."""
+    all_cores: float
+    """What it and its workers used."""
     start_s: float
     rounds: int
 
@@ -93,6 +95,11 @@ def cores_of(turn: Turn) -> float:
     return turn.measured.cpu_s / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
 
 
+def all_cores_of(turn: Turn) -> float:
+    """What the trainer's process and its workers used, in cores."""
+    return turn.measured.all_cpu_s / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+
+
 def _bare_rates(turns: Sequence[Turn]) -> dict[int, float]:
     """By round, the mean of the bare environment's runs."""
     bare = [turn for turn in turns if turn.contender == BARE]
@@ -118,6 +125,7 @@ def _line(contender: str, turns: Sequence[Turn], bare: dict[int, float]) -> Line
         to_bare=middle(lambda turn: rate_of(turn) / bare[turn.round] if bare[turn.round] else 0.0),
         to_limit=middle(to_limit) if workload.sleeps else None,
         cores=middle(cores_of),
+        all_cores=middle(all_cores_of),
         start_s=middle(lambda turn: turn.measured.start_s),
         rounds=len(own),
     )

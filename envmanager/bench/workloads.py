@@ -61,7 +61,7 @@ ALL = {
             (8, 64),
             (*PLACED, *CHOSEN, "ours-step", *SYNCHRONOUS, *RLLIB),
         ),
-        Workload("cartpole", "CartPole-v1", "cartpole", (8, 64), (*PLACED, *CHOSEN, *SYNCHRONOUS, *RLLIB, *ENVPOOL)),
+        Workload("cartpole", "CartPole-v1", "cartpole", (8, 32), (*PLACED, *CHOSEN, *SYNCHRONOUS, *RLLIB, *ENVPOOL)),
         Workload(
             "pong",
             "ALE/Pong-v5: no-op reset, frame skip 4 with max, gray 84x84, stack of 4",
@@ -84,7 +84,7 @@ ALL = {
             "straggler",
             "a step sleeps 1 ms, one of ten sleeps 10 ms",
             "straggler",
-            (8,),
+            (8, 32),
             (*PARTIAL, "ours-processes", "ours-auto", *SEPARATE, *ASYNCHRONOUS),
             sleeps=True,
         ),

@@ -19,6 +19,7 @@ from envmanager.bench.launcher import Launcher
 from envmanager.bench.machine import facts
 from envmanager.bench.plan import BenchPlan
 from envmanager.bench.report import to_json
+from envmanager.bench.roster import label_of
 from envmanager.bench.schedule import Cell, LeftOut, Results, Turn, run_cell
 from envmanager.bench.summary import CellSummary, rate_of
 from envmanager.bench.targets import Outcome, outcomes
@@ -112,7 +113,8 @@ class _Bench:
             return
         total = self.plan.pace.rounds * (len(cell.contenders) + 1)
         what = f"{rate_of(came):,.0f} steps/s" if isinstance(came, Turn) else came.reason
-        text = f"{cell.workload}, {cell.n_envs} environments: {number + 1}/{total} {came.contender}: {what}"
+        whom = label_of(came.contender, cell.n_envs)
+        text = f"{cell.workload}, {cell.n_envs} environments: {number + 1}/{total} {whom}: {what}"
         width = self.console.width - 1
         self.console.print(Text(text[:width].ljust(width), style="dim"), end="\r")
 

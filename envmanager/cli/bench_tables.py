@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.bench.roster import family_of
+from envmanager.bench.roster import family_of, label_of
 from envmanager.bench.schedule import LeftOut
 from envmanager.bench.summary import CellSummary, Line
 from envmanager.bench.targets import Outcome
-from envmanager.bench.workloads import ALL
+from envmanager.bench.workloads import ALL, BARE
 
 QUIET_SPREAD = 1.3
 """By so much the bare environment's runs may differ before it is said."""
@@ -36,9 +36,9 @@ def cell_table(summary: CellSummary) -> Table:
         table.add_column(name, justify="right")
     for line in sorted(summary.lines, key=_order(workload.shows)):
         style = "bold" if family_of(line.contender) == "ours" else ""
-        table.add_row(line.contender, *(cell(line) for _, cell in columns), style=style)
+        table.add_row(label_of(line.contender, summary.n_envs), *(cell(line) for _, cell in columns), style=style)
     if workload.shows != "start_s":
-        table.add_row("bare", f"{summary.bare_rate:,.0f}", style="dim")
+        table.add_row(label_of(BARE, summary.n_envs), f"{summary.bare_rate:,.0f}", style="dim")
     return table
 
 
@@ -71,6 +71,7 @@ def _columns(summary: CellSummary) -> list[tuple[str, Callable[[Line], str]]]:
     if ALL[summary.workload].sleeps:
         columns.append(("of the limit", lambda line: "" if line.to_limit is None else f"{line.to_limit:.0%}"))
     columns += [("best of ours / it", ours_to_it), ("trainer's cores", lambda line: f"{line.cores:.2f}")]
+    columns.append(("all cores", lambda line: f"{line.all_cores:.2f}"))
     return columns
 
 
@@ -96,14 +97,21 @@ def target_table(outcomes: Sequence[Outcome]) -> Table:
         table.add_column(name)
     for outcome in outcomes:
         target = outcome.target
-        against = outcome.against or ", ".join(target.peers) or {"to_bare": "bare"}.get(target.figure, "")
+        against = _against(outcome)
         sign = "≤" if target.at_most else "≥"
         measured = "" if outcome.value is None else f"{outcome.value:.3g}"
+        by = "" if outcome.by is None else label_of(outcome.by, target.n_envs)
         table.add_row(
-            *(f"{target.workload} {target.n_envs}", target.about, against, f"{sign} {target.goal:g}", measured),
-            *(outcome.by or "", LOST if outcome.is_lost_in_noise else MET[outcome.met]),
+            *(f"{target.workload} {target.n_envs}", target.about, against, f"{sign} {target.goal:g}", measured, by),
+            LOST if outcome.is_lost_in_noise else MET[outcome.met],
         )
     return table
+
+
+def _against(outcome: Outcome) -> str:
+    target = outcome.target
+    names = (BARE,) if target.figure == "to_bare" else (outcome.against,) if outcome.against else target.peers
+    return ", ".join(label_of(name, target.n_envs) for name in names)
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:

@@ -34,7 +34,7 @@ class FakeLauncher:
     def run(self, job):
         if job.contender in self.failing:
             raise self.failing[job.contender]
-        return Measured(100, 1.0, 0.5, 0.1)
+        return Measured(100, 1.0, 0.5, 0.75, 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_what_was_measured_is_shown_written_and_drawn(tmp_path, mocker):
 
     said = json.loads((tmp_path / "a.json").read_text())
     assert exit_code == 0
-    assert re.search(r"ours-simple +100 +1 ", text)
+    assert re.search(r"envmanager \(in process\) +100 +1 ", text)
     assert (said["ended"], len(said["turns"]), said["versions"]) == ("done", 6, {"ours": {"numpy": "2"}})
     assert "drawn: " in text
 
@@ -91,7 +91,7 @@ def test_a_terminal_sees_who_ran_last_until_the_table_comes():
 
     _, text = measure(console)
 
-    assert "1/6 bare: 100 steps/s" in text
+    assert "1/6 the bare environment, alone: 100 steps/s" in text
     assert re.search(r"\r {79}\r\nnoop, 8 environments", text)
 
 
@@ -99,7 +99,7 @@ def test_the_command_takes_lists_with_commas_and_refuses_what_it_does_not_know(c
     arguments = ["bench", "--quick", "--contenders", "ours-simple,gymnasium", "--out", str(tmp_path / "a.json")]
 
     assert run_command_line(arguments) == 0
-    assert "gymnasium-sync" in capsys.readouterr().out
+    assert "Gymnasium SyncVectorEnv" in capsys.readouterr().out
     assert run_command_line(["bench", "--workload", "nop"]) == 2
     assert "did you mean 'noop'" in capsys.readouterr().err
     assert run_command_line(["bench", "--out", str(tmp_path)]) == 2

@@ -51,7 +51,7 @@ def test_bars_stand_in_order_of_speed_and_know_whose_they_are():
     waiting = CellSummary.of([turn(name, 20, workload="waiting") for name in ("bare", "ours-any", "sb3-subproc")])
     (group,) = bars([NOOP, scaling(4, simple=100), waiting])
 
-    assert group.names == ("sb3-dummy", "ours-simple", "gymnasium-sync")
+    assert group.names == ("SB3 DummyVecEnv", "envmanager (in process)", "Gymnasium SyncVectorEnv")
     assert group.rates == (75, 50, 25)
     assert group.ours == (False, True, False)
 
@@ -76,9 +76,9 @@ def printed(*things):
 def test_the_table_of_a_workload_has_everyone_the_best_first():
     text = printed(cell_table(NOOP))
 
-    assert text.index("sb3-dummy") < text.index("ours-simple") < text.index("gymnasium-sync")
-    assert [line.split() for line in text.splitlines() if "gymnasium" in line] == [
-        ["gymnasium-sync", "25", "0.25", "2", "0.50"]
+    assert text.index("DummyVecEnv") < text.index("envmanager (in process)") < text.index("SyncVectorEnv")
+    assert [line.split() for line in text.splitlines() if "Gymnasium" in line] == [
+        ["Gymnasium", "SyncVectorEnv", "25", "0.25", "2", "0.50", "1.00"]
     ]
 
 
@@ -99,8 +99,8 @@ def test_a_machine_that_was_not_quiet_is_told(rates, said):
 def test_targets_are_met_not_met_or_not_measured():
     text = printed(target_table(outcomes([NOOP])))
 
-    (in_process,) = (line for line in text.splitlines() if "in-process" in line)
-    assert in_process.split()[-3:] == ["2", "ours-simple", "met"]
+    (in_process,) = (line for line in text.splitlines() if "noop 8 " in line and "SyncVectorEnv" in line)
+    assert in_process.split()[-5:] == ["2", "envmanager", "(in", "process)", "met"]
     assert "not measured" in text
 
 

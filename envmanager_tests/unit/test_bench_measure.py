@@ -15,7 +15,7 @@ class Ticking:
         self.call_s = call_s
         self.now = 100.0
         self.chunks = []
-        self.clocks = Clocks(wall=lambda: self.now, cpu=lambda: self.now / 4)
+        self.clocks = Clocks(wall=lambda: self.now, cpu=lambda: self.now / 4, cpu_of_descendants=lambda: self.now / 2)
 
     def run(self, n_calls):
         self.now += n_calls * self.call_s
@@ -44,22 +44,27 @@ def test_the_warm_up_takes_the_time_it_was_given():
 def test_steps_wall_time_and_cpu_time_are_of_the_same_span():
     contender = Ticking(2**-6)
 
-    n_steps, wall_s, cpu_s = measure(contender, n_calls=8, seconds=0.9, clocks=contender.clocks)
+    n_steps, wall_s, cpu_s, all_cpu_s = measure(contender, n_calls=8, seconds=0.9, clocks=contender.clocks)
 
-    assert (n_steps, wall_s, cpu_s) == (512, 1.0, 0.25)
+    assert (n_steps, wall_s, cpu_s, all_cpu_s) == (512, 1.0, 0.25, 0.75)
     assert contender.chunks == [8] * 8
 
 
 def test_no_seconds_are_no_steps():
     contender = Ticking(0.01)
 
-    assert measure(contender, n_calls=1, seconds=0.0, clocks=contender.clocks) == (0, 0.0, 0.0)
+    assert measure(contender, n_calls=1, seconds=0.0, clocks=contender.clocks) == (0, 0.0, 0.0, 0.0)
 
 
 def test_jobs_and_results_survive_the_journey():
     job = Job("ours-simple", "noop", 8, 1.0, 0.5, 60.0)
-    measured = Measured(10, 1.0, 0.5, 0.1)
+    measured = Measured(10, 1.0, 0.5, 0.75, 0.1)
 
     assert job_of(job_line(job)) == job
     assert line_of("ended", exit_code=0) == '{"event": "ended", "exit_code": 0}\n'
-    assert measured_of({"event": "measured", "n_steps": 10, "wall_s": 1.0, "cpu_s": 0.5, "start_s": 0.1}) == measured
+    assert (
+        measured_of(
+            {"event": "measured", "n_steps": 10, "wall_s": 1.0, "cpu_s": 0.5, "all_cpu_s": 0.75, "start_s": 0.1}
+        )
+        == measured
+    )

@@ -21,7 +21,8 @@ def contenders_of(**words):
 def test_every_workload_has_its_own_sizes_and_contenders():
     plan = plan_bench(workloads=["noop", "straggler"])
 
-    assert [(cell.workload, cell.n_envs) for cell in plan.cells] == [("noop", 8), ("noop", 64), ("straggler", 8)]
+    cells = [(cell.workload, cell.n_envs) for cell in plan.cells]
+    assert cells == [("noop", 8), ("noop", 64), ("straggler", 8), ("straggler", 32)]
     assert plan.cells[0].contenders == ("bare", *ALL["noop"].contenders)
     assert plan.pace.rounds == 5
 

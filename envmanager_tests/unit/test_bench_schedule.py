@@ -11,7 +11,7 @@ from envmanager.bench.protocol import Measured
 from envmanager.bench.schedule import Cell, Pace, Results, order_of_round, run_cell
 
 CELL = Cell("noop", 8, ("bare", "ours-simple", "gymnasium-sync", "tianshou-dummy"))
-MEASURED = Measured(10, 1.0, 0.5, 0.1)
+MEASURED = Measured(10, 1.0, 0.5, 0.75, 0.1)
 
 
 def run_all(run, *, rounds=2, cell=CELL):

@@ -69,13 +69,15 @@ def test_the_best_of_ours_is_the_fastest_of_ours():
 
 def test_a_workload_without_steps_has_its_start_times():
     turns = [
-        Turn("start", 8, 0, name, Measured(0, 0.0, 0.0, start_s)) for name, start_s in (("bare", 0), ("ours-fork", 2))
+        Turn("start", 8, 0, name, Measured(0, 0.0, 0.0, 0.0, start_s))
+        for name, start_s in (("bare", 0), ("ours-fork", 2))
     ]
 
     assert CellSummary.of(turns).line("ours-fork").start_s == 2
 
 
 def test_cores_are_cpu_time_through_wall_time():
-    turns = [turn("bare", 1), Turn("noop", 8, 0, "ours-any", Measured(10, 2.0, 0.5, 0.0))]
+    turns = [turn("bare", 1), Turn("noop", 8, 0, "ours-any", Measured(10, 2.0, 0.5, 1.5, 0.0))]
 
     assert CellSummary.of(turns).line("ours-any").cores == 0.25
+    assert CellSummary.of(turns).line("ours-any").all_cores == 0.75

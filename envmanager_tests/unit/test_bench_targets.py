@@ -22,7 +22,7 @@ def test_the_best_of_several_of_ours_counts():
     found = outcome(
         *(turn("bare", 9), turn("gymnasium-async", 100)),
         *(turn("ours-processes", 200), turn("ours-processes-view", 300)),
-        about="one env per process",
+        about="a worker each",
     )
 
     assert (found.value, found.by, found.against, found.met) == (3.0, "ours-processes-view", "gymnasium-async", True)
@@ -79,7 +79,7 @@ def test_cores_that_no_clock_has_seen_are_no_target_met():
 
 
 def test_what_was_not_measured_is_neither_met_nor_not():
-    found = outcome(turn("bare", 9), turn("ours-simple", 100), about="in-process")
+    found = outcome(turn("bare", 9), turn("ours-simple", 100), about="in process")
 
     assert (found.value, found.met) == (None, None)
     assert all(each.met is None for each in outcomes([]))
