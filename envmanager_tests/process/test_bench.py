@@ -34,12 +34,12 @@ def test_a_quick_measurement_has_a_table_targets_and_a_json_file(tmp_path):
     assert {line["contender"] for line in cell["contenders"]} == {"ours-simple", "gymnasium-sync"}
     assert all(line["steps_per_s"] > 0 for line in cell["contenders"])
     assert [turn["contender"] for turn in said["turns"]][:: len(said["turns"]) - 1] == ["bare", "bare"]
-    target = next(target for target in said["targets"] if target["about"] == "in-process")
+    target = next(target for target in said["targets"] if target["about"] == "in process")
     assert target["value"] == pytest.approx(
         next(c for c in cell["contenders"] if c["contender"] == "gymnasium-sync")["best_of_ours_to_it"]
     )
-    assert "gymnasium-sync" in done.stdout
-    assert "in-process" in done.stdout
+    assert "Gymnasium SyncVectorEnv" in done.stdout
+    assert "envmanager (in process)" in done.stdout
 
 
 def test_processes_are_measured_too_and_a_peer_that_is_not_installed_is_skipped_and_said(tmp_path):
@@ -50,10 +50,23 @@ def test_processes_are_measured_too_and_a_peer_that_is_not_installed_is_skipped_
     )
     python.chmod(0o755)
 
-    done = run(tmp_path, "--quick", "--contenders", "ours-processes,sb3-dummy", "--python", f"sb3={python}")
+    done = run(
+        tmp_path,
+        "--quick",
+        "--seconds",
+        0.5,
+        "--contenders",
+        "ours-processes,sb3-dummy",
+        "--python",
+        f"sb3={python}",
+        "--out",
+        "a.json",
+    )
 
     assert done.returncode == 0
-    assert "ours-processes" in done.stdout
+    assert "envmanager (a worker each)" in done.stdout
+    (line,) = json.loads((tmp_path / "a.json").read_text())["summary"][0]["contenders"]
+    assert 0 < line["trainer_cores"] < line["all_cores"]
     assert "skipped: sb3:" in done.stdout
     assert "pip install stable-baselines3" in done.stdout
 
