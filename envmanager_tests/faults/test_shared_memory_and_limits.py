@@ -32,10 +32,10 @@ from envmanager import (
     Wait,
     WorkerDied,
     WorkerError,
-    cgroups,
 )
 from envmanager._workers import memory
 from envmanager._workers.server import Server
+from envmanager.system import cgroups
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers

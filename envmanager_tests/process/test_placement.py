@@ -27,9 +27,9 @@ from envmanager import (
     WorkerDied,
     WorkerTimedOut,
     make_manager,
-    probing,
 )
 from envmanager.environment import EnvContext
+from envmanager.placing import probing
 from envmanager.placing.cores import count_cores
 from envmanager.simple_env_manager import SimpleEnvManager
 
