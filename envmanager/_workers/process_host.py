@@ -256,4 +256,5 @@ class ProcessHost(WorkerHost):
         self._finalizer.detach()
         for local in self._local_workers():
             local.close_quietly()
-        self._worker_rows, self._whole, self._rewards = [], {}, {}
+        with held():  # the memory goes with its last array, and Python swallows what is raised while it does
+            self._worker_rows, self._whole, self._rewards = [], {}, {}

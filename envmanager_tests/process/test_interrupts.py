@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +26,7 @@ from envmanager import (
     UsageError,
     Wait,
 )
+from envmanager._workers.process_host import ProcessHost
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
@@ -283,6 +287,42 @@ def test_an_interrupt_at_any_call_of_recv_loses_nothing_and_no_old_action_is_tak
 
         assert sweep(receive, begin, or_reset(go_on, echo.reset)) > 50
         nobody_holds_the_manager(manager)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: SimpleEnvManager(EchoGym, 2), lambda: SubprocessEnvManager(EchoGym, 2, zero_copy=True, n_workers=1)],
+    ids=["simple", "zero-copy"],
+)
+def test_an_interrupt_at_any_call_of_close_is_raised_and_close_can_be_repeated(make: Any) -> None:
+    for nth in range(1, 10_000):
+        with make() as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            if not interrupted(manager.close, nth):  # it fails when one was not raised
+                break
+    assert nth > 20
+
+
+def test_an_interrupt_while_close_gives_the_memory_back_is_raised() -> None:
+    struck = False
+
+    def strike(frame: Any, event: str, _: Any) -> None:
+        nonlocal struck
+        is_end_of_memory = frame.f_code is weakref.finalize.__call__.__code__
+        if event == "call" and is_end_of_memory and frame.f_back.f_code is ProcessHost.close.__code__:
+            struck = True
+            signal.raise_signal(signal.SIGINT)
+
+    with SubprocessEnvManager(EchoGym, 2) as manager:
+        manager.reset()
+        sys.setprofile(strike)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                manager.close()
+        finally:
+            sys.setprofile(None)
+        assert struck
 
 
 @EVERY_KIND
