@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import gymnasium
@@ -30,7 +30,6 @@ from envmanager import (
     ActionInfo,
     AgentSteps,
     BadAction,
-    Batch,
     EnvContext,
     EnvManager,
     RestartPolicy,
@@ -269,6 +268,21 @@ def repeated(call: Callable[[], Any], nth: int | None) -> None:
         call()
 
 
+T = TypeVar("T")
+
+
+def taken(call: Callable[[], T], nth: int | None) -> T:
+    """What a call returns that is ``repeated``. Nothing is called after it: what came would be lost there."""
+    made: Any = None
+
+    def take() -> None:
+        nonlocal made
+        made = call()
+
+    repeated(take, nth)
+    return made  # type: ignore[no-any-return]
+
+
 class Mode(enum.Enum):
     """How the manager is used since the last reset."""
 
@@ -431,9 +445,8 @@ class RandomUse(RuleBasedStateMachine):
             self._receive(wait, nth)
 
     def _receive(self, wait: Wait, nth: int | None = None) -> None:
-        batches: list[Batch] = []
         try:
-            repeated(lambda: batches.append(self.manager.recv(wait)), nth)
+            batch = taken(lambda: self.manager.recv(wait), nth)
         except WorkerError:
             self._note_who_is_out()
             return
@@ -441,7 +454,6 @@ class RandomUse(RuleBasedStateMachine):
             self._note_who_is_out()
             assert not self.books.busy, "somebody owes a response"
             return
-        (batch,) = batches
         rows = rows_of(batch, batch.env_ids, batch.lost)
         self.books.check(rows)
         self.idle_deaths -= {self.books.worker_of[env_id] for env_id in rows}
@@ -463,11 +475,9 @@ class RandomUse(RuleBasedStateMachine):
             self._step(wait, nth)
 
     def _step(self, wait: Wait, nth: int | None = None) -> None:
-        infos: list[StepInfo] = []
-
         try:
             # A policy that was interrupted is asked again, unless its actions had been sent.
-            repeated(lambda: infos.extend(self.manager.step(wait)), nth)
+            infos = taken(lambda: self.manager.step(wait), nth)
         except WorkerError:
             self._note_who_is_out()
             return
