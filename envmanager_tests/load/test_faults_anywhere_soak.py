@@ -14,12 +14,10 @@ import time
 from collections import Counter
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 from envmanager import (
-    Batch,
     EnvContext,
     EnvRaised,
     RestartPolicy,
@@ -32,32 +30,31 @@ from envmanager import (
 )
 from envmanager.events import Failed
 from envmanager.testing import chaos
+from envmanager_tests.random_use import N_ASKS, Ask, Books, Layout, Tells, rows_of
 
 pytestmark = pytest.mark.load
 
 MINUTES = 10
 N_WORKERS, ENVS_PER_WORKER = 16, 2
 N_ENVS = N_WORKERS * ENVS_PER_WORKER
-N_COLUMNS = 5
+WORKERS = tuple(tuple(range(first, first + ENVS_PER_WORKER)) for first in range(0, N_ENVS, ENVS_PER_WORKER))
+RESTARTS = RestartPolicy(max_restarts=10**6, backoff_s=0.05, on_exception="restart")
 ODDS = {"start": 0.05, "reset": 0.03, "step": 1 / 2000, "call": 0.02}
 """How likely each of these goes wrong, each time."""
 
 
-class Unreliable(gymnasium.Env):  # type: ignore[misc]
-    """Shows ``[env_id, generation, episode, steps of the episode, action]``, and goes wrong at random."""
-
-    observation_space = gymnasium.spaces.Box(-(2**62), 2**62, (N_COLUMNS,), np.int64)
-    action_space = gymnasium.spaces.Box(0, 2**62, (), np.int64)
+class Unreliable(Tells):
+    """Goes wrong at random."""
 
     def __init__(self, context: EnvContext) -> None:
-        self._env_id, self._generation = context.env_id, context.generation
+        super().__init__(context)
         self._dice = random.Random(f"{context.env_id} {context.generation}")
-        self._episode, self._n_steps = -1, 0
         self._has_ended = False
-        self._go_wrong_perhaps("start")
+        if context.generation:  # else the manager could not be made
+            self._go_wrong_perhaps("start")
 
     def _go_wrong_perhaps(self, where: str) -> None:
-        if self._dice.random() < ODDS[where] and not (where == "start" and self._generation == 0):
+        if self._dice.random() < ODDS[where]:
             what = self._dice.choice(["raise", "die", "kill", "stop"])
             if what == "raise":
                 raise ValueError(f"as it happens, in {where}")
@@ -65,42 +62,36 @@ class Unreliable(gymnasium.Env):  # type: ignore[misc]
                 os._exit(3)
             os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
 
-    def _show(self, action: int) -> np.ndarray:
-        return np.array([self._env_id, self._generation, self._episode, self._n_steps, action])
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if not self._has_ended:  # else it is a part of the step
             self._go_wrong_perhaps("reset")
         self._has_ended = False
-        self._episode += 1
-        self._n_steps = 0
-        return self._show(-1), {}
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         self._go_wrong_perhaps("step")
         time.sleep(0.002)
-        self._n_steps += 1
-        self._has_ended = int(action) % 11 == 0
-        return self._show(int(action)), float(action % 1000), self._has_ended, False, {}
+        result = super().step(action)
+        self._has_ended = result[2] or result[3]
+        return result
 
-    def who(self) -> tuple[int, int]:
-        """Who it is."""
+    def who(self) -> int:
+        """Its env_id."""
         self._go_wrong_perhaps("call")
-        return self._env_id, self._generation
+        return self._env_id
 
 
 class Trainer:
-    """Keeps of every environment what it showed last, and what it was asked for since."""
+    """Sends to some environments, in any order; its books compare each row that comes with the one before it."""
 
     def __init__(self, manager: SubprocessEnvManager) -> None:
         self.manager = manager
         self.dice = random.Random(0)
         self.counts: Counter[str] = Counter()
+        self._books = Books(Layout(WORKERS, False, SubprocessEnvManager), RESTARTS)
         self._number = 0
-        self._shown: dict[int, tuple[int, ...]] = {}
-        self._asked: dict[int, int] = {}
         self._owing: set[int] = set()
-        """Workers that will hand something out, though nothing was asked of them or not any more."""
+        """Workers that will hand something out, though nothing was asked of them."""
 
     def reset(self) -> None:
         """All anew; again as long as somebody fails in it."""
@@ -112,39 +103,35 @@ class Trainer:
                 continue
             break
         self.counts["resets"] += 1
-        self._asked.clear()
         self._owing.clear()
         batch = self.manager.recv(Wait.all())
         assert batch.env_ids.tolist() == list(range(N_ENVS))
-        self._shown = {env_id: tuple(row) for env_id, row in enumerate(batch.obs.tolist())}
-        for env_id, row in self._shown.items():
-            assert (row[0], *row[3:]) == (env_id, 0, -1), row
+        self._books.begin(rows_of(batch, batch.env_ids, batch.lost))
 
     @property
-    def _busy(self) -> set[int]:
-        return {env_id // ENVS_PER_WORKER for env_id in self._asked} | self._owing
+    def _idle(self) -> list[int]:
+        return sorted(set(range(N_WORKERS)) - self._books.busy - self._owing)
 
     def send(self) -> None:
         """To some environments of each idle worker, in any order."""
         env_ids = []
-        for worker_id in set(range(N_WORKERS)) - self._busy:
-            own = [worker_id * ENVS_PER_WORKER + row for row in range(ENVS_PER_WORKER)]
-            env_ids += self.dice.sample(own, self.dice.randint(1, ENVS_PER_WORKER))
+        for worker_id in self._idle:
+            env_ids += self.dice.sample(WORKERS[worker_id], self.dice.randint(1, ENVS_PER_WORKER))
         self.dice.shuffle(env_ids)
         if env_ids:
-            actions = np.arange(self._number, self._number + len(env_ids))
+            asks = self.dice.choices([Ask.NOTHING, Ask.TERMINATE, Ask.TRUNCATE], [9, 1, 1], k=len(env_ids))
+            numbers = range(self._number, self._number + len(env_ids))
             self._number += len(env_ids)
-            self.manager.send(actions, env_ids)
-            self._asked.update(zip(env_ids, actions.tolist(), strict=True))
+            actions = [number * N_ASKS + ask for number, ask in zip(numbers, asks, strict=True)]
+            self.manager.send(np.array(actions), env_ids)
+            self._books.asked.update(zip(env_ids, actions, strict=True))
 
     def call(self) -> None:
         """A question to one idle worker's environments, in any order."""
-        idle = sorted(set(range(N_WORKERS)) - self._busy)
-        if not idle:
+        if not self._idle:
             return
-        worker_id = self.dice.choice(idle)
-        env_ids = [worker_id * ENVS_PER_WORKER + row for row in range(ENVS_PER_WORKER)]
-        self.dice.shuffle(env_ids)
+        worker_id = self.dice.choice(self._idle)
+        env_ids = self.dice.sample(WORKERS[worker_id], ENVS_PER_WORKER)
         try:
             said = self.manager.call("who", env_ids=env_ids)
         except (WorkerDied, WorkerTimedOut):
@@ -154,50 +141,19 @@ class Trainer:
             self.counts["calls that failed"] += 1
         else:
             self.counts["calls"] += 1
-            assert [each[0] for each in said] == env_ids
+            assert said == env_ids
 
     def receive(self) -> None:
         """Whatever is ready."""
-        if self._busy:
-            self._check(self.manager.recv(Wait.any(timeout_s=1.0)))
-
-    def _check(self, batch: Batch) -> None:
-        assert len(set(batch.env_ids.tolist())) == len(batch), "duplicated"
-        ended = (batch.terminated | batch.truncated).tolist()
-        finals = iter(() if batch.final_obs is None else batch.final_obs.tolist())
-        rows = zip(batch.env_ids.tolist(), batch.obs.tolist(), batch.lost.tolist(), ended, strict=True)
-        lost: Counter[int] = Counter()
-        for place, (env_id, obs, is_lost, has_ended) in enumerate(rows):
-            final = tuple(next(finals)) if has_ended else None
-            if is_lost:
-                lost[env_id // ENVS_PER_WORKER] += 1
-                assert (batch.terminated[place], batch.truncated[place], batch.reward[place]) == (False, True, 0)
-                self._check_lost(env_id, tuple(obs), final)
-            else:
-                assert batch.reward[place] == self._asked[env_id] % 1000, "mispaired"
-                self._check_step(env_id, tuple(obs), final)
-            self._shown[env_id] = tuple(obs)
-            self._asked.pop(env_id, None)
-        assert set(lost.values()) <= {ENVS_PER_WORKER}, "a worker is lost with all its environments"
-        for worker_id in lost:
-            self.counts["lost"] += 1
-            self._owing.discard(worker_id)
-            assert worker_id not in self._busy, "some of its environments were not handed out"
-
-    def _check_lost(self, env_id: int, obs: tuple[int, ...], final: tuple[int, ...] | None) -> None:
-        assert final == self._shown[env_id], "what was cut is not what was seen last"
-        assert (obs[0], *obs[2:]) == (env_id, 0, 0, -1), obs
-        assert obs[1] > self._shown[env_id][1], "not a new generation"
-
-    def _check_step(self, env_id: int, obs: tuple[int, ...], final: tuple[int, ...] | None) -> None:
-        self.counts["steps"] += 1
-        _, generation, episode, n_steps, _ = self._shown[env_id]
-        action = self._asked[env_id]
-        stepped = (env_id, generation, episode, n_steps + 1, action)
-        if action % 11 == 0:
-            assert (final, obs) == (stepped, (env_id, generation, episode + 1, 0, -1)), (stepped, final, obs)
-        else:
-            assert (final, obs) == (None, stepped), (stepped, final, obs)
+        if len(self._idle) == N_WORKERS:
+            return
+        batch = self.manager.recv(Wait.any(timeout_s=1.0))
+        rows = rows_of(batch, batch.env_ids, batch.lost)
+        self._books.check(rows)
+        lost = {self._books.worker_of[env_id] for env_id, row in rows.items() if row.lost}
+        self.counts["steps"] += sum(not row.lost for row in rows.values())
+        self.counts["lost"] += len(lost)
+        self._owing -= lost
 
 
 @pytest.mark.timeout(MINUTES * 60 + 300)
@@ -209,7 +165,7 @@ def test_ten_minutes_of_faults_anywhere_mix_nothing_up(caplog: pytest.LogCapture
         Unreliable,
         N_ENVS,
         n_workers=N_WORKERS,
-        restarts=RestartPolicy(max_restarts=10**6, backoff_s=0.05, on_exception="restart"),
+        restarts=RESTARTS,
         timeouts=Timeouts(start_s=20.0, reset_s=2.0, step_s=2.0, call_s=2.0),
     ) as manager:
         trainer = Trainer(manager)
