@@ -87,17 +87,21 @@ class CellSummary:
 
 def rate_of(turn: Turn) -> float:
     """Environment steps per second."""
-    return turn.measured.n_steps / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+    return _per_s(turn, turn.measured.n_steps)
 
 
 def cores_of(turn: Turn) -> float:
     """What the trainer's process used, in cores."""
-    return turn.measured.cpu_s / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+    return _per_s(turn, turn.measured.cpu_s)
 
 
 def all_cores_of(turn: Turn) -> float:
     """What the trainer's process and its workers used, in cores."""
-    return turn.measured.all_cpu_s / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
+    return _per_s(turn, turn.measured.all_cpu_s)
+
+
+def _per_s(turn: Turn, amount: float) -> float:
+    return amount / turn.measured.wall_s if turn.measured.wall_s > 0 else 0.0
 
 
 def _bare_rates(turns: Sequence[Turn]) -> dict[int, float]:
