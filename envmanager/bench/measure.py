@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from envmanager.system.process_tree import descendants
+
 if TYPE_CHECKING:
     from envmanager.bench.contender import Contender
 
@@ -20,17 +22,12 @@ CHUNK_S = 0.005
 
 def cpu_of_descendants() -> float:
     """CPU seconds of all processes that descend from this one and live, to a hundredth each; 0 without /proc."""
-    children: dict[int, list[int]] = {}
-    ticks: dict[int, int] = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{int(name)}/stat") as stat:
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(name))
-            ticks[int(name)] = int(fields[11]) + int(fields[12])  # utime and stime, as proc(5) counts them less 3
-    found = list(children.get(os.getpid(), ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return sum(ticks[pid] for pid in found) / os.sysconf("SC_CLK_TCK")
+            ticks += int(fields[11]) + int(fields[12])  # utime and stime: fields 14 and 15 in proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import attrs
 
+from envmanager.system import process_tree
+
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _LASTING = ("envmanager._workers.server", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -27,25 +29,13 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
-
-
 def descendants(pid: int | None = None) -> dict[int, str]:
     """All processes below ``pid`` (this process), by pid, with their command lines; zombies too."""
     found: dict[int, str] = {}
-    unseen = _children_of(os.getpid() if pid is None else pid)
-    while unseen:
-        child = unseen.pop()
+    for child in process_tree.descendants(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             found[child] = command or Path(f"/proc/{child}/comm").read_text().strip()
-        unseen += _children_of(child)
     return found
 
 
@@ -56,7 +46,9 @@ def _is_lasting(command: str) -> bool:
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
     lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
-    forked = {child for pid in lasting for child in _children_of(pid)}  # they have the server's command line
+    forked = {
+        child for pid in lasting for child in process_tree.children_of(pid)
+    }  # they have the server's command line
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
 
@@ -102,7 +94,7 @@ class Traces:
 
 def _reap() -> None:
     """Bury adopted orphans; children that somebody still waits for are left alone as long as they live."""
-    for pid in _children_of(os.getpid()):
+    for pid in process_tree.children_of(os.getpid()):
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{pid}/stat").read_text()
             if stat.rpartition(")")[2].split()[0] == "Z":

@@ -1,0 +1,27 @@
+"""Which processes descend from which, as Linux counts them.
+
+The rule: standard library only, because the benchmark's interpreters for other libraries import it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of all threads of a process, zombies too; none when it has ended, or without /proc."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as children:
+                found += map(int, children.read().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``, each after its parent."""
+    found = children_of(pid)
+    for child in found:  # it grows meanwhile
+        found += children_of(child)
+    return found
