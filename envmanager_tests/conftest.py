@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import hypothesis
 import pytest
 
 from envmanager._workers.processes import start_server
+from envmanager.system.interrupts import held
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -31,11 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def leak_guard() -> Iterator[None]:
-    """No process, descriptor, thread or shared memory outlives a test."""
+    """No process, descriptor, thread, shared memory or open manager outlives a test."""
     before = Traces.now()
     yield
     left = settle(before)
     assert not left, f"left behind: {left}"
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        gc.collect()
+        with held():  # where a thread closed the last manager, or nobody, the handler goes with this
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "left behind: an open manager"
 
 
 @pytest.fixture(scope="session")

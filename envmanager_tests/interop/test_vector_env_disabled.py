@@ -313,3 +313,4 @@ def test_of_a_manager_in_this_process_too_an_error_leaves_the_episode_that_began
     obs, infos = envs.reset(options=masked(SECOND))
     assert obs.tolist() == [[0, 0, 0, 1], [1, 0, 1, 0]]
     assert infos["episode_number"].tolist() == [0, 1]
+    envs.close()
