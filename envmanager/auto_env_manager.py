@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """A SimpleEnvManager or a SubprocessEnvManager, whichever suits the first environment of ``env_factory``.
 
-    ``options`` are those of SubprocessEnvManager; ``n_workers``, if a number, is how many when it is processes.
+    ``options`` are those of SubprocessEnvManager; ``n_workers``, if a number, is how many when it is processes, and
+    ``local_envs="auto"`` allows that some environments run in this process and the others in workers.
     ``stats().placement`` says what was chosen and why. Raises what a start raises, also for what the probe meets.
     """
     options["timeouts"] = options.get("timeouts") or Timeouts()
     options["restarts"] = options.get("restarts") or RestartPolicy()
     checked = ManagerOptions(kind="auto", n_envs=n_envs, **options)
     placement = _place(env_factory, checked)
-    options["n_workers"] = placement.n_workers
+    options["n_workers"], options["local_envs"] = placement.n_workers, placement.local_envs
     kind = SimpleEnvManager if placement.kind == "simple" else SubprocessEnvManager
     manager: EnvManager = kind(env_factory, n_envs, **options)
     manager.placement = str(placement)

@@ -20,6 +20,7 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS = ("forkserver", "spawn", "fork")
 
 WorkerCount = int | Literal["auto"] | None
+LocalCount = int | Literal["auto"]
 """How many workers: a number, None for one per environment, or ``"auto"``: as a probe finds best."""
 
 
@@ -57,6 +58,11 @@ def _worker_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f'{attribute.name} must be a whole number of at least 1, or "auto", not {value!r}.')
+
+
+def _local_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise UsageError(f'{attribute.name} must be a whole number of at least 0, or "auto", not {value!r}.')
 
 
 def _flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -287,7 +293,7 @@ def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class ManagerOptions:
     """A manager as a config names it: ``kind`` says which, the rest says how.
 
-    ``kind="auto"`` and ``n_workers="auto"`` leave the choice to a probe of the first environment.
+    ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
 
     Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
@@ -298,7 +304,7 @@ class ManagerOptions:
     env: Any = None
     n_envs: int = attrs.field(default=1, validator=_count(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
-    local_envs: int = attrs.field(default=0, validator=_count(0))
+    local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
     timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
@@ -312,14 +318,15 @@ class ManagerOptions:
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
 
     def __attrs_post_init__(self) -> None:
-        if self.local_envs >= self.n_envs:
+        local_envs = 0 if self.local_envs == "auto" else self.local_envs
+        if local_envs >= self.n_envs:
             raise UsageError(
                 f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
                 'kind="simple" for all of them in this process.'
             )
-        n_apart = self.n_envs - self.local_envs
+        n_apart = self.n_envs - local_envs
         if isinstance(self.n_workers, int) and self.n_workers > n_apart:
-            more = f"n_envs={self.n_envs}" + (f" without local_envs={self.local_envs}" if self.local_envs else "")
+            more = f"n_envs={self.n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
             raise UsageError(
                 f"n_workers={self.n_workers} is more than {more}: a worker without an environment has nothing to do."
             )

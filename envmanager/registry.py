@@ -31,7 +31,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
@@ -158,9 +158,9 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
-    # ManagerOptions checks start_method, worker_env and n_workers itself.
+    # ManagerOptions checks start_method, worker_env, n_workers and local_envs itself.
     converter.register_structure_hook_func(
-        lambda wanted: wanted in (StartMethod, Mapping[str, str], WorkerCount), lambda value, _: value
+        lambda wanted: wanted in (StartMethod, Mapping[str, str], WorkerCount, LocalCount), lambda value, _: value
     )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)

@@ -21,7 +21,7 @@ from envmanager.data.reports import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 
 
 class SimpleEnvManager(EnvManager):
@@ -39,7 +39,7 @@ class SimpleEnvManager(EnvManager):
         n_envs: int = 1,
         *,
         n_workers: WorkerCount = None,
-        local_envs: int = 0,
+        local_envs: LocalCount = 0,
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,

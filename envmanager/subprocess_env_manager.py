@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from envmanager._workers.child import worker
 from envmanager._workers.process_host import ProcessHost
 from envmanager.adapters.factories import EnvFactory, factories_for
@@ -25,7 +27,7 @@ from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
 from envmanager.placing.probing import place
 
 __all__ = ["SubprocessEnvManager", "worker"]
@@ -38,6 +40,8 @@ class SubprocessEnvManager(EnvManager):
     others start; ``stats().placement`` says what was chosen and why. ``local_envs``: the last so many environments run
     in this process, as one more worker, the local worker, which steps while the trainer would wait; the trainer sees no
     other responses meanwhile, and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
+    ``local_envs="auto"``: none or so many as are fastest, found as for ``n_workers="auto"``, with ``n_workers`` unless
+    it is a number.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
@@ -57,7 +61,7 @@ class SubprocessEnvManager(EnvManager):
         n_envs: int = 1,
         *,
         n_workers: WorkerCount = None,
-        local_envs: int = 0,
+        local_envs: LocalCount = 0,
         start_method: StartMethod | None = None,
         wait: Wait | str | int = "any",
         timeouts: Timeouts | None = None,
@@ -86,9 +90,10 @@ class SubprocessEnvManager(EnvManager):
             log_dir=log_dir,
             trace=trace,
         )
-        if n_workers == "auto":
+        if n_workers == "auto" or local_envs == "auto":
             placement = place(SubprocessEnvManager, env_factory, self._options, in_process=False)
-            n_workers, self.placement = placement.n_workers, str(placement)
+            n_workers, local_envs, self.placement = placement.n_workers, placement.local_envs, str(placement)
+            self._options = attrs.evolve(self._options, n_workers=n_workers, local_envs=local_envs)
         n_apart = n_envs - local_envs
         blocks = deal(n_apart, n_apart if n_workers is None else n_workers)
         if local_envs:

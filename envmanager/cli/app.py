@@ -91,7 +91,7 @@ def run_command(
         str | None, typer.Option(metavar="N|auto", help="In how many workers; one per environment if unset.")
     ] = None,
     local_envs: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of them this process runs itself while it waits.")
+        str | None, typer.Option(metavar="N|auto", help="How many of them this process runs itself while it waits.")
     ] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
     restarts: Annotated[
@@ -119,8 +119,8 @@ def run_command(
         "env": env,
         "kind": manager,
         "n_envs": n_envs,
-        "n_workers": int(n_workers) if n_workers is not None and n_workers.isdecimal() else n_workers,
-        "local_envs": local_envs,
+        "n_workers": _number_or_text(n_workers),
+        "local_envs": _number_or_text(local_envs),
         "wait": wait,
         "restarts": _with_max_restarts(tables["manager"].get("restarts"), restarts),
         "start_method": start_method,
@@ -243,6 +243,11 @@ def bench_command(
         plot=plot,
     )
     raise typer.Exit(bench(plan, Console(highlight=False)))
+
+
+def _number_or_text(given: str | None) -> int | str | None:
+    """A number if it is one; else as it is, for the option to judge."""
+    return int(given) if given is not None and given.isdecimal() else given
 
 
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

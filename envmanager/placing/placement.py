@@ -3,7 +3,7 @@
 ::
 
     Probe (what a step costs) ──┐
-    n_envs, n_cores ────────────┼── choose ──▶ Placement (kind, n_workers, the reason in a sentence)
+    n_envs, n_cores ────────────┼── choose ──▶ Placement (kind, n_workers, local_envs, the reason in a sentence)
     Costs (what messages cost) ─┘
 
 The rule: one cost model decides for every environment, and nothing here measures or starts anything. A *round* is one
@@ -14,7 +14,8 @@ thing: the workers' own time, the cores, or the trainer, who serves one worker a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import attrs
 
@@ -71,11 +72,15 @@ class Costs:
 
 @attrs.frozen
 class Placement:
-    """What was chosen: a manager's kind, its number of workers, and the sentence that says why."""
+    """What was chosen: a manager's kind, its number of workers, and the sentence that says why.
+
+    ``local_envs``: so many of the environments run in a local worker besides.
+    """
 
     kind: str
     n_workers: int
     reason: str
+    local_envs: int = 0
 
     def __str__(self) -> str:
         return self.reason
@@ -85,8 +90,8 @@ IN_PROCESS = 0
 """Instead of a number of workers: no worker process at all."""
 
 MUCH_FASTER = 0.9
-"""In this process nothing protects the trainer from a crash or a hang, so that must take at most so much of the time
-that it takes in workers."""
+"""In this process nothing protects the trainer from a crash or a hang, so with all or some environments there a round
+must take at most so much of the time that it takes without."""
 
 AS_GOOD = 1.05
 """Numbers of workers whose time is within so much of the least are as good: the model is no better than that."""
@@ -99,6 +104,14 @@ MOSTLY = 0.5
 """What share of a step must be computing for it to be called so."""
 
 
+@attrs.frozen
+class _Layout:
+    """So many environments in workers and in this process."""
+
+    n_workers: int
+    local_envs: int
+
+
 def choose(
     probe: Probe,
     n_envs: int,
@@ -106,25 +119,37 @@ def choose(
     *,
     in_process: bool = True,
     n_workers: int | None = None,
+    local_envs: int | Literal["auto"] = 0,
     costs: Costs | None = None,
 ) -> Placement:
     """Where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
-    ``in_process``: whether the trainer's own process is a choice. ``n_workers``: so many, if in workers at all.
+    ``in_process``: whether the trainer's own process is a choice for all of them. ``n_workers``: so many, if in workers
+    at all. ``local_envs``: so many in a local worker besides; "auto" if none or some, as is fastest.
     """
     costs = Costs() if costs is None else costs
-    counts = _counts(n_envs, n_cores) if n_workers is None else [n_workers]
-    times = [round_s(probe, n_envs, count, n_cores, costs=costs) for count in counts]
-    chosen = _best(counts, times, uneven=_is_uneven(probe, costs))
-    local_s = round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs)
-    if in_process and local_s <= MUCH_FASTER * min(times):
-        chosen = IN_PROCESS
-    why = _why(chosen, probe, apart=chosen == n_envs and _is_uneven(probe, costs))
-    reason = f"{_where(chosen, n_envs, n_cores)}, because {why}"
-    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason)
+    uneven = _is_uneven(probe, costs)
+    least = 0 if local_envs == "auto" else local_envs
+    chosen, best_s = _best(probe, n_envs, n_cores, _apart(n_envs, n_cores, n_workers, least), costs)
+    if local_envs == "auto" and not uneven:  # whoever waits for a slow local environment serves nobody meanwhile
+        shared = list(_shared(n_envs, n_cores, n_workers))
+        layout, shared_s = _best(probe, n_envs, n_cores, shared, costs) if shared else (chosen, math.inf)
+        if shared_s <= MUCH_FASTER * best_s:
+            chosen, best_s = layout, shared_s
+    if in_process and not least and round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs) <= MUCH_FASTER * best_s:
+        chosen = _Layout(IN_PROCESS, 0)
+    n_apart = n_envs - chosen.local_envs
+    why = _why(chosen.n_workers, probe, apart=chosen.n_workers == n_apart and uneven)
+    where = f"{chosen.local_envs} in this process and " if chosen.local_envs else ""
+    reason = f"{where}{_where(chosen.n_workers, n_apart, n_cores)}, because {why}"
+    return Placement(
+        "subprocess" if chosen.n_workers else "simple", max(1, chosen.n_workers), reason, chosen.local_envs
+    )
 
 
-def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, costs: Costs | None = None) -> float:
+def round_s(
+    probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0, costs: Costs | None = None
+) -> float:
     """How long one step of all environments should take, in seconds, with partial steps."""
     costs = Costs() if costs is None else costs
     group_s = min(costs.group_s, 0.7 * probe.wall_s)
@@ -133,24 +158,50 @@ def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, costs: C
         local_row_s = costs.row_s + costs.local_byte_s * probe.obs_bytes
         return costs.local_round_s + group_s + n_envs * (env_s + local_row_s)
     row_s = costs.row_s + costs.byte_s * probe.obs_bytes
-    most_envs = math.ceil(n_envs / n_workers)
-    trainer_s = costs.round_s + n_workers * costs.serve_s + n_envs * row_s
+    most_envs = math.ceil((n_envs - local_envs) / n_workers)
+    local_s = group_s + local_envs * env_s + costs.serve_s if local_envs else 0.0
+    trainer_s = costs.round_s + n_workers * costs.serve_s + n_envs * row_s + local_s
     # A worker does its part, then nothing until the trainer has done his for it.
     worker_s = group_s + most_envs * env_s + costs.respond_s + costs.wake_s
     turn_s = worker_s + costs.round_s + costs.serve_s + most_envs * row_s
-    cores_s = (n_envs * env_cpu_s + n_workers * (group_s + costs.respond_s) + trainer_s) / min(n_cores, n_workers + 1)
+    apart_s = (n_envs - local_envs) * env_cpu_s + n_workers * (group_s + costs.respond_s)
+    cores_s = (apart_s + trainer_s) / min(n_cores, n_workers + 1)
     return max(trainer_s, turn_s, cores_s)
 
 
-def _counts(n_envs: int, n_cores: int) -> list[int]:
-    """The numbers of workers worth a thought: beyond one per core only those that load all cores alike, or one each."""
-    return [count for count in range(1, n_envs + 1) if count <= n_cores or count % n_cores == 0 or count == n_envs]
+def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) -> list[_Layout]:
+    """The layouts worth a thought with so many local environments.
+
+    Beyond one worker per core only numbers that load all cores alike, or one worker for each environment; a local
+    worker takes one core.
+    """
+    if n_workers is not None:
+        return [_Layout(n_workers, local_envs)]
+    n_apart, free = n_envs - local_envs, max(1, n_cores - 1) if local_envs else n_cores
+    counts = [n for n in range(1, n_apart + 1) if n <= free or n % free == 0 or n == n_apart]
+    return [_Layout(count, local_envs) for count in counts]
 
 
-def _best(counts: Sequence[int], times: Sequence[float], *, uneven: bool) -> int:
-    """The number of workers with the least time; of those that are as good, the greatest or the smallest."""
-    as_good = [count for count, time_s in zip(counts, times, strict=True) if time_s <= AS_GOOD * min(times)]
-    return as_good[-1] if uneven else as_good[0]
+def _shared(n_envs: int, n_cores: int, n_workers: int | None) -> Iterator[_Layout]:
+    """The layouts with a local worker worth a thought: it has as many environments as another, or a few less."""
+    most = min(n_cores - 1, n_envs - 1)
+    for count in range(1, most + 1) if n_workers is None else [n_workers]:
+        even = n_envs // (count + 1)
+        for local_envs in sorted({even, even - 1, even - even // 8, even - even // 4}):
+            if 0 < local_envs <= n_envs - count:
+                yield _Layout(count, local_envs)
+
+
+def _best(probe: Probe, n_envs: int, n_cores: int, layouts: Sequence[_Layout], costs: Costs) -> tuple[_Layout, float]:
+    """The layout with the least time, and that; of those that are as good, the one with the fewest workers and local
+    environments, or when some steps are far slower than others, with the most.
+    """
+    times = [
+        round_s(probe, n_envs, each.n_workers, n_cores, local_envs=each.local_envs, costs=costs) for each in layouts
+    ]
+    best_s = min(times)
+    as_good = [layout for layout, time_s in zip(layouts, times, strict=True) if time_s <= AS_GOOD * best_s]
+    return as_good[-1 if _is_uneven(probe, costs) else 0], best_s
 
 
 def _is_uneven(probe: Probe, costs: Costs) -> bool:

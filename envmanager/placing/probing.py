@@ -62,13 +62,14 @@ def place(
     probe = measure(manager_class, env_factory, options)
     if options.zero_copy:  # nothing is copied out
         probe = attrs.evolve(probe, obs_bytes=0)
-    n_cores = count_cores()
-    if options.local_envs:  # one core is the trainer's, for the local worker
-        in_process, n_cores = False, max(1, n_cores - 1)
-    n_envs = options.n_envs - options.local_envs
-    placement = choose(probe, n_envs, n_cores, in_process=in_process, n_workers=n_workers)
-    if options.local_envs:
-        placement = attrs.evolve(placement, reason=f"{options.local_envs} in this process and {placement.reason}")
+    placement = choose(
+        probe,
+        options.n_envs,
+        count_cores(),
+        in_process=in_process,
+        n_workers=n_workers,
+        local_envs=options.local_envs,
+    )
     _logger.info("%s", placement)
     return placement
 

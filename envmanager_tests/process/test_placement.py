@@ -125,6 +125,29 @@ def test_the_number_of_workers_alone_can_be_left_open(finds):
         assert os.getpid() not in cheap.get_attr("pid")
 
 
+LIKE_CARTPOLE = {"wall_s": 7e-6, "cpu_s": 7e-6, "unevenness": 0.0}
+
+
+@pytest.mark.skipif(count_cores() < 2, reason="there is nothing to share")
+@pytest.mark.parametrize("config", [{"kind": "auto"}, {"kind": "subprocess"}], ids=["auto", "subprocess"])
+def test_some_environments_run_in_this_process_if_that_was_left_open(config, finds):
+    finds(LIKE_CARTPOLE)
+    with make_manager({**config, "n_envs": 64, "local_envs": "auto"}, Noop) as manager:
+        manager.reset()
+        local = [worker for worker in manager.stats().workers if worker.pid is None]
+        n_local = sum(pid == os.getpid() for pid in manager.get_attr("pid"))
+
+        assert [len(worker.env_ids) for worker in local] == [n_local]
+        assert 0 < n_local < 64
+        assert manager.stats().placement.startswith(f"{n_local} in this process and ")
+
+
+def test_none_run_in_this_process_where_that_saves_nothing(finds):
+    finds(SLEEPING)
+    with SubprocessEnvManager(Noop, n_envs=3, local_envs="auto") as manager:
+        assert all(worker.pid is not None for worker in manager.stats().workers)
+
+
 def test_one_environment_in_a_worker_needs_no_probe():
     with SubprocessEnvManager(Noop, n_envs=1, n_workers="auto") as manager:
         assert "only one" in manager.stats().placement

@@ -151,6 +151,33 @@ def test_a_given_number_of_workers_leaves_only_the_kind_open():
     assert choose(computing(0.5e-6), 8, 2, n_workers=3).kind == "simple"
 
 
+def test_nothing_runs_in_this_process_beside_workers_unless_asked():
+    assert choose(computing(7e-6), 64, 2, in_process=False).local_envs == 0
+
+
+def test_asked_to_this_process_takes_its_part_where_messages_are_what_costs():
+    placement = choose(computing(7e-6), 64, 2, in_process=False, local_envs="auto")
+
+    assert placement.n_workers == 1
+    assert 24 <= placement.local_envs <= 32
+    assert str(placement).startswith(f"{placement.local_envs} in this process and {64 - placement.local_envs} ")
+
+
+@pytest.mark.parametrize("probe", [sleeping(0.02), computing(0.01), computing(0.01, unevenness=4.0)])
+def test_asked_to_this_process_takes_no_part_where_that_saves_little(probe):
+    assert choose(probe, 8, 2, in_process=False, local_envs="auto") == choose(probe, 8, 2, in_process=False)
+
+
+def test_with_one_core_there_is_nothing_to_share():
+    assert choose(computing(7e-6), 64, 1, in_process=False, local_envs="auto").local_envs == 0
+
+
+def test_a_given_number_of_local_environments_is_kept():
+    placement = choose(sleeping(0.02), 8, 2, local_envs=3)
+
+    assert (placement.kind, placement.n_workers, placement.local_envs) == ("subprocess", 2, 3)  # as slow as the local ones
+
+
 def test_environments_on_many_threads_get_fewer_workers_than_cores_in_time():
     on_four_threads = Probe(wall_s=0.01, cpu_s=0.04)
 
@@ -180,13 +207,18 @@ def test_a_wall_clock_of_zero_is_computing():
     n_cores=st.integers(1, 64),
     unevenness=st.floats(0.0, 10.0),
     in_process=st.booleans(),
+    local_envs=st.just("auto") | st.integers(0, 63),
 )
-def test_whatever_was_measured_the_choice_is_possible_and_said(wall_s, busy, n_envs, n_cores, unevenness, in_process):
+def test_whatever_was_measured_the_choice_is_possible_and_said(
+    wall_s, busy, n_envs, n_cores, unevenness, in_process, local_envs
+):
+    local_envs = local_envs if local_envs == "auto" else min(local_envs, n_envs - 1)
     probe = Probe(wall_s=wall_s, cpu_s=busy * wall_s, unevenness=unevenness)
 
-    placement = choose(probe, n_envs, n_cores, in_process=in_process)
+    placement = choose(probe, n_envs, n_cores, in_process=in_process, local_envs=local_envs)
 
-    assert 1 <= placement.n_workers <= n_envs
+    assert 1 <= placement.n_workers <= n_envs - placement.local_envs
+    assert local_envs in (placement.local_envs, "auto")
     assert placement.kind == "subprocess" or (in_process and placement.n_workers == 1)
     assert "\n" not in str(placement)
     assert ", because " in str(placement)
