@@ -86,8 +86,9 @@ class Share(Workers):
 class Auto(Managed):
     """Where and how the manager itself finds best."""
 
-    def __init__(self, env: str, n_envs: int) -> None:
-        super().__init__(make_manager({"kind": "auto", "n_envs": n_envs}, env_fns(env, n_envs)), env, n_envs)
+    def __init__(self, env: str, n_envs: int, **options: Any) -> None:
+        config = {"kind": "auto", "n_envs": n_envs, **options}
+        super().__init__(make_manager(config, env_fns(env, n_envs)), env, n_envs)
 
 
 class Stepped(Contender):

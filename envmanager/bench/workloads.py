@@ -12,7 +12,7 @@ PLACED = (
     *("ours-simple", "ours-simple-view", "ours-processes", "ours-processes-view"),
     *("ours-workers", "ours-workers-view"),
 )
-CHOSEN = ("ours-share", "ours-auto")
+CHOSEN = ("ours-share", "ours-auto", "ours-auto-local")
 PARTIAL = ("ours-any", "ours-half")
 SYNCHRONOUS = (
     *("gymnasium-sync", "gymnasium-async", "sb3-dummy", "sb3-subproc"),

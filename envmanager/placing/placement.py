@@ -50,23 +50,29 @@ class Costs:
     environments.
     """
 
-    local_round_s: float = 20e-6
+    local_round_s: float = 9e-6
     """A call of the manager that steps all environments in this process."""
-    round_s: float = 25e-6
+    round_s: float = 5e-6
     """A call of the manager that serves all workers that are ready."""
-    serve_s: float = 30e-6
-    """The trainer's part in one step of one worker: send, look at its response, hand it out."""
-    respond_s: float = 40e-6
-    """The worker's part in one of its steps: wake up, read the command, write the response, go to sleep."""
-    wake_s: float = 20e-6
-    """Until both sides have looked, over and above that; 2.7 µs at best, where a spin finds it, 54 µs at worst."""
-    group_s: float = 2.3e-6
+    serve_s: float = 8e-6
+    """The trainer's part in one step of one worker, also of the local one: send, look at its response, hand it out."""
+    respond_s: float = 5e-6
+    """The worker's part in one of its steps: read the command, write the response."""
+    wake_s: float = 6e-6
+    """Until both sides have looked, over and above that, where a spin finds it; up to 100 µs where both sleep."""
+    crowd_s: float = 17e-6
+    """For each process more than there are cores, the trainer's included: what changing between them costs."""
+    crowd_share: float = 0.37
+    """With more processes than cores the trainer's spins take cores from workers: so much of the time is lost, …"""
+    crowd_most_s: float = 200e-6
+    """… but no more than this, since a spin lasts no longer."""
+    group_s: float = 4.8e-6
     """What of the probed step a worker pays once for all its environments."""
     row_s: float = 0.1e-6
     """The trainer's part in one row."""
-    local_byte_s: float = 0.05e-9
+    local_byte_s: float = 0.06e-9
     """Copying one byte out into memory of the trainer's own, in this process."""
-    byte_s: float = 0.1e-9
+    byte_s: float = 0.09e-9
     """The same when another core wrote it."""
 
 
@@ -152,7 +158,7 @@ def round_s(
 ) -> float:
     """How long one step of all environments should take, in seconds, with partial steps."""
     costs = Costs() if costs is None else costs
-    group_s = min(costs.group_s, 0.7 * probe.wall_s)
+    group_s = min(costs.group_s, 0.9 * probe.wall_s)
     env_s, env_cpu_s = probe.wall_s - group_s, max(0.0, probe.cpu_s - group_s)
     if n_workers == IN_PROCESS:
         local_row_s = costs.row_s + costs.local_byte_s * probe.obs_bytes
@@ -166,7 +172,14 @@ def round_s(
     turn_s = worker_s + costs.round_s + costs.serve_s + most_envs * row_s
     apart_s = (n_envs - local_envs) * env_cpu_s + n_workers * (group_s + costs.respond_s)
     cores_s = (apart_s + trainer_s) / min(n_cores, n_workers + 1)
-    return max(trainer_s, turn_s, cores_s)
+    return _crowded(max(trainer_s, turn_s, cores_s), n_workers + 1 - n_cores, costs)
+
+
+def _crowded(time_s: float, n_too_many: int, costs: Costs) -> float:
+    """``time_s`` with so many processes more than cores."""
+    if n_too_many <= 0:
+        return time_s
+    return time_s + min(costs.crowd_share * time_s, costs.crowd_most_s) + n_too_many * costs.crowd_s
 
 
 def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) -> list[_Layout]:

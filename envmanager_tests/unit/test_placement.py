@@ -175,7 +175,29 @@ def test_with_one_core_there_is_nothing_to_share():
 def test_a_given_number_of_local_environments_is_kept():
     placement = choose(sleeping(0.02), 8, 2, local_envs=3)
 
-    assert (placement.kind, placement.n_workers, placement.local_envs) == ("subprocess", 2, 3)  # as slow as the local ones
+    assert (placement.kind, placement.n_workers, placement.local_envs) == (
+        "subprocess",
+        2,
+        3,
+    )  # as slow as the local ones
+
+
+@pytest.mark.parametrize(
+    ("probe", "n_envs", "n_local"),
+    [
+        (Probe(wall_s=4.8e-6, cpu_s=3.9e-6, obs_bytes=16), 8, 8),
+        (Probe(wall_s=12.9e-6, cpu_s=11.9e-6, obs_bytes=16), 8, 4),
+        (Probe(wall_s=12.9e-6, cpu_s=11.9e-6, obs_bytes=16), 32, 16),
+        (Probe(wall_s=451e-6, cpu_s=448e-6, unevenness=0.3, obs_bytes=28224), 8, 4),
+        (Probe(wall_s=2.0e-3, cpu_s=50e-6, unevenness=4.5, obs_bytes=16), 8, 0),
+    ],
+    ids=["noop", "cartpole", "many cartpoles", "pong", "straggler"],
+)
+def test_asked_to_this_process_takes_its_part_where_that_was_measured_to_be_fastest(probe, n_envs, n_local):
+    placement = choose(probe, n_envs, 2, local_envs="auto")
+
+    found = n_envs if placement.kind == "simple" else placement.local_envs
+    assert n_local * 0.7 <= found <= n_local
 
 
 def test_environments_on_many_threads_get_fewer_workers_than_cores_in_time():
