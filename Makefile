@@ -6,7 +6,7 @@ VENV ?= .venv
 PYTEST ?= $(VENV)/bin/pytest
 
 OLDEST_PYTHON = 3.10
-NEWEST_PYTHON = 3.13
+NEWER_PYTHONS = 3.12 3.13
 # PyTorch comes first, and pinned, so that a machine can provide a build without CUDA, a tenth of the size.
 TORCH ?= torch==2.13.0
 # The oldest NumPy that pyproject.toml allows, and the newest there is.
@@ -102,7 +102,7 @@ coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker proc
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
 
-test-matrix: test-$(OLDEST_PYTHON) test-$(NEWEST_PYTHON) ## run the tests on the oldest and the newest Python and NumPy
+test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
 
 clean: ## remove virtual environments and whatever was built
 	rm -rf .venv .venv-*/ build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
@@ -164,4 +164,4 @@ test-$(1): .venv-$(1)/.installed-test
 	@touch $$@
 endef
 $(eval $(call test_on,$(OLDEST_PYTHON),$(OLDEST_NUMPY)))
-$(eval $(call test_on,$(NEWEST_PYTHON),$(NEWEST_NUMPY)))
+$(foreach python,$(NEWER_PYTHONS),$(eval $(call test_on,$(python),$(NEWEST_NUMPY))))
