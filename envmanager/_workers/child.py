@@ -11,7 +11,6 @@ and shared memory belong to the two objects it is given.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import random
@@ -224,8 +223,6 @@ def _write_all(fd: int, data: bytes) -> None:
     while left:
         try:
             left = left[os.write(fd, left) :]
-        except BlockingIOError:
-            descriptors.wait_for([], math.inf, writable=[fd])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise TrainerGone from error
 
@@ -236,7 +233,6 @@ class Connection:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._fd = transport.fds["connection"]
-        os.set_blocking(self._fd, False)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._spinner = Spinner()
@@ -298,24 +294,24 @@ class Connection:
             group.offer_rows(buffer)
 
     def _next_header(self) -> bytes:
-        if not self._try_header():
-            self._spinner.wait(self._try_header, self._sleep)
+        if not (self._spinner.pays and self._try_header()):
+            self._spinner.wait(self._try_header, self._read_header)
         header, self._header = self._header, b""
         return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
 
     def _try_header(self) -> bool:
+        """Whether there was something; asked for first, because a read that raises takes several times as long."""
+        return bool(self._poll.poll(0)) and self._read_header()
+
+    def _read_header(self) -> bool:
+        """Sleeps in the read itself, which saves a call; True, or TrainerGone."""
         try:
             self._header = os.read(self._fd, COMMAND.size)
-        except BlockingIOError:
-            return False
         except ConnectionResetError as error:  # closed with something of ours unread
             raise TrainerGone from error
         if not self._header:
             raise TrainerGone
         return True
-
-    def _sleep(self) -> None:
-        self._poll.poll()
 
     def _read_exactly(self, n_bytes: int, begun: bytes = b"") -> bytes:
         if len(begun) == n_bytes:
@@ -324,9 +320,6 @@ class Connection:
         while len(data) < n_bytes:
             try:
                 part = os.read(self._fd, min(n_bytes - len(data), 1 << 20))
-            except BlockingIOError:
-                self._poll.poll()
-                continue
             except ConnectionResetError as error:
                 raise TrainerGone from error
             if not part:

@@ -26,18 +26,18 @@ class Spinner:
     """Remembers how long the last wait took."""
 
     def __init__(self) -> None:
-        self._pays = True
+        self.pays = True
         self._rest = 0
 
-    def wait(self, ready: Callable[[], bool], sleep: Callable[[], None]) -> None:
+    def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
         """Return once ``ready()``, or after one ``sleep()``."""
         began_ns = time.monotonic_ns()
         if self._rest:
             self._rest -= 1
-        elif self._pays and self._spin(ready, began_ns):
+        elif self.pays and self._spin(ready, began_ns):
             return
         sleep()
-        self._pays = time.monotonic_ns() - began_ns < SPIN_NS
+        self.pays = time.monotonic_ns() - began_ns < SPIN_NS
 
     def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
         looked_ns = began_ns

@@ -93,9 +93,7 @@ TARGETS = (
     Target("start", 8, "forkserver, seconds", "start_s", ("ours-forkserver",), 1.0),
     Target("start", 8, "fork, seconds", "start_s", ("ours-fork",), 0.2),
     *(
-        Target(
-            workload, n_envs, "auto, local_envs too, beside the best", "times", ("ours-auto-local",), 0.9, best
-        )
+        Target(workload, n_envs, "auto, local_envs too, beside the best", "times", ("ours-auto-local",), 0.9, best)
         for workload in ("noop", "cartpole", "pong", "bigobs")
         for n_envs in ALL[workload].sizes
         for best in [(*_by_hand(workload), "ours-share")]

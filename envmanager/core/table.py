@@ -172,13 +172,10 @@ class WorkerTable:
         """Those that are READY, in the order in which they became so."""
         self.is_ordinary = True
         """Whether nothing rare is the matter with any worker, so that nobody needs to ask."""
+        self.n_waiting = 0
+        """Of how many workers something is still to be handed out: counted, because every wait asks."""
         self.env_steps = 0
         """Steps of environments handed out."""
-
-    @property
-    def n_waiting(self) -> int:
-        """Of how many workers something is still to be handed out."""
-        return sum([entry.state in _WAITING for entry in self.entries])
 
     def _move(self, entry: Entry, to: WorkerState) -> None:
         if entry.state is _S.READY:
@@ -194,6 +191,7 @@ class WorkerTable:
         if entry.state is not _IDLE:
             entry.move(_IN_FLIGHT)
         entry.n_envs_in_flight = n_envs
+        self.n_waiting += 1
         entry.state = _IN_FLIGHT
 
     def arrived(self, responses: Sequence[EnvironmentResponse], start: int = 0) -> int:
@@ -214,6 +212,7 @@ class WorkerTable:
 
     def offered(self, entry: Entry, response: EnvironmentResponse) -> None:
         """There is something to hand out of a worker that is idle."""
+        self.n_waiting += not entry.waiting
         entry.move(_READY)
         entry.response = response
         self.ready.append(entry)
@@ -225,6 +224,7 @@ class WorkerTable:
         if is_ordinary:
             left = [] if len(entries) == len(self.ready) else [each for each in self.ready if each not in entries]
             self.ready = left
+            self.n_waiting -= len(entries)
         for entry in entries:
             if entry.response is not None and entry.response.name is _STEP:
                 entry.steps += 1
@@ -270,6 +270,7 @@ class WorkerTable:
     def note_exceptions(self) -> None:
         """Something rare has begun or ended."""
         self.is_ordinary = all(entry.is_ordinary for entry in self.entries)
+        self.n_waiting = sum(entry.waiting for entry in self.entries)
 
     def slowest(self) -> int:
         """The fewest steps since the reset handed out of any worker that takes part."""

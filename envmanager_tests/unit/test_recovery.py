@@ -19,7 +19,7 @@ from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import QueueSource
-from envmanager.core.table import WorkerState, WorkerTable
+from envmanager.core.table import WorkerTable
 from envmanager.data.steps import AgentSteps, EnvironmentResponse
 from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events
@@ -113,7 +113,7 @@ class Bench:
 
     def send(self, *worker_ids):
         for worker_id in worker_ids:
-            self.entries[worker_id].move(WorkerState.IN_FLIGHT)
+            self.table.sent(self.entries[worker_id], 1)
 
     def answer(self, worker_id, says=1, **steps):
         self.queue.put(EnvironmentResponse("step", worker_id, steps_of(worker_id, says, **steps)))
@@ -148,7 +148,9 @@ class Bench:
 
     @property
     def waiting(self):
-        return [entry.waiting for entry in self.entries]
+        waiting = [entry.waiting for entry in self.entries]
+        assert self.table.n_waiting == sum(waiting)
+        return waiting
 
     @property
     def generations(self):

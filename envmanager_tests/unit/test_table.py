@@ -57,7 +57,7 @@ def response(name="step", worker_id=0):
 def flying(n_workers=1):
     table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
     for entry in table.entries:
-        entry.move(IN_FLIGHT)
+        table.sent(entry, 1)
     return table
 
 
@@ -77,8 +77,10 @@ def test_those_that_are_ready_stand_in_order_of_arrival():
     table = flying(3)
     for worker_id in (2, 0, 1):
         table.arrived([response(worker_id=worker_id)])
+    assert table.n_waiting == 3
     table.handed_out([table.entries[0]])
 
+    assert table.n_waiting == 2
     assert [entry.worker_id for entry in table.ready] == [2, 1]
 
 
