@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 import signal
@@ -53,7 +54,8 @@ class _State:
 
     main_thread = threading.main_thread().ident
     was_interrupted = False
-    managers: set[object] = set()  # noqa: RUF012  (there is one state)
+    managers: dict[int, weakref.ref[object]] = {}  # noqa: RUF012  (there is one state)
+    """Those that are open, by id."""
     found_another = False
     """Whether the handler that was found is not Python's own."""
     pythons_c_handler: Any = None
@@ -193,9 +195,9 @@ def stay_for(manager: object) -> Callable[[], Any]:
 
     It ends too when the manager is garbage. After the last one the handler goes with the next ``held`` block.
     """
-    is_open = object()
-    _State.managers.add(is_open)
-    return weakref.finalize(manager, _State.managers.discard, is_open)
+    leave = functools.partial(_State.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
+    _State.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
+    return leave
 
 
 def _after_fork_in_child() -> None:
