@@ -16,6 +16,7 @@ from envmanager.errors import (
     EnvRaised,
     ManagerClosed,
     MissingExtra,
+    ProtocolError,
     RestartsExhausted,
     UsageError,
     WorkerDied,
@@ -31,6 +32,7 @@ EXAMPLES = [
     BadObservation(**WHERE, path="obs['camera']", expected="uint8[4]", got="uint8[5]"),
     WorkerDied(**WHERE, exit="SIGKILL", output="last words", ticket=7),
     WorkerTimedOut(**WHERE, timeout_s=60, output="", ticket=7),
+    ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     RestartsExhausted(
         first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
     ),
