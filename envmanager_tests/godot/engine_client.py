@@ -68,16 +68,17 @@ class EngineClient:
             start_new_session=True,
         )
 
-    def accept(self) -> Hello:
-        """Wait for the engine among those who connect; BadFrame or ValueError says why one was turned away."""
+    def accept(self, *, hello_s: float = PATIENCE_S) -> Hello:
+        """Wait for somebody to connect and be the engine; BadFrame, ValueError or TimeoutError says why it is not."""
         connection, _ = self.listener.accept()
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(hello_s)
         self.connections.append(connection)
         self._reader = FrameReader(frozenset({Kind.HELLO}))
         self.hello = read_hello(self.frame().body)
         if self.hello.token != self.token:
             raise ValueError("wrong token")
         self._reader.kinds = FROM_ENGINE
+        connection.settimeout(PATIENCE_S)
         return self.hello
 
     def configure(self, *, seed: int = 0) -> EngineSpecs:

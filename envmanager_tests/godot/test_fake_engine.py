@@ -19,7 +19,7 @@ from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.engine_codec import plain
 from envmanager.testing.misbehaviour import MODES, Misbehaviour
 from envmanager_tests.envs import EchoGym
-from envmanager_tests.godot.engine_client import HungUp, Told, engine
+from envmanager_tests.godot.engine_client import PATIENCE_S, HungUp, Told, engine
 from envmanager_tests.godot.hosted import Crowd, Speaks
 from envmanager_tests.godot.test_codec import assert_same
 
@@ -307,24 +307,25 @@ def test_a_note_comes_before_the_answer(misbehaving):
     assert client.notes == [b'{"name":"wave","height":3}']
 
 
-@pytest.mark.parametrize(
-    ("mode", "problem"), [("wrong_token", ValueError), ("stranger", BadFrame), ("silent", TimeoutError)]
-)
-def test_who_comes_first_is_not_the_engine(mode, problem, tmp_path):
+@pytest.mark.parametrize(("mode", "problem"), [("stranger", BadFrame), ("silent_stranger", TimeoutError)])
+def test_a_stranger_comes_first_and_then_the_engine(mode, problem, tmp_path):
     with engine("envmanager.testing:EchoEnvironment", tmp_path, mode=mode) as client:
-        client.listener.settimeout(None if mode == "silent" else client.listener.gettimeout())
-        accept_within(client, 0.5) if mode == "silent" else None
+        with pytest.raises(problem):
+            client.accept(hello_s=0.2 if mode == "silent_stranger" else PATIENCE_S)
 
-        if mode != "silent":
-            with pytest.raises(problem):
-                client.accept()
+        client.accept()
+        client.configure()
+        assert client.reset()["default"].env_id.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("mode", "problem"), [("wrong_token", ValueError), ("silent", TimeoutError)])
+def test_who_is_turned_away_ends(mode, problem, tmp_path):
+    with engine("envmanager.testing:EchoEnvironment", tmp_path, mode=mode) as client:
+        with pytest.raises(problem):
+            client.accept(hello_s=0.2 if mode == "silent" else PATIENCE_S)
         client.connections[-1].close()
-        if mode == "stranger":
-            client.accept()
-            client.configure()
-            assert client.reset()["default"].env_id.tolist() == [0, 1]
-        else:
-            assert client.exit_code() == 0
+
+        assert client.exit_code() == 0
 
 
 def test_another_major_version_is_said_in_the_hello(tmp_path):
