@@ -1,0 +1,1 @@
+"""Godot engines as workers: the addon a game needs, demo games, and what puts them into place."""
