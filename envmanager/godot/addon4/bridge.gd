@@ -13,7 +13,7 @@ const PROTOCOL := [1, 0]
 const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
 const BUSY_AFTER_US := 1000000
-const FIRST := -1 << 30
+const FIRST := -(1 << 30)
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
 var _wire: Wire = null
