@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
 import cattrs
@@ -17,9 +17,11 @@ from cattrs.gen import make_dict_structure_fn
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
-from envmanager.options import LocalCount, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
 
 Options = TypeVar("Options")
+
+_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount)
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
@@ -61,10 +63,9 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
-    # ManagerOptions checks start_method, worker_env, engine, n_workers and local_envs itself.
+    # The classes check these themselves, and say what there is to choose from.
     converter.register_structure_hook_func(
-        lambda wanted: wanted in (StartMethod, Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount),
-        lambda value, _: value,
+        lambda wanted: get_origin(wanted) is Literal or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)
