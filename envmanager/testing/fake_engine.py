@@ -15,6 +15,7 @@ or when the trainer hangs up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -216,9 +217,10 @@ class FakeEngine:
         last = frames[-1] if frames else None
         message = f"{type(error).__qualname__}: {_text_of(error)}"
         script, line, function = (None, None, None) if last is None else (last.filename, last.lineno, last.name)
-        print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
-        traceback.print_exception(type(error), error, error.__traceback__)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # an environment may have closed it
+            print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
+            traceback.print_exception(type(error), error, error.__traceback__)
+            sys.stderr.flush()
         return dump_json({"message": message, "script": script, "line": line, "function": function, "arena": arena})
 
     def _arena_of(self, error: BaseException) -> int | None:

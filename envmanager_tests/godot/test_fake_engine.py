@@ -16,6 +16,7 @@ from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.engine_codec import plain
+from envmanager.testing.faults import CloseOutput
 from envmanager.testing.misbehaviour import MODES, Misbehaviour
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.godot.engine_client import PATIENCE_S, HungUp, Told, engine
@@ -145,6 +146,19 @@ def test_an_exception_is_told_with_its_place_and_printed_first_and_reset_goes_on
         place = f"at: {said['function']} ({said['script']}:{said['line']})"
         assert f"SCRIPT ERROR: KeyError: 'x'\n          {place}\n" in client.output()
         assert "Traceback" in client.output()
+        assert client.reset()["default"].agent_id.tolist() == [0, 1 << 32]
+
+
+def test_an_exception_is_told_also_where_an_environment_has_closed_the_output(tmp_path):
+    with engine(faulty([CloseOutput(), Raise(KeyError("x"))]), tmp_path) as client:
+        client.accept()
+        client.configure()
+        client.reset()
+
+        with pytest.raises(Told) as told:
+            take_step(client)
+
+        assert told.value.said["message"] == "KeyError: 'x'"
         assert client.reset()["default"].agent_id.tolist() == [0, 1 << 32]
 
 

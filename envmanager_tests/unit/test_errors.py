@@ -39,8 +39,8 @@ EXAMPLES = [
     ManagerClosed("step()"),
     UsageError("text"),
     ConfigError("text"),
-    MissingExtra("a policy", library="torch", extra="torch"),
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
+    MissingExtra("a policy", library="torch", extra="torch"),
 ]
 
 
