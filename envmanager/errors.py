@@ -177,8 +177,8 @@ class ProtocolError(WorkerError):
     ) -> None:
         tail = f"\nThe end of its output:\n{output}" if output else ""
         super().__init__(
-            f"{_where(worker_id, env_ids)} broke the protocol during {phase} (request {ticket}) and was stopped: it sent "
-            f"{reason}. Nothing of that was used. The addon and this library may be of different versions: "
+            f"{_where(worker_id, env_ids)} broke the protocol during {phase} (request {ticket}) and was stopped: "
+            f"it sent {reason}. Nothing of that was used. The addon and this library may be of different versions: "
             f"`envmanager godot install-addon` brings the one that fits.{tail}",
             worker_id=worker_id,
             env_ids=env_ids,

@@ -186,11 +186,13 @@ class StepsDecoder:
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
-        infos = parse_json(cursor.block(n_bytes, "the infos")) if n_bytes else {}
+        if not n_bytes:
+            return {} if self._infos else None
+        infos = parse_json(cursor.block(n_bytes, "the infos"))
         unknown = infos.keys() - {section.behavior.name for section in sections.values()}
         if unknown:
             raise BadFrame(f"infos of behavior {min(unknown)!r}, which has no rows in the frame")
-        return infos if self._infos else None
+        return infos
 
 
 def _is(one: object, other: object) -> bool:

@@ -1,7 +1,7 @@
 """The engine's end of protocol 1.0, for engines that are written in Python: specs and steps into bodies, and back.
 
-The rule: it is written from the protocol and not from the trainer's end, so that a mistake in one of them shows. What it
-gets from the trainer it checks too, as an engine of Godot does.
+The rule: it is written from the protocol and not from the trainer's end, so that a mistake in one of them shows. What
+it gets from the trainer it checks too, as an engine of Godot does.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
     ENVMANAGER_ADDRESS=127.0.0.1:4321 ENVMANAGER_TOKEN=… python -m envmanager.testing.fake_engine my_package.envs:make
 
-What it hosts is its argument, or else ENVMANAGER_FAKE_ENV: whatever a manager takes as ``env_factory`` in a text, or the
-path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
+What it hosts is its argument, or else ENVMANAGER_FAKE_ENV: whatever a manager takes as ``env_factory`` in a text, or
+the path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
 ``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, JSON, says what an engine is not told: ``worker_id``, ``env_ids``
 (else 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE has it misbehave (``testing.misbehaviour``).
 
@@ -15,6 +15,7 @@ or when the trainer hangs up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -34,7 +35,7 @@ from envmanager._workers.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.adapters.factories import factories_for, resolve
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvGroup, attribute_of
-from envmanager.errors import UsageError
+from envmanager.errors import EnvRaised, UsageError
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import (
     FROM_TRAINER,
@@ -113,6 +114,7 @@ class FakeEngine:
         self._misbehaviour = misbehaviour
         self._reader = FrameReader(FROM_TRAINER, max_frame_bytes=_ANY_LENGTH)
         self._group: EnvGroup | None = None
+        self._env_ids: list[int] = []
         self._specs: EngineSpecs
         self._encoder: StepsEncoder
         self._n_steps = 0
@@ -167,7 +169,9 @@ class FakeEngine:
         configure = read_configure(body)
         random.seed(configure.seed)
         np.random.seed(configure.seed % 2**32)
-        group = self._hosted.factory(configure)()
+        factory = self._hosted.factory(configure)
+        self._env_ids = [context.env_id for context in factory.contexts]
+        group = factory()
         self._group = group
         said = specs_body(group.behavior_specs, group.max_agents)
         self._specs = read_specs(said)
@@ -206,18 +210,27 @@ class FakeEngine:
 
     def _told(self, error: BaseException) -> bytes:
         """The body of an error frame; what an engine of Godot prints is printed, before anybody is told."""
+        arena = self._arena_of(error)
+        if isinstance(error, EnvRaised) and error.__cause__ is not None:  # a factory's own, wrapped by the library
+            error = error.__cause__
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         message = f"{type(error).__qualname__}: {_text_of(error)}"
-        arena = None
-        if self._group is not None and self._group.current_env_id is not None:
-            arena = self._group.env_ids.index(self._group.current_env_id)
-            self._group.current_env_id = None
         script, line, function = (None, None, None) if last is None else (last.filename, last.lineno, last.name)
-        print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
-        traceback.print_exception(type(error), error, error.__traceback__)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # an environment may have closed it
+            print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
+            traceback.print_exception(type(error), error, error.__traceback__)
+            sys.stderr.flush()
         return dump_json({"message": message, "script": script, "line": line, "function": function, "arena": arena})
+
+    def _arena_of(self, error: BaseException) -> int | None:
+        """Whose code was running; None when it was nobody's."""
+        env_id = None
+        if self._group is not None:
+            env_id, self._group.current_env_id = self._group.current_env_id, None
+        elif isinstance(error, EnvRaised) and len(error.env_ids) == 1:
+            env_id = error.env_ids[0]
+        return None if env_id is None else self._env_ids.index(env_id)
 
 
 def _check_length(kind: Kind, body: bytes) -> None:

@@ -3,7 +3,7 @@
 ::
 
     garbage          in the answer to the first step        busy=3@configure     in the answer to configure
-    half@3           in the answer to the third             wrong_token          (what is about the start needs no moment)
+    half@3           in the answer to the third             wrong_token          (of the start: without a moment)
 
 The rule: up to that moment, and after it where that is possible, the engine does all as it should.
 """
@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import attrs
 
@@ -40,7 +39,7 @@ def _with_header(frame: bytes, **changed: int) -> bytes:
 
 
 SPOILED: dict[str, Callable[[bytes], bytes]] = {
-    "garbage": lambda frame: b"garbage! " * 500,
+    "garbage": lambda _: b"garbage! " * 500,
     "oversize": lambda frame: _with_header(frame, length=0xFFFFFFF0),
     "bytes_too_many": lambda frame: _with_header(frame, length=_header(frame)[0] + 4) + b"more",
     "bytes_missing": lambda frame: _with_header(frame, length=_header(frame)[0] - 4)[:-4],
@@ -79,7 +78,9 @@ class Misbehaviour:
 
         ONCE is the path of a file that does not exist yet: the first engine to make it misbehaves, later ones do not.
         """
-        chosen = cls.of(environ.get("ENVMANAGER_FAKE_MODE", ""), pause_s=float(environ.get("ENVMANAGER_FAKE_PAUSE_S", 0)))
+        chosen = cls.of(
+            environ.get("ENVMANAGER_FAKE_MODE", ""), pause_s=float(environ.get("ENVMANAGER_FAKE_PAUSE_S", 0))
+        )
         once = environ.get("ENVMANAGER_FAKE_ONCE")
         if once is not None and chosen.mode:
             try:
@@ -113,63 +114,54 @@ class Misbehaviour:
         if self.pause_s:
             time.sleep(self.pause_s)
 
+    def _bytewise(self, connection: socket.socket, frame: bytes) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(len(frame)):
+            connection.sendall(frame[at : at + 1])
+            self.pause()
 
-def _bytewise(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for at in range(len(frame)):
-        connection.sendall(frame[at : at + 1])
-        how.pause()
+    def _half(self, connection: socket.socket, frame: bytes) -> None:
+        connection.sendall(frame[: len(frame) // 2])
+        _wait_for_the_end(connection)
 
+    def _half_and_die(self, connection: socket.socket, frame: bytes) -> None:
+        connection.sendall(frame[: len(frame) // 2])
+        os._exit(3)
 
-def _half(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    connection.sendall(frame[: len(frame) // 2])
-    _wait_for_the_end(connection)
+    def _silent(self, connection: socket.socket, frame: bytes) -> None:
+        _wait_for_the_end(connection)
 
+    def _quits(self, connection: socket.socket, frame: bytes) -> None:
+        sys.stdout.flush()
+        os._exit(0)
 
-def _half_and_die(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    connection.sendall(frame[: len(frame) // 2])
-    os._exit(3)
+    def _hangs(self, connection: socket.socket, frame: bytes) -> None:
+        time.sleep(_FOREVER_S)
 
+    def _busy(self, connection: socket.socket, frame: bytes) -> None:
+        ticket = _header(frame)[-1]
+        for _ in range(self.times):
+            connection.sendall(pack(Kind.BUSY, ticket))
+            self.pause()
+        connection.sendall(frame)
 
-def _silent(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    _wait_for_the_end(connection)
+    def _old_ticket(self, connection: socket.socket, frame: bytes) -> None:
+        connection.sendall(_with_header(frame, ticket=_header(frame)[-1] - 1) + frame)
 
-
-def _quits(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def _hangs(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    time.sleep(_FOREVER_S)
-
-
-def _busy(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    ticket = _header(frame)[-1]
-    for _ in range(how.times):
-        connection.sendall(pack(Kind.BUSY, ticket))
-        how.pause()
-    connection.sendall(frame)
-
-
-def _old_ticket(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    connection.sendall(_with_header(frame, ticket=_header(frame)[-1] - 1) + frame)
+    def _note(self, connection: socket.socket, frame: bytes) -> None:
+        connection.sendall(pack(Kind.NOTE, 0, b'{"name":"wave","height":3}') + frame)
 
 
-def _note(how: Misbehaviour, connection: socket.socket, frame: bytes) -> None:
-    connection.sendall(pack(Kind.NOTE, 0, b'{"name":"wave","height":3}') + frame)
-
-
-_SENDS: dict[str, Callable[[Misbehaviour, socket.socket, bytes], Any]] = {
-    "bytewise": _bytewise,
-    "half": _half,
-    "half_and_die": _half_and_die,
-    "mute": _silent,
-    "quits": _quits,
-    "hangs": _hangs,
-    "busy": _busy,
-    "old_ticket": _old_ticket,
-    "note": _note,
+_SENDS: dict[str, Callable[[Misbehaviour, socket.socket, bytes], None]] = {
+    "bytewise": Misbehaviour._bytewise,
+    "half": Misbehaviour._half,
+    "half_and_die": Misbehaviour._half_and_die,
+    "mute": Misbehaviour._silent,
+    "quits": Misbehaviour._quits,
+    "hangs": Misbehaviour._hangs,
+    "busy": Misbehaviour._busy,
+    "old_ticket": Misbehaviour._old_ticket,
+    "note": Misbehaviour._note,
 }
 _FROM_THEN_ON = ("bytewise",)
 MODES = (*AT_START, *SPOILED, *_SENDS)

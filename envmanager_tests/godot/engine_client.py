@@ -201,5 +201,3 @@ def engine(
         yield client
     finally:
         client.close()
-
-

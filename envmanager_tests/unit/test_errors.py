@@ -32,7 +32,6 @@ EXAMPLES = [
     BadObservation(**WHERE, path="obs['camera']", expected="uint8[4]", got="uint8[5]"),
     WorkerDied(**WHERE, exit="SIGKILL", output="last words", ticket=7),
     WorkerTimedOut(**WHERE, timeout_s=60, output="", ticket=7),
-    ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     RestartsExhausted(
         first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
     ),
@@ -40,6 +39,7 @@ EXAMPLES = [
     ManagerClosed("step()"),
     UsageError("text"),
     ConfigError("text"),
+    ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
 ]
 
