@@ -21,6 +21,7 @@ from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, Worker
 
 Options = TypeVar("Options")
 
+_LITERAL: tuple[Any, ...] = (Literal,)
 _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount)
 
 
@@ -65,7 +66,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(str, _strict("text", str))
     # The classes check these themselves, and say what there is to choose from.
     converter.register_structure_hook_func(
-        lambda wanted: get_origin(wanted) is Literal or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
+        lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
     _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
     _accept_objects(converter, Timeouts, lambda _: None)

@@ -12,13 +12,12 @@ from typing import Any
 from envmanager._workers.channel import Message
 from envmanager._workers.hosting import phase_of
 from envmanager.data.reports import News, StartReport
-from envmanager.data.specs import SpecConflict
+from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.godot.codec import EngineSpecs, StepsDecoder, bad_numbers, read_specs
-from envmanager.godot.engine_log import ScriptError
 from envmanager.godot.frames import BadFrame, Kind
-from envmanager.godot.messages import read_error, read_values
+from envmanager.godot.messages import EngineError, read_error, read_values
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """With which kind of frame a command is answered; any other with a value."""
@@ -59,16 +58,7 @@ class EngineDecoder:
         try:
             self.on_news(news, self._worker_id)
         except SpecConflict as error:
-            return self.failed(
-                BadObservation(
-                    worker_id=self._worker_id,
-                    env_ids=self._env_ids,
-                    phase=phase_of(response.name),
-                    path=error.path,
-                    expected=error.expected,
-                    got=error.got,
-                )
-            )
+            return self.failed(self._bad_observation(self._env_ids, error, response.name))
         return response
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
@@ -98,7 +88,9 @@ class EngineDecoder:
                 return self.failed(self._bad_observation(*bad, asked))
         return EnvironmentResponse(asked, self._worker_id, decoded.steps)
 
-    def _bad_observation(self, env_ids: Sequence[int], mismatch: Any, asked: CommandName) -> BadObservation:
+    def _bad_observation(
+        self, env_ids: Sequence[int], mismatch: SpecMismatch | SpecConflict, asked: CommandName
+    ) -> BadObservation:
         return BadObservation(
             worker_id=self._worker_id,
             env_ids=env_ids,
@@ -111,24 +103,23 @@ class EngineDecoder:
     def _raised(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         error = read_error(message.data, len(self._env_ids))
         env_ids = self._env_ids if error.arena is None else (self._env_ids[error.arena],)
-        script = ScriptError(error.message, error.script or "", error.line or 0, error.function or "")
-        return self.failed(self.script_raised(script, asked, env_ids))
+        if error.broken is not None:
+            return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
+        return self.failed(self.raised(error, asked, env_ids))
 
-    def script_raised(
-        self, error: ScriptError, asked: CommandName | None, env_ids: Sequence[int] | None = None
-    ) -> EnvRaised:
-        """A script's error as the library's."""
+    def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
+        """An error in an engine as the library's."""
         return EnvRaised(
             worker_id=self._worker_id,
             env_ids=self._env_ids if env_ids is None else env_ids,
             phase="idle" if asked is None else phase_of(asked),
-            type_name="ScriptError",
+            type_name=error.type,
             cause=str(error),
-            remote_traceback=_as_traceback(error),
+            remote_traceback=error.traceback or _as_traceback(error),
         )
 
 
-def _as_traceback(error: ScriptError) -> str:
+def _as_traceback(error: EngineError) -> str:
     if not error.script:
         return ""
-    return f'  File "{error.script}", line {error.line}, in {error.function or "?"}\nScriptError: {error.text}\n'
+    return f'  File "{error.script}", line {error.line}, in {error.function or "?"}\n{error.type}: {error.message}\n'

@@ -12,30 +12,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import NamedTuple
 
 from envmanager._workers import descriptors
 from envmanager._workers.output_log import OutputLog
+from envmanager.godot.messages import EngineError
 
 _MOST_BYTES = 16 << 20
 _TAIL_BYTES = 2000
 _MARK = b"SCRIPT ERROR:"
 _GODOT_4 = re.compile(r"SCRIPT ERROR: (?P<text>.*)\n\s*at: (?P<function>.+?) \((?P<script>[^()]*):(?P<line>\d+)\)")
 _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d+)")
-
-
-class ScriptError(NamedTuple):
-    """An error of a script, as the engine printed it; ``line`` is 0 where that is not known."""
-
-    text: str
-    script: str = ""
-    line: int = 0
-    function: str = ""
-
-    def __str__(self) -> str:
-        place = f"{self.script}:{self.line}" if self.script else ""
-        where = " in ".join(part for part in (place, self.function) if part)
-        return f"{self.text} ({where})" if where else self.text
 
 
 class EngineLog:
@@ -59,7 +45,7 @@ class EngineLog:
         """The engine has its end."""
         os.close(self.write_fd)
 
-    def new_error(self) -> ScriptError | None:
+    def new_error(self) -> EngineError | None:
         """The first error of a script since the last look."""
         if self._fd == descriptors.CLOSED:
             return None
@@ -89,11 +75,11 @@ class EngineLog:
         self._fd = descriptors.close(self._fd)
 
 
-def _parsed(text: str) -> ScriptError:
+def _parsed(text: str) -> EngineError:
     for pattern in (_GODOT_4, _GODOT_3):
         found = pattern.match(text)
         if found is not None:
-            return ScriptError(
+            return EngineError(
                 found["text"].strip(), found["script"].strip(), int(found["line"]), (found["function"] or "").strip()
             )
-    return ScriptError(text.partition("\n")[0].removeprefix(_MARK.decode()).strip())
+    return EngineError(text.partition("\n")[0].removeprefix(_MARK.decode()).strip())

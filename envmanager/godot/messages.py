@@ -106,13 +106,20 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """What went wrong in an engine, and where, as far as it knows."""
+    """What went wrong in an engine, and where, as far as it knows.
+
+    ``type``, ``traceback`` and ``broken`` (path, expected, got of a value that breaks its spec) are told by engines
+    that are none of Godot's, whose languages have exceptions.
+    """
 
     message: str
     script: str | None = None
     line: int | None = None
     function: str | None = None
     arena: int | None = None
+    type: str = "ScriptError"
+    traceback: str = ""
+    broken: tuple[str, str, str] | None = None
 
     @property
     def where(self) -> str:
@@ -120,14 +127,17 @@ class EngineError:
         place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
         return " in ".join(part for part in (place, self.function) if part)
 
+    def __str__(self) -> str:
+        return f"{self.message} ({self.where})" if self.where else self.message
+
 
 def read_error(body: Body, n_arenas: int) -> EngineError:
     """What the body of an error frame says."""
     message = parse_json(body)
-    text, script, function = (message.get(key) for key in ("message", "script", "function"))
-    if not isinstance(text, str):
-        raise BadFrame(f"an error whose message should be a text, but is {describe_value(text)}")
-    for name, value in (("script", script), ("function", function)):
+    if not isinstance(message.get("message"), str):
+        raise BadFrame(f"an error whose message should be a text, but is {describe_value(message.get('message'))}")
+    texts = {key: message.get(key) for key in ("message", "script", "function", "type", "traceback")}
+    for name, value in texts.items():
         if value is not None and not isinstance(value, str):
             raise BadFrame(f"an error whose {name} should be a text or null, but is {describe_value(value)}")
     line, arena = (
@@ -136,7 +146,16 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
     )
     if arena is not None and arena >= n_arenas:
         raise BadFrame(f"an error of arena {arena}, where there are {n_arenas}")
-    return EngineError(text, script, line, function, arena)
+    given = {key: value for key, value in texts.items() if value is not None}
+    return EngineError(**given, line=line, arena=arena, broken=_broken(message.get("broken")))
+
+
+def _broken(value: Any) -> tuple[str, str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(text, str) for text in value):
+        raise BadFrame(f"an error whose broken should be [path, expected, got], but is {describe_value(value)}")
+    return value[0], value[1], value[2]
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:

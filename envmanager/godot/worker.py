@@ -141,14 +141,14 @@ class EngineWorker(RemoteWorker):
         error = self._log.new_error()
         if error is None or response.name is CommandName.FAILED:
             return response
-        return self._failed(self.decoder.script_raised(error, asked))
+        return self._failed(self.decoder.raised(error, asked))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """As every worker; but when a script raised, that is why there was no answer."""
         error = self._log.new_error()
         if error is not None:
             self.kill()
-            return self.decoder.script_raised(error, during)
+            return self.decoder.raised(error, during)
         return super().timed_out(during)
 
     def _extend(self) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 
 from envmanager._workers.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.adapters.factories import factories_for, resolve
+from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvGroup, attribute_of
 from envmanager.errors import EnvRaised, UsageError
@@ -63,6 +64,8 @@ from envmanager.testing.misbehaviour import Misbehaviour
 
 TICKS_PER_SECOND = 60
 _CONNECT_S = 60
+_MOST_TRACEBACK = 100_000
+"""Characters of it; a frame of JSON has a limit."""
 _ANY_LENGTH = (1 << 32) - 1
 """Of arrays: the engine does not know what the trainer allows."""
 
@@ -215,13 +218,21 @@ class FakeEngine:
             error = error.__cause__
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
-        message = f"{type(error).__qualname__}: {_text_of(error)}"
+        text = _text_of(error)
+        message = f"{type(error).__qualname__}: {text}"
         script, line, function = (None, None, None) if last is None else (last.filename, last.lineno, last.name)
         with contextlib.suppress(OSError, ValueError):  # an environment may have closed it
             print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
             traceback.print_exception(type(error), error, error.__traceback__)
             sys.stderr.flush()
-        return dump_json({"message": message, "script": script, "line": line, "function": function, "arena": arena})
+        told: dict[str, Any] = {"message": text, "script": script, "line": line, "function": function, "arena": arena}
+        told["type"] = type(error).__qualname__
+        told["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__))[
+            -_MOST_TRACEBACK:
+        ]
+        if isinstance(error, SpecMismatch | SpecConflict):
+            told["broken"] = [error.path, error.expected, error.got]
+        return dump_json(told)
 
     def _arena_of(self, error: BaseException) -> int | None:
         """Whose code was running; None when it was nobody's."""

@@ -334,7 +334,11 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("mistake", "got"),
-        [("size", "Array of 3, not a P[a-z]+(Float32|Real)Array of 2"), ("type", "returned a"), ("array", "of 2, not a P")],
+        [
+            ("size", "Array of 3, not a P[a-z]+(Float32|Real)Array of 2"),
+            ("type", "returned a"),
+            ("array", "of 2, not a P"),
+        ],
     )
     def test_a_wrong_observation_is_an_error_with_the_arena(self, engine: Start, mistake: str, got: str) -> None:
         one = engine("games", scene="res://troubled.tscn", arenas=3)

@@ -50,14 +50,14 @@ def test_an_error_of_a_script_is_found_with_its_place(printing: Printing, text: 
     error = printing.log.new_error()
     assert error is not None
     assert (error.script, error.line, error.function) == ("res://hero.gd", 12, "observe")
-    assert "Nonexistent function 'jump'" in error.text
+    assert "Nonexistent function 'jump'" in error.message
 
 
 def test_an_error_is_reported_once_and_the_first_of_several(printing: Printing) -> None:
     printing.print(GODOT_4.replace("jump", "first") + GODOT_4)
     error = printing.log.new_error()
     assert error is not None
-    assert "first" in error.text
+    assert "first" in error.message
     assert printing.log.new_error() is None
 
 

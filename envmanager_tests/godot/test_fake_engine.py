@@ -32,6 +32,11 @@ HOSTED = {
 }
 
 
+def described(said):
+    """As Python's last line says it."""
+    return f"{said['type']}: {said['message']}"
+
+
 def group_of(source, arenas, *, infos, seed=0):
     """The same environments in this process, as a worker has them."""
     contexts = make_contexts(range(arenas), worker_id=0, generation=0, first_slot=0, seed=seed, log_dir=None)
@@ -114,7 +119,7 @@ def test_a_call_that_fails_is_told_and_the_engine_goes_on(crowd):
     ):
         with pytest.raises(Told) as told:
             crowd.call(what, name, *args)
-        assert told.value.said["message"].startswith(message)
+        assert described(told.value.said).startswith(message)
         assert crowd.step({}) is not None
 
 
@@ -141,7 +146,7 @@ def test_an_exception_is_told_with_its_place_and_printed_first_and_reset_goes_on
             client.step({"default": np.zeros(2, np.int64)})
 
         said = told.value.said
-        assert (said["message"], said["function"], said["arena"]) == ("KeyError: 'x'", "_perform", 1)
+        assert (described(said), said["function"], said["arena"]) == ("KeyError: 'x'", "_perform", 1)
         assert said["script"].endswith("fakes.py")
         place = f"at: {said['function']} ({said['script']}:{said['line']})"
         assert f"SCRIPT ERROR: KeyError: 'x'\n          {place}\n" in client.output()
@@ -158,7 +163,7 @@ def test_an_exception_is_told_also_where_an_environment_has_closed_the_output(tm
         with pytest.raises(Told) as told:
             take_step(client)
 
-        assert told.value.said["message"] == "KeyError: 'x'"
+        assert described(told.value.said) == "KeyError: 'x'"
         assert client.reset()["default"].agent_id.tolist() == [0, 1 << 32]
 
 
@@ -179,7 +184,7 @@ def test_what_fails_at_the_start_is_the_answer_to_configure(source, message, are
         with pytest.raises(Told) as told:
             client.configure()
 
-        assert told.value.said["message"].startswith(message)
+        assert described(told.value.said).startswith(message)
         assert told.value.said["arena"] == arena
 
 
