@@ -49,7 +49,9 @@ class LearnersChanged:
 
     def __str__(self) -> str:
         frozen = f"{', '.join(self.frozen)} frozen, " if self.frozen else ""
-        return f"{frozen}{', '.join(self.learning)} learning from step {self.n_steps:,} on ({self.cause})"
+        waiting = [behavior for behavior in self.unfrozen if behavior not in self.learning]
+        later = f"{', '.join(waiting)} learning in a later round, " if waiting else ""
+        return f"{frozen}{later}{', '.join(self.learning)} learning from step {self.n_steps:,} on ({self.cause})"
 
 
 @attrs.define
@@ -118,12 +120,15 @@ class Learners:
             self._stop(behavior)
         for behavior in resumed:
             self._resume(behavior)
+        # Who rests and is frozen now, or is not any more, goes on as before; but it was asked for.
+        newly = [name for name in self.trainers if name in stopped or name in frozen - self.frozen]
+        again = [name for name in self.trainers if name in resumed or name in self.frozen - frozen]
         self.frozen, self.resting = set(frozen), frozenset(resting)
-        if stopped or resumed:
+        if newly or again:
             self._tell(
                 LearnersChanged(
-                    frozen=tuple(stopped),
-                    unfrozen=tuple(resumed),
+                    frozen=tuple(newly),
+                    unfrozen=tuple(again),
                     learning=self.learning,
                     n_steps=n_steps,
                     cause=cause,

@@ -158,6 +158,16 @@ def test_a_new_round_is_told_as_such(duels: Any) -> None:
     assert str(controller.changes[-1]) == "hero frozen, target learning from step 12 on (round 2)"
 
 
+def test_what_is_asked_for_is_told_though_it_makes_no_difference_before_a_later_round(duels: Any) -> None:
+    controller, _, _ = controller_of(duels)
+    controller.freeze("target")
+    controller.unfreeze("target")
+    assert list(map(str, controller.changes[-2:])) == [
+        "target frozen, hero learning from step 0 on (freeze)",
+        "target learning in a later round, hero learning from step 0 on (unfreeze)",
+    ]
+
+
 def test_the_state_of_a_round_is_restored_with_the_steps_that_were_played(duels: Any) -> None:
     controller, _, _ = controller_of(duels)
     controller.reset()
