@@ -87,8 +87,3 @@ class Keeps(Trainer):
             after = store.successor[row]
             if after != NOWHERE:
                 assert store.obs[after][0] == store.obs[row][0] + 1, "a transition spans a gap"
-
-
-def make(behavior: str, spec: Any, options: Mapping[str, Any], *, seed: int, device: str) -> Keeps:
-    """For configs."""
-    return Keeps(behavior, **options)
