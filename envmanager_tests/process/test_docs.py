@@ -19,6 +19,7 @@ import pytest
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
 from envmanager.options import ManagerOptions
 from envmanager.registry import ENTRY_POINT_GROUP, structure
+from envmanager.training.control import Control, ControlFile
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -131,10 +132,19 @@ def test_configs_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.
         file = tmp_path / (block.title or f"config.{block.language}")
         if file.name == "pyproject.toml":
             check_entry_points(block.text, tmp_path)
+        elif file.name == "control.toml":
+            check_control(file)
         else:
             file.write_text(block.text, encoding="utf-8")
             tables = TRAINING_TABLES if "trainers:" in block.text else RUN_TABLES
             structure(ManagerOptions, load_config(file, tables)["manager"])
+
+
+def check_control(file: Path) -> None:
+    """What a page shows of it is carried out."""
+    asked: list[Control] = []
+    ControlFile(file, ["hero", "target"]).obey(asked.append, now=0.0)
+    assert len(asked) == 1
 
 
 def check_entry_points(text: str, folder: Path) -> None:
