@@ -48,7 +48,7 @@ MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
 FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
-    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract)
+    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =

@@ -114,7 +114,7 @@ class EngineDecoder:
             env_ids=self._env_ids if env_ids is None else env_ids,
             phase="idle" if asked is None else phase_of(asked),
             type_name=error.type,
-            cause=str(error),
+            cause=error.message if error.traceback else str(error),
             remote_traceback=error.traceback or _as_traceback(error),
         )
 

@@ -358,10 +358,10 @@ class _RefusalContract:
 
 
 class _LifeContract:
+    """Calls into environments, what becomes of exceptions, and the end."""
+
     exceptions_travel = True
     """Whether the exception of an environment is the cause of the error; else it is described in words alone."""
-
-    """Calls into environments, what becomes of exceptions, and the end."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

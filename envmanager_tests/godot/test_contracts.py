@@ -55,10 +55,12 @@ class TestEngines(_OfEngines, ManagerContract):
     """An engine for each environment."""
 
 
+@pytest.mark.start_methods
 class TestSeveralArenasPerEngine(_OfEngines, ManagerContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return super().make_manager(env_factory, n_envs, n_workers=max(1, n_envs // 2), **options)
 
 
+@pytest.mark.start_methods
 class TestEnginesUnderFaults(_OfEngines, FaultContract):
     has_processes = True
