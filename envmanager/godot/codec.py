@@ -7,6 +7,9 @@
 
 The rule: nothing of a body is handed out before all of it has been checked, and the arrays handed out are views of it.
 So a body must have a buffer of its own, whose address is a multiple of 8 (``FrameReader`` gives such).
+
+An engine's rows are in the order in which its agents joined; those handed out are in that of their environments, as
+those of a Python worker. Where the two differ, rows are copied.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from envmanager.godot.engine_specs import (
 )
 from envmanager.godot.frames import BadFrame, parse_json
 
-__all__ = ["Decoded", "EngineSpecs", "StepsDecoder", "bad_numbers", "encode_step", "read_specs"]
+__all__ = ["Acting", "Decoded", "EngineSpecs", "StepsDecoder", "bad_numbers", "encode_step", "read_specs"]
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
 """Flags of a section of steps."""
@@ -52,8 +55,17 @@ def padding(n_bytes: int) -> bytes:
     return bytes(-n_bytes % 4)
 
 
-def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, int]) -> bytes:
-    """The body of a step frame. ``acting`` says of how many rows each behavior wants actions (``StepsDecoder.acting``).
+class Acting(NamedTuple):
+    """Who of a behavior wants an action: so many agents. ``order`` sorts their rows, as they were handed out, into the
+    engine's order; None where that is the same.
+    """
+
+    n: int
+    order: np.ndarray | None = None
+
+
+def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
+    """The body of a step frame. ``acting`` says who wants an action (``StepsDecoder.acting``).
 
     ``actions`` fit their specs: the manager has checked that. A behavior left out plays by itself. ValueError when the
     number of rows is another, or a behavior unknown.
@@ -64,18 +76,20 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
     parts = [COUNT.pack(len(actions))]
     for behavior in specs.behaviors:
         if behavior.name in actions:
-            n = acting[behavior.name]
-            parts.append(STEP_SECTION.pack(behavior.number, 0, n))
+            wanted = acting[behavior.name]
+            parts.append(STEP_SECTION.pack(behavior.number, 0, wanted.n))
             given = leaves_like(behavior.spec.action, actions[behavior.name])
             for layout, leaf in zip(behavior.actions, given, strict=True):
-                parts += _block(layout, leaf, n)
+                parts += _block(layout, leaf, wanted)
     return b"".join(parts)
 
 
-def _block(layout: ArrayLayout, leaf: Any, n: int) -> tuple[bytes, bytes]:
+def _block(layout: ArrayLayout, leaf: Any, wanted: Acting) -> tuple[bytes, bytes]:
     array = np.asarray(leaf, layout.dtype)
-    if array.shape != (n, *layout.shape):
-        raise ValueError(f"action {layout.name!r} should be {[n, *layout.shape]}, but is {list(array.shape)}")
+    if array.shape != (wanted.n, *layout.shape):
+        raise ValueError(f"action {layout.name!r} should be {[wanted.n, *layout.shape]}, but is {list(array.shape)}")
+    if wanted.order is not None:
+        array = array[wanted.order]
     return array.tobytes(), padding(array.nbytes)
 
 
@@ -94,14 +108,14 @@ class StepsDecoder:
     """
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
-        self.acting: dict[str, int] = {}
-        """How many agents of each behavior in the last frame want an action. Theirs are the rows of the next step."""
+        self.acting: dict[str, Acting] = {}
+        """Who in the last frame wants an action, by behavior. Theirs are the rows of the next step."""
         self._specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
-        self._rows: dict[int, np.ndarray] = {}
-        """By behavior, the agent_id of each row of the last frame that had a section for it."""
-        self._distinct: list[np.ndarray] = []
+        self._rows: dict[int, _Rows] = {}
+        """By behavior, those of the last frame that had a section for it."""
+        self._distinct: list[_Rows] = []
         """The rows of the sections of the last frame, of which no agent is in two."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
@@ -122,12 +136,12 @@ class StepsDecoder:
             sections[section.behavior.number] = section
         infos = self._read_infos(cursor, sections)
         cursor.finish()
-        rows = [section.agent_id for section in sections.values()]
+        rows = [section.rows for section in sections.values()]
         self._check_distinct(rows)
         steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
-        self.acting = {section.behavior.name: section.n_acting for section in sections.values()}
+        self.acting = {section.behavior.name: section.who_acts() for section in sections.values()}
         return Decoded(steps, busy_us)
 
     def _section(self, cursor: _Cursor, *, after_reset: bool) -> _Section:
@@ -142,38 +156,39 @@ class StepsDecoder:
             raise BadFrame(f"{n} rows{cursor.where}, where {MAX_AGENTS} are the most")
         if after_reset and flags & (SAME_ROWS | SOME_ENDED):
             raise BadFrame(f"flags {flags}{cursor.where} after a reset, which has rows of its own and ends nothing")
-        agent_id = self._same_rows(number, n, cursor) if flags & SAME_ROWS else self._read_rows(cursor, n)
+        rows = self._same_rows(number, n, cursor) if flags & SAME_ROWS else self._read_rows(cursor, n)
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
         bits = cursor.array(_BITS, n, "the bits")
-        section = _Section(behavior, agent_id, obs, reward, flags)
+        section = _Section(behavior, rows, obs, reward, flags)
         section.read_bits(bits, cursor.where)
         if flags & SOME_ENDED:
             section.final_obs = cursor.arrays(behavior.observations, section.n_ended, "final observation")
         cursor.where = ""
         return section
 
-    def _same_rows(self, number: int, n: int, cursor: _Cursor) -> np.ndarray:
+    def _same_rows(self, number: int, n: int, cursor: _Cursor) -> _Rows:
         known = self._rows.get(number)
         if known is None:
             raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
-        if len(known) != n:
-            raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known)}")
+        if len(known.agent_id) != n:
+            raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
         return known
 
-    def _read_rows(self, cursor: _Cursor, n: int) -> np.ndarray:
+    def _read_rows(self, cursor: _Cursor, n: int) -> _Rows:
         rows = cursor.array(_ROW, n, "the rows")
         arenas = rows[:, 0]
         if n and arenas.max() >= len(self._first_ids):
             raise BadFrame(f"arena {arenas.max()}{cursor.where}, where there are {len(self._first_ids)}")
-        agent_id: np.ndarray = self._first_ids[arenas] + rows[:, 1]
-        return agent_id
+        is_sorted = n < 2 or bool((arenas[1:] >= arenas[:-1]).all())
+        order = None if is_sorted else np.argsort(self._first_ids[arenas], kind="stable")
+        return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
-    def _check_distinct(self, rows: list[np.ndarray]) -> None:
+    def _check_distinct(self, rows: list[_Rows]) -> None:
         """BadFrame when an agent is there twice, in one behavior or in two."""
         if len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct)):
             return
-        together = np.sort(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+        together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
         twice = together[1:][together[1:] == together[:-1]]
@@ -199,12 +214,20 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
+@attrs.frozen(eq=False)
+class _Rows:
+    """Whose the rows of a section are: ``agent_id`` int64[n]. ``order`` sorts them by environment; None: they are."""
+
+    agent_id: np.ndarray
+    order: np.ndarray | None
+
+
 @attrs.define(eq=False)
 class _Section:
     """What a frame says of one behavior."""
 
     behavior: BehaviorLayout
-    agent_id: np.ndarray
+    rows: _Rows
     obs: Tree
     reward: np.ndarray
     flags: int
@@ -236,10 +259,10 @@ class _Section:
             self.acting = acting
 
     def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """All of it, with the infos."""
+        """All of it, with the infos, in the order of the environments."""
         info, reset_info = (None, None) if infos is None else self._own(infos.get(self.behavior.name, {}))
-        return AgentSteps(
-            self.agent_id.copy(),  # the decoder's own must not change with what a trainer does
+        steps = AgentSteps(
+            self.rows.agent_id.copy(),  # the decoder's own must not change with what a trainer does
             self.obs,
             self.reward,
             self.terminated,
@@ -249,6 +272,14 @@ class _Section:
             info,
             reset_info,
         )
+        return steps if self.rows.order is None else steps.take(self.rows.order)
+
+    def who_acts(self) -> Acting:
+        """Who wants an action, in which order."""
+        order = self.rows.order
+        if order is None:
+            return Acting(self.n_acting)
+        return Acting(self.n_acting, np.argsort(order if self.acting is None else order[self.acting[order]]))
 
     def _own(self, infos: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         if not isinstance(infos, dict):

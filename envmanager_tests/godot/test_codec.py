@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, only_agents
 from envmanager.data.trees import leaves, leaves_like
-from envmanager.godot.codec import StepsDecoder, bad_numbers, encode_step
+from envmanager.godot.codec import Acting, StepsDecoder, bad_numbers, encode_step
 from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, read_specs
 from envmanager.godot.frames import BadFrame, FrameReader, Kind, dump_json, pack
 from envmanager.godot.messages import (
@@ -110,19 +110,31 @@ def test_steps_and_actions_are_read_as_they_were_written(specs, seed, infos, n_a
     env_ids = list(range(6, 6 + n_arenas))
     ends = Ends(specs, env_ids, infos=infos, max_agents=dict.fromkeys(specs, 64))
     people = Population(specs, env_ids, seed, infos=infos)
-    steps = people.reset()
-    assert_same(ends.travel(steps, after_reset=True).steps, steps)
+    sent = people.reset()
+    got = ends.travel(sent, after_reset=True).steps
+    assert_same(got, by_environment(sent))
     for step in range(n_steps):
-        actions = people.actions(steps)
+        actions = people.actions(got)
         body = encode_step(ends.specs, actions, ends.decoder.acting)
         read = read_step(ends.specs, body, ends.encoder.acting)
         assert set(read) == set(actions)
-        assert all(same_arrays(read[name], actions[name]) for name in actions)
-        steps = people.step()
-        decoded = ends.travel(steps, busy_us=step * 1000)
-        assert_same(decoded.steps, steps)
-        assert decoded.busy_us == step * 1000
-        assert ends.decoder.acting == ends.encoder.acting == {name: len(own.acting_rows) for name, own in steps.items()}
+        for name in actions:
+            assert acts_of(sent[name], read[name]) == acts_of(got[name], actions[name])
+        sent = people.step()
+        got, busy_us = ends.travel(sent, busy_us=step * 1000)
+        assert_same(got, by_environment(sent))
+        assert busy_us == step * 1000
+
+
+def by_environment(steps):
+    """In the order of the environments, as a Python worker has them; an engine has new agents last."""
+    return {name: own.take(np.argsort(own.env_id, kind="stable")) for name, own in steps.items()}
+
+
+def acts_of(steps, tree):
+    """What each agent does."""
+    ids = steps.agent_id[steps.acting_rows].tolist()
+    return dict(zip(ids, zip(*(leaf.tolist() for leaf in leaves_like(tree, tree)), strict=True), strict=True))
 
 
 def steps_of(ids, *, behavior="coin", ended=(), acting=None, base=0.0, **fields):
@@ -169,12 +181,12 @@ def test_rows_that_stay_are_those_of_the_last_frame_that_had_any():
     ends = Ends()
     ends.travel({"coin": steps_of([A, B]), "hero": steps_of([C], behavior="hero")}, after_reset=True)
     ends.travel({"hero": steps_of([C], behavior="hero")})
-    assert ends.decoder.acting == {"hero": 1}
+    assert ends.decoder.acting == {"hero": Acting(1)}
 
     got = ends.travel({"coin": steps_of([A, B])}).steps
 
     assert got["coin"].agent_id.tolist() == [A, B]
-    assert ends.decoder.acting == {"coin": 2}
+    assert ends.decoder.acting == {"coin": Acting(2)}
 
 
 def test_the_arrays_are_views_of_the_frame_and_can_be_written_to():
@@ -228,8 +240,25 @@ def test_an_agent_that_leaves_has_a_last_row_that_wants_no_action():
     ends.travel({"coin": steps_of([A, B, C])}, after_reset=True)
     ends.travel({"coin": steps_of([A, B, C], ended=[C], acting=[A, B])})
 
-    assert ends.decoder.acting == {"coin": 2}
+    assert ends.decoder.acting == {"coin": Acting(2)}
     assert ends.travel({"coin": steps_of([A, B])}).steps["coin"].agent_id.tolist() == [A, B]
+
+
+def test_rows_are_handed_out_by_environment_and_actions_sent_in_the_engines_order():
+    ends = Ends(infos=True)
+    who, infos = [C, A, B], [{"who": "C"}, {"who": "A"}, {"who": "B"}]
+    first = ends.travel({"coin": steps_of(who, info=infos)}, after_reset=True).steps["coin"]
+    ended = steps_of(who, ended=[C, B], acting=[C, A], info=infos, reset_info=[{"new": "C"}, {"new": "B"}])
+
+    got = ends.travel({"coin": ended}).steps["coin"]
+
+    assert first.agent_id.tolist() == got.agent_id.tolist() == [A, C, B]
+    assert [info["who"] for info in got.info] == ["A", "C", "B"]
+    assert [info["new"] for info in got.reset_info] == ["C", "B"]
+    assert got.acting.tolist() == [True, True, False]
+    jump, push = np.array([1, 3], np.int32), np.zeros((2, 2), np.float32)  # of A and of C
+    body = encode_step(ends.specs, {"coin": {"push": push, "jump": jump}}, ends.decoder.acting)
+    assert read_step(ends.specs, body, ends.encoder.acting)["coin"]["jump"].tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("infos", [{}, {"coin": {}}, {"coin": {"info": [None, None]}}])
@@ -395,7 +424,7 @@ def test_of_a_refused_body_nothing_is_remembered():
         decoder.decode(steps_body(section(rows=struct.pack("<4I", 0, 7, 1, 7))) + bytes(4))
 
     assert decoder.decode(steps_body(section(flags=5, rows=b""))).steps["coin"].agent_id.tolist() == [A, B]
-    assert decoder.acting == {"coin": 2}
+    assert decoder.acting == {"coin": Acting(2)}
 
 
 def test_the_same_rows_must_be_as_many_as_before():
@@ -454,7 +483,7 @@ def test_mutated_steps_are_steps_or_refused(data, seed):
         m = 0 if own.final_obs is None else len(leaves(own.final_obs)[0])
         assert m == np.count_nonzero(own.ended)
         assert set(own.env_id.tolist()) <= {4, 5}
-        assert ends.decoder.acting[name] == len(own.acting_rows)
+        assert ends.decoder.acting[name].n == len(own.acting_rows)
 
 
 @fuzzing

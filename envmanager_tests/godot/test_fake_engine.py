@@ -102,7 +102,7 @@ def test_calls_reach_the_arenas_they_are_for_and_bring_their_values(crowd):
 
 
 def test_an_arena_gets_its_own_rows_of_the_actions_and_none_of_a_behavior_left_out(crowd):
-    acting = crowd.decoder.acting["hero"]
+    acting = crowd.decoder.acting["hero"].n
     crowd.step({"hero": np.arange(acting)})
 
     # One hero in each arena, in the order of the arenas.
