@@ -37,6 +37,10 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 		add_child(stranger)
 
 
+func heuristic() -> void:
+	act(PoolRealArray(), PoolIntArray([0]))
+
+
 func after_tick() -> void:
 	if fail == "after_tick":
 		_call_nobody()

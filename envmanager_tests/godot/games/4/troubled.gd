@@ -37,6 +37,10 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 		add_child(stranger)
 
 
+func heuristic() -> void:
+	act(PackedFloat32Array(), PackedInt32Array([0]))
+
+
 func after_tick() -> void:
 	if fail == "after_tick":
 		_call_nobody()
