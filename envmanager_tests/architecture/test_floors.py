@@ -24,7 +24,7 @@ FLOORS = {
     "environments": ["environment", "adapters"],
     "core": ["core", "env_manager"],
     "workers": ["_workers"],
-    "managers": ["simple_env_manager", "subprocess_env_manager", "auto_env_manager", "registry", "placing"],
+    "managers": ["simple_env_manager", "subprocess_env_manager", "auto_env_manager", "registry", "placing", "godot"],
     "tools": ["bench", "testing", "interop", "training", "cli"],
 }
 """A module imports from its own floor and from those before it, and never itself through others."""

@@ -32,6 +32,8 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 	actions += 1
 	if fail == "act":
 		_call_nobody()
+	elif fail == "slow":
+		OS.delay_msec(50)
 	elif fail == "stranger":
 		var stranger = load("res://rat.tscn").instance()
 		add_child(stranger)

@@ -1,5 +1,6 @@
 extends "res://addons/envmanager/arena.gd"
-## A cat stays; of the rats one comes at tick 4, the oldest leaves at 8, the then oldest begins anew at 12; all ends at 20.
+## A cat stays. Of the rats one comes at tick 4, the oldest leaves at 8, the then oldest begins anew at 12.
+## All ends at 20.
 
 const RAT := preload("res://rat.tscn")
 

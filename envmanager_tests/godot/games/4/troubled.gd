@@ -32,6 +32,8 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 	actions += 1
 	if fail == "act":
 		_call_nobody()
+	elif fail == "slow":
+		OS.delay_msec(50)
 	elif fail == "stranger":
 		var stranger: Node = load("res://rat.tscn").instantiate()
 		add_child(stranger)
