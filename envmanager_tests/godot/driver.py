@@ -139,6 +139,7 @@ class Engine:
         fixed_fps: int | None = 60,
         isolate: bool = False,
         infos: bool = False,
+        shown: int = 0,
         scene: str | None = None,
         protocol: tuple[int, int] = (1, 0),
     ) -> None:
@@ -158,7 +159,7 @@ class Engine:
                 self.hello = json.loads(body)
                 assert self.hello["token"] == token
                 self.specs = self._configure(
-                    protocol=protocol, arenas=arenas, ticks_per_action=ticks, seed=seed, isolate=isolate, shown=0,
+                    protocol=protocol, arenas=arenas, ticks_per_action=ticks, seed=seed, isolate=isolate, shown=shown,
                     infos=infos, scene=scene,
                 )  # fmt: skip
             except BaseException:

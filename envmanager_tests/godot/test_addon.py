@@ -384,6 +384,30 @@ class TestErrors:
         assert one.process.wait(END_S) == 1
         assert "kind 99" in one.log()
 
+    def test_a_script_that_cannot_be_read_ends_the_start(
+        self, program: str, project_of: Callable[[str, int], Path], major: int, tmp_path: Path
+    ) -> None:
+        project = tmp_path / "project"
+        shutil.copytree(project_of("games", major), project)
+        with (project / "troubled.gd").open("a") as script:
+            script.write("func (\n")
+
+        with pytest.raises(EngineError) as raised:
+            Engine(program, project, tmp_path / "home", scene="res://troubled.tscn")
+
+        if major == 4:
+            assert raised.value.frame["script"] == "res://troubled.gd"
+        else:
+            assert "no arena" in raised.value.frame["message"]
+        assert "troubled.gd" in (tmp_path / "home" / "log.txt").read_text()
+
+    def test_a_paused_game_still_answers(self, engine: Start) -> None:
+        one = engine("games")
+        one.reset()
+        assert one.call(method="pause") == [None]
+
+        assert one.step()["cat"].acting.all()
+
 
 def fails(engine: Engine, where: str) -> dict[str, Any] | None:
     """Has the game of arena 1 go wrong; the error frame, or None when the engine went on."""
@@ -441,6 +465,12 @@ class TestCalls:
             one.call(**request_)
         assert raised.value.frame["arena"] == 0
         assert one.step()["cat"].acting.all()
+
+    def test_arenas_beyond_those_shown_are_invisible(self, engine: Start) -> None:
+        one = engine("games", arenas=4, shown=2)
+
+        assert one.call(get="shown") == [True, True, False, False]
+        assert one.call(method="is_visible") == [True, True, False, False]
 
     def test_a_script_error_in_a_call_is_named(self, engine: Start, major: int) -> None:
         one = engine("games")

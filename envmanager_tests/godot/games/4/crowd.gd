@@ -40,6 +40,14 @@ func count_rats(times := 1) -> int:
 	return rats.size() * int(times)
 
 
+func is_visible() -> bool:
+	return root.visible
+
+
+func pause() -> void:
+	get_tree().paused = true
+
+
 func shout(text: String) -> Dictionary:
 	note("shout", {"text": text, "at": Vector2(1, 2)})
 	return {"said": text, "where": [Vector2(3, 4), NAN]}
