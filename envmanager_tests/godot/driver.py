@@ -24,7 +24,7 @@ HELLO, SPECS, STEPS, VALUE, ERROR, BUSY, NOTE = 1, 2, 3, 4, 5, 6, 7
 CONFIGURE, RESET, STEP, CALL, CLOSE = 65, 66, 67, 68, 69
 SAME, SOME_ENDED, ALL_ACT = 1, 2, 4
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-ANSWER_S = 15.0
+ANSWER_S = 60.0
 END_S = 10.0
 
 MISSING = {
@@ -139,6 +139,7 @@ class Engine:
         fixed_fps: int | None = 60,
         isolate: bool = False,
         infos: bool = False,
+        shown: int = 0,
         scene: str | None = None,
         protocol: tuple[int, int] = (1, 0),
     ) -> None:
@@ -158,7 +159,7 @@ class Engine:
                 self.hello = json.loads(body)
                 assert self.hello["token"] == token
                 self.specs = self._configure(
-                    protocol=protocol, arenas=arenas, ticks_per_action=ticks, seed=seed, isolate=isolate, shown=0,
+                    protocol=protocol, arenas=arenas, ticks_per_action=ticks, seed=seed, isolate=isolate, shown=shown,
                     infos=infos, scene=scene,
                 )  # fmt: skip
             except BaseException:

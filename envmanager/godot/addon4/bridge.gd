@@ -7,12 +7,12 @@ extends Node
 const Wire := preload("res://addons/envmanager/wire.gd")
 const Roster := preload("res://addons/envmanager/roster.gd")
 const Copy := preload("res://addons/envmanager/copy.gd")
+const Copies := preload("res://addons/envmanager/copies.gd")
 const Spawner := preload("res://addons/envmanager/spawner.gd")
 const Calls := preload("res://addons/envmanager/calls.gd")
 const PROTOCOL := [1, 0]
 const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
-const BUSY_AFTER_US := 1000000
 const FIRST := -(1 << 30)
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
@@ -20,8 +20,7 @@ var _wire: Wire = null
 var _roster := Roster.new()
 var _errors: RefCounted = null  # the script errors, where the engine tells them (4.5 and later)
 var _config := {}
-var _copies: Array = []
-var _copy_at := {}  # root of a copy -> copy
+var _copies := Copies.new()
 var _ticks_left := 0
 var _is_built := false
 var _is_broken := true  # only a reset helps: at the beginning, and after an error
@@ -65,7 +64,7 @@ func note(about: String, values := {}) -> void:
 
 
 func joined(agent: Node) -> void:
-	var copy := _copy_of(agent)
+	var copy := _copies.of(agent)
 	if copy == null:
 		return
 	var group := _roster.group_of(agent)
@@ -94,7 +93,7 @@ func left(agent: Node, bits: int) -> void:
 
 
 func arena_entered(arena: Node) -> void:
-	var copy := _copy_of(arena)
+	var copy := _copies.of(arena)
 	if copy == null:
 		return
 	if copy.arena != null and copy.arena != arena:
@@ -116,7 +115,7 @@ func _physics_process(_delta: float) -> void:
 		_is_built = true
 		_build()
 	elif _ticks_left > 0:
-		for copy: Copy in _copies:
+		for copy: Copy in _copies.all:
 			if copy.has_after_tick and copy.ended_bits == 0:
 				copy.arena.after_tick()
 		_ticks_left -= 1
@@ -156,11 +155,13 @@ func _configure() -> void:
 # In the first tick, when the tree stands: nothing can be moved in it before.
 func _build() -> void:
 	if _wire == null:
-		_copy_main_scene()
+		_adopt_main_scene()
 	elif not _config.is_empty():
-		_build_copies()
-	for copy: Copy in _copies:
-		_check_copy(copy)
+		_copy_scene()
+	for copy: Copy in _copies.all:
+		if copy.arena != null:
+			_prepare(copy)
+	_copies.declare_to(_roster)
 	_roster.check_specs()
 	_roster.is_closed = true
 	if _wire == null:
@@ -169,14 +170,14 @@ func _build() -> void:
 		_wire.send_json(Wire.SPECS, _roster.specs())
 
 
-func _copy_main_scene() -> void:
+func _adopt_main_scene() -> void:
 	if get_tree().current_scene != null:
-		_add_copy(get_tree().current_scene, true)
-		_announce(get_tree().current_scene)
+		_copies.add(get_tree().current_scene, true)
+		_copies.announce(get_tree().current_scene)
 
 
 # The main scene is there already, as one, and where the first copy should stand: it goes.
-func _build_copies() -> void:
+func _copy_scene() -> void:
 	var main := get_tree().current_scene
 	var path: String = _config["scene"] if _config["scene"] != null else main.scene_file_path
 	var scene: PackedScene = load(path) if ResourceLoader.exists(path, "PackedScene") else null
@@ -185,85 +186,32 @@ func _build_copies() -> void:
 		return
 	get_tree().root.remove_child(main)
 	main.queue_free()
-	var spawner := Spawner.new(get_tree(), _config)
-	var told_us := Time.get_ticks_usec()
-	for i in spawner.count:
-		var root := scene.instantiate()
-		_add_copy(root, i < spawner.shown)
-		spawner.place(root, i)
-		if _copies[0].arena != null:
-			spawner.spacing = _copies[0].arena.spacing
-		if Time.get_ticks_usec() - told_us > BUSY_AFTER_US:
-			told_us = Time.get_ticks_usec()
-			_wire.send(Wire.BUSY, PackedByteArray())
+	_copies.spawn(scene, Spawner.new(get_tree(), _config), _say_busy)
 
 
-func _add_copy(root: Node, shown: bool) -> void:
-	var copy := Copy.new()
-	copy.index = _copies.size()
-	copy.root = root
-	copy.shown = shown
-	_copies.append(copy)
-	_copy_at[root] = copy
+func _say_busy() -> void:
+	_wire.send(Wire.BUSY, PackedByteArray())
 
 
-# Who entered the tree before the copy was known enters now, in the order of the tree.
-func _announce(node: Node) -> void:
-	if _is_ours(node):
-		node._enter()
-	for child in node.get_children():
-		_announce(child)
-
-
-func _check_copy(copy: Copy) -> void:
-	var arena: Node = copy.arena
-	if arena == null:
-		_roster.fault("the scene %s has no arena: no node with a script that extends arena.gd" % copy.root.name, null)
-		return
-	if copy.agents.is_empty() and arena.joins.is_empty():
-		joined(arena)
-	for scene: PackedScene in arena.joins:
-		var guest := scene.instantiate()
-		_declare(guest)
-		guest.free()
-	for group in _roster.groups:
-		var here: Array = copy.agents.filter(func(agent: Node) -> bool: return agent._group == group)
-		group.max_agents += maxi(int(arena.max_agents.get(group.name, 0)), here.size())
+func _prepare(copy: Copy) -> void:
+	if copy.agents.is_empty() and copy.arena.joins.is_empty():
+		joined(copy.arena)
 	if _wire == null:
-		arena.rng.randomize()
+		copy.arena.rng.randomize()
 	else:
-		arena.rng.seed = int(_config["seed"]) + copy.index * 0x9E3779B9
-
-
-func _declare(node: Node) -> void:
-	if _is_ours(node):
-		_roster.group_of(node)
-	for child in node.get_children():
-		_declare(child)
-
-
-func _is_ours(node: Node) -> bool:
-	return "_bridge" in node and node.has_method("heuristic")
-
-
-func _copy_of(node: Node) -> Copy:
-	while node != null:
-		if _copy_at.has(node):
-			return _copy_at[node]
-		node = node.get_parent()
-	return null
+		copy.arena.rng.seed = int(_config["seed"]) + copy.index * 0x9E3779B9
 
 
 # The agents see the end of their episodes, then the next ones begin.
 func _end_action() -> void:
-	for copy: Copy in _copies:
+	for copy: Copy in _copies.all:
 		for agent in copy.enders():
 			_roster.close_episode(agent, agent._bits)
 	if _roster.with_infos:
 		_roster.keep_infos()
 	if _wire == null:
 		_show_episodes()
-	for copy: Copy in _copies:
+	for copy: Copy in _copies.all:
 		copy.begin_next()
 	if _wire != null:
 		_send_steps({})
@@ -289,12 +237,12 @@ func _step() -> void:
 
 func _reset() -> void:
 	var request = _wire.json()
-	var all := range(_copies.size())
+	var all := range(_copies.all.size())
 	var indices: Array = all if request["arenas"] == null else request["arenas"]
 	var only := {}
 	_is_broken = false
 	for i in indices.size():
-		var copy: Copy = _copies[int(indices[i])]
+		var copy: Copy = _copies.all[int(indices[i])]
 		only[copy.index] = true
 		if request["seeds"] != null and request["seeds"][i] != null:
 			copy.arena.rng.seed = int(request["seeds"][i])
@@ -307,7 +255,7 @@ func _reset() -> void:
 
 
 func _call() -> void:
-	var answer := Calls.answer(_wire.json(), _copies)
+	var answer := Calls.answer(_wire.json(), _copies.all)
 	if answer.has("message"):
 		_wire.send_json(Wire.ERROR, answer)
 	elif not _send_faults():
@@ -327,12 +275,12 @@ func _send_faults() -> bool:
 
 
 func _play_alone() -> void:
-	if _copies.is_empty() or _copies[0].arena == null:
+	if _copies.all.is_empty() or _copies.all[0].arena == null:
 		set_physics_process(false)
 		return
 	if _is_broken:
 		_is_broken = false
-		_copies[0].begin()
+		_copies.all[0].begin()
 	for group in _roster.groups:
 		group.acting = group.agents.filter(func(agent: Node) -> bool: return agent.wants_action)
 		group.leavers = []
@@ -343,7 +291,7 @@ func _play_alone() -> void:
 # One line per episode, so that a person who plays sees what a trainer would.
 func _show_episodes() -> void:
 	_show_faults()
-	for agent in _copies[0].enders():
+	for agent in _copies.all[0].enders():
 		var how := "terminated" if agent._bits == 1 else "truncated"
 		print("%s (%s): reward %.3f, %s" % [agent.name, agent.behavior, agent.reward, how])
 		agent._bits = 0

@@ -32,9 +32,15 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 	actions += 1
 	if fail == "act":
 		_call_nobody()
+	elif fail == "slow":
+		OS.delay_msec(50)
 	elif fail == "stranger":
 		var stranger = load("res://rat.tscn").instance()
 		add_child(stranger)
+
+
+func heuristic() -> void:
+	act(PoolRealArray(), PoolIntArray([0]))
 
 
 func after_tick() -> void:

@@ -1,5 +1,6 @@
 extends "res://addons/envmanager/arena.gd"
-## A cat stays; of the rats one comes at tick 4, the oldest leaves at 8, the then oldest begins anew at 12; all ends at 20.
+## A cat stays. Of the rats one comes at tick 4, the oldest leaves at 8, the then oldest begins anew at 12.
+## All ends at 20.
 
 const RAT := preload("res://rat.tscn")
 
@@ -37,6 +38,14 @@ func after_tick() -> void:
 
 func count_rats(times := 1) -> int:
 	return rats.size() * int(times)
+
+
+func is_visible() -> bool:
+	return root.visible
+
+
+func pause() -> void:
+	get_tree().paused = true
 
 
 func shout(text: String) -> Dictionary:

@@ -32,9 +32,15 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 	actions += 1
 	if fail == "act":
 		_call_nobody()
+	elif fail == "slow":
+		OS.delay_msec(50)
 	elif fail == "stranger":
 		var stranger: Node = load("res://rat.tscn").instantiate()
 		add_child(stranger)
+
+
+func heuristic() -> void:
+	act(PackedFloat32Array(), PackedInt32Array([0]))
 
 
 func after_tick() -> void:

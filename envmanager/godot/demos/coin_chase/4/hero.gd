@@ -1,8 +1,8 @@
 extends "res://addons/envmanager/agent.gd"
 ## The one who chases: two numbers say where it wants to go, and it takes a while to turn.
 ##
-## It feels the coin with 8 rays around it. A ray is the higher, the nearer the coin is and the straighter it points there;
-## between two rays both feel it.
+## It feels the coin with 8 rays around it. A ray is the higher, the nearer the coin is and the straighter it points
+## there; between two rays both feel it.
 
 const WIDTH := 400.0
 const SPEED := 200.0
