@@ -15,7 +15,7 @@ from envmanager.data.reports import News, StartReport
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
-from envmanager.godot.codec import EngineSpecs, StepsDecoder, bad_numbers, read_specs
+from envmanager.godot.codec import Acting, EngineSpecs, StepsDecoder, bad_numbers, read_specs
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, read_error, read_values
 
@@ -45,8 +45,8 @@ class EngineDecoder:
         self._check_values = check_values
 
     @property
-    def acting(self) -> dict[str, int]:
-        """Of how many agents of each behavior the engine wants actions."""
+    def acting(self) -> dict[str, Acting]:
+        """Of which agents of each behavior the engine wants actions."""
         return self._steps.acting
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
