@@ -34,6 +34,11 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 		_call_nobody()
 	elif fail == "slow":
 		OS.delay_msec(50)
+	elif fail == "loop":
+		while true:
+			pass
+	elif fail == "quit":
+		get_tree().quit(3)
 	elif fail == "stranger":
 		var stranger = load("res://rat.tscn").instance()
 		add_child(stranger)

@@ -34,6 +34,11 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 		_call_nobody()
 	elif fail == "slow":
 		OS.delay_msec(50)
+	elif fail == "loop":
+		while true:
+			pass
+	elif fail == "quit":
+		get_tree().quit(3)
 	elif fail == "stranger":
 		var stranger: Node = load("res://rat.tscn").instantiate()
 		add_child(stranger)
