@@ -36,6 +36,8 @@ class EngineDecoder:
         """What the engine says that it has, once it is there."""
         self.busy_us = 0
         """How long the engine took for the last step."""
+        self.error: EngineError | None = None
+        """What the engine said last that went wrong."""
         self.asked_rows: Sequence[int] = ()
         """Of which arenas the last call wants values."""
         self._steps = StepsDecoder(self.specs, env_ids, infos=infos)
@@ -101,11 +103,15 @@ class EngineDecoder:
         )
 
     def _raised(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        error = read_error(message.data, len(self._env_ids))
-        env_ids = self._env_ids if error.arena is None else (self._env_ids[error.arena],)
+        error = self.error = read_error(message.data, len(self._env_ids))
+        env_ids = self.env_ids_of(error)
         if error.broken is not None:
             return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
         return self.failed(self.raised(error, asked, env_ids))
+
+    def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
+        """Whose error it is, as far as the engine knows."""
+        return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
         """An error in an engine as the library's."""

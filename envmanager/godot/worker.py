@@ -137,11 +137,16 @@ class EngineWorker(RemoteWorker):
         return self._failed(self.broke_protocol(asked))
 
     def _after_look_at_log(self, response: EnvironmentResponse, asked: CommandName) -> EnvironmentResponse:
-        """The response, unless a script has raised meanwhile: Godot goes on with null after that."""
-        error = self._log.new_error()
-        if error is None or response.name is CommandName.FAILED:
+        """The response, unless a script has raised meanwhile: Godot goes on with null after that.
+
+        The bridge answers with an error when that null comes to it, and then what was printed says where it came from.
+        """
+        printed = self._log.new_error()
+        said = self.decoder.error if response.name is CommandName.FAILED else None
+        if printed is None or (response.name is CommandName.FAILED and (said is None or said.line is not None)):
             return response
-        return self._failed(self.decoder.raised(error, asked))
+        env_ids = None if said is None else self.decoder.env_ids_of(said)
+        return self._failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """As every worker; but when a script raised, that is why there was no answer."""
