@@ -25,7 +25,6 @@ import attrs
 from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel, Message
 from envmanager._workers.hosting import phase_of
-from envmanager._workers.processes import Process
 from envmanager.data.reports import News
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerTimedOut
@@ -74,6 +73,41 @@ class WorkerPlan:
     timeouts: Timeouts
 
 
+class WorkerProcess(Protocol):
+    """The process of a worker, or what stands for one that was not started here."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number; None when nobody knows it."""
+        ...
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when it has ended."""
+        ...
+
+    @property
+    def is_buried(self) -> bool:
+        """Whether nothing is left of it."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and what it has started."""
+        ...
+
+    def core_wait_ns(self) -> int:
+        """How long it could have run and no core was free."""
+        ...
+
+    def exit_name(self) -> str:
+        """How it ended, by name."""
+        ...
+
+    def release(self) -> None:
+        """Give back its descriptors. A second time does nothing."""
+        ...
+
+
 class ResponseDecoder(Protocol):
     """Makes responses of one worker's messages."""
 
@@ -96,7 +130,7 @@ class RemoteWorker(ABC):
     FAILED: ClassVar[int]
     """The code of a message that reports a failure."""
 
-    process: Process
+    process: WorkerProcess
     decoder: Any
     """A ResponseDecoder; each kind of worker uses more of its own."""
 

@@ -42,6 +42,8 @@ class EngineChannel(Channel):
         """Called when the engine asks for more time."""
         self.on_note: Callable[[str, dict[str, Any]], None] = _nothing
         """Called with what the engine reports by itself."""
+        self.on_arrived: Callable[[int], None] = _nothing
+        """Called with our end of the connection when the engine is here."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
         """Commands that are sent when the engine is here."""
@@ -94,6 +96,7 @@ class EngineChannel(Channel):
         self.fd, self.hello = arrival.fd, arrival.hello
         self._lobby = None
         lobby.close()
+        self.on_arrived(arrival.fd)
         if arrival.hello.protocol[0] != PROTOCOL[0]:
             ours, theirs = (".".join(map(str, version)) for version in (PROTOCOL, arrival.hello.protocol))
             self.broken, self.hung_up = f"a hello in protocol {theirs}, where this library speaks {ours}", True

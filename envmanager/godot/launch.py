@@ -31,7 +31,8 @@ ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 class EnginePlan(WorkerPlan):
     """What an engine is started with."""
 
-    game: Game
+    game: Game | None
+    """None: it is played by somebody else."""
     options: EngineOptions
     seed: int
     infos: bool
@@ -107,6 +108,7 @@ def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
     if plan.options.user_data == "private":
         for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
             environ[name] = str(plan.user_data / name.lower())
+    assert plan.game is not None
     command = command_for(plan.game, plan.options)
     try:
         return EngineProcess(command, environ, plan, log.write_fd)

@@ -1,7 +1,8 @@
 """Where an engine arrives: a listener on this machine, and whoever has connected and not yet said who it is.
 
 The rule: only who knows the token gets in. Anybody on the machine may connect, say nothing, or say something else, and
-is left outside; the engine may come after them.
+is left outside; the engine may come after them. A game that somebody plays in the editor was told no token: where one
+is awaited, whoever says a proper hello gets in.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Arrival(NamedTuple):
 class Lobby:
     """Waits for one engine. ``fd`` can be read when there is something to look at."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], *, wants_token: bool = True) -> None:
         """OSError when nobody can listen there."""
         self.token = secrets.token_hex(16)
+        self._wants_token = wants_token
         self._listener = socket.socket()
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +58,7 @@ class Lobby:
         return f"{host}:{port}"
 
     def look(self) -> Arrival | None:
-        """The engine, once it has said the token; without waiting."""
+        """The engine, once it has said its hello; without waiting."""
         while True:
             events = self._epoll.poll(0)
             if not events:
@@ -81,7 +83,7 @@ class Lobby:
             self._epoll.register(guest.fileno(), select.EPOLLIN)
 
     def _listen_to(self, fd: int) -> Hello | None:
-        """What a guest says, if it is all there and has the token; who says something else is turned away."""
+        """What a guest says, if it is all there and may enter; who says something else is turned away."""
         guest, reader = self._guests[fd]
         try:
             n_bytes = guest.recv_into(reader.space())
@@ -94,10 +96,13 @@ class Lobby:
             return None
         except (OSError, BadFrame):
             hello = None
-        if hello is not None and hmac.compare_digest(hello.token.encode(), self.token.encode()):
+        if hello is not None and self._may_enter(hello):
             return hello
         self._turn_away(fd)
         return None
+
+    def _may_enter(self, hello: Hello) -> bool:
+        return not self._wants_token or hmac.compare_digest(hello.token.encode(), self.token.encode())
 
     def _hand_over(self, fd: int, hello: Hello) -> Arrival:
         guest, _ = self._guests.pop(fd)

@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
+
 from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
@@ -38,6 +40,9 @@ class GodotEnvManager(EnvManager):
     16 arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields.
     ``worker_env``: exactly these environment variables, instead of the trainer's. ``log_dir``: a file per engine for
     its output. The other parameters are those of SubprocessEnvManager.
+
+    With ``engine.attach`` no engine is started, and ``env`` is only a name: somebody plays the game in the editor. It is
+    one worker; when its connection ends, WorkerDied ("EOF") is raised, and a reset awaits it again.
 
     Arenas of one engine move together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
     what ``call`` and ``set_attr`` are given must be what JSON can say. An error in a script raises EnvRaised with its
@@ -84,8 +89,10 @@ class GodotEnvManager(EnvManager):
             trace=trace,
         )
         engine_options = EngineOptions.of(engine)
+        if engine_options.attach is not None:
+            options = _for_an_attached_game(options)
         super().__init__(
-            deal(n_envs, _n_engines(n_envs, n_workers)),
+            deal(n_envs, _n_engines(n_envs, options.n_workers)),
             wait=options.wait,
             seed=seed,
             restarts=options.restarts,
@@ -126,3 +133,11 @@ def _n_engines(n_envs: int, n_workers: WorkerCount) -> int:
     if n_workers == "auto":
         return max(1, min(count_cores(), n_envs // _LEAST_ARENAS))
     return 1 if n_workers is None else n_workers
+
+
+def _for_an_attached_game(options: ManagerOptions) -> ManagerOptions:
+    """There is one, and only who plays it can start it again."""
+    if options.n_workers not in (None, "auto", 1):
+        raise UsageError(f"n_workers={options.n_workers} with engine.attach: one game is attached, so it must be 1.")
+    restarts = attrs.evolve(options.restarts, max_restarts=0, recycle_after_steps=None)
+    return attrs.evolve(options, n_workers=1, restarts=restarts)

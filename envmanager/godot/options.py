@@ -53,7 +53,7 @@ class EngineOptions:
     its own, so that its results do not depend on how many there are. ``pin``: one core per engine. ``user_data``:
     "private", a temporary folder per engine for ``user://``, or "shared". ``parameters``: defaults of the reset
     options. ``max_frame_mb``: the largest step, in MiB. ``attach``: wait at this address for a game that somebody
-    plays in the editor, instead of starting one.
+    plays in the editor, instead of starting one; what says how an engine is started is unused then.
     """
 
     scene: str | None = attrs.field(default=None, validator=_optional_text)

@@ -11,6 +11,7 @@ from envmanager._workers.remote import RemoteWorker
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
+from envmanager.godot.attached import AttachedGame, open_lobby
 from envmanager.godot.channel import EngineChannel
 from envmanager.godot.codec import encode_step
 from envmanager.godot.decoding import EngineDecoder
@@ -46,11 +47,12 @@ class EngineWorker(RemoteWorker):
         self.decoder = EngineDecoder(plan.worker_id, plan.env_ids, infos=plan.infos, check_values=plan.check_values)
         self._plan = plan
         self._answered_ns = time.monotonic_ns()
-        self._log = EngineLog(plan.log_dir, plan.worker_id, plan.generation)
+        is_attached = plan.options.attach is not None
+        self._log = EngineLog(None if is_attached else plan.log_dir, plan.worker_id, plan.generation)
         try:
-            lobby = Lobby(plan.options.address)
+            lobby = open_lobby(plan.options.address) if is_attached else Lobby(plan.options.address)
             try:
-                self.process = launch(plan, lobby, self._log)
+                self.process = self._attach(channel) if is_attached else launch(plan, lobby, self._log)
             except BaseException:
                 lobby.close()
                 raise
@@ -60,6 +62,11 @@ class EngineWorker(RemoteWorker):
         finally:
             self._log.started()
         channel.await_engine(lobby, self.process.pidfd)
+
+    def _attach(self, channel: EngineChannel) -> AttachedGame:
+        game = AttachedGame()
+        channel.on_arrived = game.arrived
+        return game
 
     # Out.
 
@@ -110,6 +117,8 @@ class EngineWorker(RemoteWorker):
 
     def _send_close(self) -> None:
         self.channel.send(Kind.CLOSE, 0, b"", deadline=0.0)
+        if isinstance(self.process, AttachedGame):
+            self.process.asked_to_close()
 
     # In.
 
@@ -174,4 +183,6 @@ class EngineWorker(RemoteWorker):
         self._log.close()
 
     def _last_words(self) -> str:
+        if isinstance(self.process, AttachedGame) and self.channel.hello is None:
+            return f"no game has connected to {self._plan.options.attach}: play it with ENVMANAGER_ADDRESS set to that"
         return self._log.tail()

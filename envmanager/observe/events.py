@@ -48,11 +48,12 @@ class Started(Event):
     """A worker is there, with its environments made, ``start_s`` seconds after it was asked for."""
 
     pid: int | None
+    """None: in this process, or a game that was not started here."""
     start_s: float
 
     def __str__(self) -> str:
-        where = "in this process" if self.pid is None else f"as process {self.pid}"
-        return f"{super().__str__()}, started {where} in {self.start_s:.2f} s"
+        where = "" if self.pid is None else f" as process {self.pid}"
+        return f"{super().__str__()}, started{where} in {self.start_s:.2f} s"
 
 
 @attrs.frozen(kw_only=True)

@@ -52,6 +52,18 @@ def test_who_knows_the_token_gets_in(lobby: Lobby) -> None:
         descriptors.close(arrival.fd)
 
 
+def test_where_a_game_of_the_editor_is_awaited_any_hello_gets_in_and_nothing_else() -> None:
+    lobby = Lobby(("127.0.0.1", 0), wants_token=False)
+    with connect(lobby) as stranger, connect(lobby) as game:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        game.sendall(hello(""))
+        arrival = arrives(lobby)
+        with socket.socket(fileno=os.dup(arrival.fd)) as ours:
+            assert game.getsockname() == ours.getpeername()
+        descriptors.close(arrival.fd)
+    lobby.close()
+
+
 @pytest.mark.parametrize(
     "says",
     [

@@ -2,7 +2,7 @@ extends Node
 # The autoload that lets a trainer play: it runs first in each tick, and between two actions nothing else runs.
 #
 # When the ticks of an action are over, it ends episodes, sends the steps, waits for the next request, hands out the
-# actions and lets the tick run. Without ENVMANAGER_ADDRESS the game plays by itself: one copy, by heuristic().
+# actions and lets the tick run. Without an address the game plays by itself: one copy, by heuristic().
 
 const Wire = preload("res://addons/envmanager/wire.gd")
 const Roster = preload("res://addons/envmanager/roster.gd")
@@ -14,6 +14,7 @@ const PROTOCOL = [1, 0]
 const ADDON = "1.0.0"
 const TICKS_ALONE = 4  # per action, when nobody trains
 const FIRST = -(1 << 30)
+const ARGUMENT = "--envmanager="
 const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
 var _wire: Wire = null
@@ -28,7 +29,7 @@ var _is_broken: bool = true  # only a reset helps: at the beginning, and after a
 func _ready() -> void:
 	pause_mode = PAUSE_MODE_PROCESS
 	process_priority = FIRST
-	var address = OS.get_environment("ENVMANAGER_ADDRESS")
+	var address = _address()
 	if address == "":
 		return
 	_wire = Wire.new()
@@ -41,6 +42,14 @@ func _ready() -> void:
 	hello["ticks_per_second"] = Engine.iterations_per_second
 	_wire.send_unasked(Wire.HELLO, hello)
 	_configure()
+
+
+# Where the trainer listens. The argument is for the editor, which has it in the project's settings.
+func _address() -> String:
+	for argument in OS.get_cmdline_args():
+		if argument.begins_with(ARGUMENT):
+			return argument.substr(len(ARGUMENT))
+	return OS.get_environment("ENVMANAGER_ADDRESS")
 
 
 # Agents that leave because the game ends are no news.

@@ -2,7 +2,7 @@ extends Node
 ## The autoload that lets a trainer play: it runs first in each tick, and between two actions nothing else runs.
 ##
 ## When the ticks of an action are over, it ends episodes, sends the steps, waits for the next request, hands out the
-## actions and lets the tick run. Without ENVMANAGER_ADDRESS the game plays by itself: one copy, by heuristic().
+## actions and lets the tick run. Without an address the game plays by itself: one copy, by heuristic().
 
 const Wire := preload("res://addons/envmanager/wire.gd")
 const Roster := preload("res://addons/envmanager/roster.gd")
@@ -14,6 +14,7 @@ const PROTOCOL := [1, 0]
 const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
 const FIRST := -(1 << 30)
+const ARGUMENT := "--envmanager="
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
 var _wire: Wire = null
@@ -35,7 +36,7 @@ func _init() -> void:
 func _ready() -> void:
 	process_mode = Node.PROCESS_MODE_ALWAYS
 	process_physics_priority = FIRST
-	var address := OS.get_environment("ENVMANAGER_ADDRESS")
+	var address := _address()
 	if address == "":
 		return
 	_wire = Wire.new()
@@ -48,6 +49,14 @@ func _ready() -> void:
 	hello["ticks_per_second"] = Engine.physics_ticks_per_second
 	_wire.send_json(Wire.HELLO, hello, 0)
 	_configure()
+
+
+# Where the trainer listens. The argument is for the editor, which has it in the project's settings.
+func _address() -> String:
+	for argument in OS.get_cmdline_args() + OS.get_cmdline_user_args():
+		if argument.begins_with(ARGUMENT):
+			return argument.substr(len(ARGUMENT))
+	return OS.get_environment("ENVMANAGER_ADDRESS")
 
 
 # Agents that leave because the game ends are no news.

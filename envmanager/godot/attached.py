@@ -1,0 +1,85 @@
+"""A game that somebody plays in the editor, in the place of a process that was started here.
+
+::
+
+    manager listens at engine.attach ◀── the game connects ──▶ it trains ── its connection ends ──▶ it has ended
+
+The rule: nothing is done to it. It is asked to close, and whoever gives it up waits for it no longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+
+from envmanager._workers import descriptors
+from envmanager.errors import UsageError
+from envmanager.godot.lobby import Lobby
+
+_logger = logging.getLogger("envmanager")
+
+
+class AttachedGame:
+    """Stands for the game's process, of which nothing is known but its connection."""
+
+    pid = None
+    is_buried = True
+    """There is nothing to reap, and nothing that it started is ours to end."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.pidfd = descriptors.register(self._epoll.fileno())
+        """Readable when the game has hung up, or was given up."""
+        self._given_up_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._epoll.register(self._given_up_fd, select.EPOLLIN)
+        self._has_come = False
+
+    def arrived(self, fd: int) -> None:
+        """The game is here; ``fd`` is our end of its connection."""
+        self._has_come = True
+        self._epoll.register(fd, select.EPOLLRDHUP)
+
+    def asked_to_close(self) -> None:
+        """The game ends by itself now; if it never came, there is nobody to wait for."""
+        if not self._has_come:
+            self.signal(signal.SIGTERM)
+
+    def signal(self, number: int) -> None:
+        """Whatever the signal, the game gets none: from now on nobody waits for it, and it notices the hang-up."""
+        if self._given_up_fd != descriptors.CLOSED:
+            os.eventfd_write(self._given_up_fd, 1)
+
+    def core_wait_ns(self) -> int:
+        """Nobody can tell."""
+        return 0
+
+    def exit_name(self) -> str:
+        """How it ended: its connection did."""
+        return "EOF"
+
+    def release(self) -> None:
+        """Give back its descriptors. A second time does nothing."""
+        self._given_up_fd = descriptors.close(self._given_up_fd)
+        if not self._epoll.closed:
+            descriptors.forget(self.pidfd)
+            self._epoll.close()
+
+
+def open_lobby(address: tuple[str, int]) -> Lobby:
+    """Where the game is awaited, whatever its token: who starts it from the editor has none.
+
+    Says what to do, through the logger ``envmanager``. UsageError when the port is taken.
+    """
+    host, port = address
+    try:
+        lobby = Lobby(address, wants_token=False)
+    except OSError as error:
+        raise UsageError(
+            f"nobody can wait for a game at {host}:{port}: {error.strerror}. Does another program wait there? Name "
+            "another port as engine.attach."
+        ) from error
+    where = lobby.address
+    _logger.warning("waiting for a game at %s: play it in the editor with ENVMANAGER_ADDRESS=%s", where, where)
+    return lobby
