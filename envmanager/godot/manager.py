@@ -41,7 +41,7 @@ class GodotEnvManager(EnvManager):
     ``worker_env``: exactly these environment variables, instead of the trainer's. ``log_dir``: a file per engine for
     its output. The other parameters are those of SubprocessEnvManager.
 
-    With ``engine.attach`` no engine is started, and ``env`` is only a name: somebody plays the game in the editor. It is
+    With ``engine.attach`` no engine is started, and ``env`` is only a name: somebody plays it in the editor. It is
     one worker; when its connection ends, WorkerDied ("EOF") is raised, and a reset awaits it again.
 
     Arenas of one engine move together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and

@@ -92,6 +92,11 @@ def attached(port: int, n_envs: int = 1, **options: Any) -> GodotEnvManager:
     return manager
 
 
+def take_steps(manager: GodotEnvManager, n_steps: int) -> None:
+    for _ in range(n_steps):
+        manager.step("all")
+
+
 @pytest.mark.parametrize("told_by", PLAYED_BY)
 def test_a_game_that_is_played_elsewhere_is_trained_and_asked_to_close(
     play_in_editor: Callable[..., Editor], port: int, told_by: str
@@ -117,8 +122,7 @@ def test_the_end_of_its_connection_is_its_death_and_a_reset_awaits_it_again(
         manager.step("all")
         editor.games[0].kill()
         with pytest.raises(WorkerDied) as raised:
-            for _ in range(3):
-                manager.step("all")
+            take_steps(manager, 3)
         assert (raised.value.exit, raised.value.worker_id) == ("EOF", 0)
         assert manager.stats().restarts == 0
         assert len(editor.games) == 1, "nobody is awaited before the reset"
@@ -138,8 +142,7 @@ def test_a_game_that_does_not_answer_is_given_up_and_not_killed(
             manager.set_policy(behavior, RandomPolicy(spec, 3))
         manager.reset({"options": {"fail": "loop"}})
         with pytest.raises(WorkerTimedOut):
-            for _ in range(3):
-                manager.step("all")
+            take_steps(manager, 3)
     assert editor.games[0].poll() is None, "it loops on"
 
 
