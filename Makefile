@@ -48,7 +48,7 @@ MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
 FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
-    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract)
+    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -58,7 +58,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
+.PHONY: help run test faults check docs soak bench coverage godot godot4 test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -105,7 +105,7 @@ test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Ag
 test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
 
 clean: ## remove virtual environments and whatever was built
-	rm -rf .venv .venv-*/ build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-*/ .godot4 build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

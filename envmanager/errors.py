@@ -8,6 +8,7 @@
     │   ├── BadObservation       the environment returned what its spec does not allow
     │   ├── WorkerDied           the worker's process ended without being asked to
     │   ├── WorkerTimedOut       the worker did not respond in time
+    │   ├── ProtocolError        the worker, an engine, sent what its protocol does not allow
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                actions that do not fit; raised before anything is sent
     ├── ManagerClosed            a call after close()
@@ -161,6 +162,30 @@ class WorkerTimedOut(WorkerError):
             cause=f"no response within {timeout_s:g} s",
         )
         self.timeout_s = timeout_s
+        self.output = output
+        self.ticket = ticket
+
+
+class ProtocolError(WorkerError):
+    """The worker, an engine, sent what its protocol does not allow, and was killed; ``reason`` says what.
+
+    Nothing of it was handed out.
+    """
+
+    def __init__(
+        self, *, worker_id: int, env_ids: Sequence[int], phase: str, reason: str, output: str = "", ticket: int = 0
+    ) -> None:
+        tail = f"\nThe end of its output:\n{output}" if output else ""
+        super().__init__(
+            f"{_where(worker_id, env_ids)} broke the protocol during {phase} (request {ticket}) and was stopped: "
+            f"it sent {reason}. Nothing of that was used. The addon and this library may be of different versions: "
+            f"`envmanager godot install-addon` brings the one that fits.{tail}",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase=phase,
+            cause=reason,
+        )
+        self.reason = reason
         self.output = output
         self.ticket = ticket
 

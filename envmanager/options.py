@@ -45,7 +45,9 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
     return check
 
 
-def _count(least: int) -> Any:
+def at_least(least: int) -> Any:
+    """A validator: UsageError for anything but a whole number from ``least`` on."""
+
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UsageError(f"{attribute.name} must be a whole number of at least {least}, not {value!r}.")
@@ -65,7 +67,8 @@ def _local_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f'{attribute.name} must be a whole number of at least 0, or "auto", not {value!r}.')
 
 
-def _flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """A validator: UsageError for anything but True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
@@ -79,10 +82,10 @@ class Wait:
     steps handed out since the reset are so many ahead of the slowest worker's is held back.
     """
 
-    min_ready: int = attrs.field(default=1, validator=_count(1))
-    max_ready: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    min_ready: int = attrs.field(default=1, validator=at_least(1))
+    max_ready: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     timeout_s: float | None = None
-    max_lead: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    max_lead: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
 
     ALL = 2**31
 
@@ -167,12 +170,12 @@ class RestartPolicy:
     that leak, at the end of one of its episodes; other episodes of the same worker are truncated there.
     """
 
-    max_restarts: int = attrs.field(default=3, validator=_count(0))
+    max_restarts: int = attrs.field(default=3, validator=at_least(0))
     within_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
     backoff_s: float = attrs.field(default=0.5, validator=_seconds(unlimited=False, zero=True))
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
-    recycle_after_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(1)))
+    recycle_after_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
@@ -289,6 +292,11 @@ def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
 
 
+def _optional_engine(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(f"{attribute.name} must be a mapping of an engine's options, not {type(value).__name__}.")
+
+
 @attrs.frozen(kw_only=True)
 class ManagerOptions:
     """A manager as a config names it: ``kind`` says which, the rest says how.
@@ -297,25 +305,26 @@ class ManagerOptions:
 
     Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
-    other line.
+    other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
     """
 
     kind: str = "subprocess"
     env: Any = None
-    n_envs: int = attrs.field(default=1, validator=_count(1))
+    n_envs: int = attrs.field(default=1, validator=at_least(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
     local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
     wait: Wait = attrs.field(factory=Wait, converter=_wait)
     timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
     restarts: RestartPolicy = attrs.field(factory=RestartPolicy, validator=_restarts)
-    zero_copy: bool = attrs.field(default=False, validator=_flag)
-    infos: bool = attrs.field(default=False, validator=_flag)
-    check_values: bool = attrs.field(default=False, validator=_flag)
-    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count(0)))
+    zero_copy: bool = attrs.field(default=False, validator=flag)
+    infos: bool = attrs.field(default=False, validator=flag)
+    check_values: bool = attrs.field(default=False, validator=flag)
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)))
     worker_env: Mapping[str, str] | None = attrs.field(default=None, validator=_optional_texts_by_name, repr=False)
     log_dir: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_directory)
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
+    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_engine)
 
     def __attrs_post_init__(self) -> None:
         local_envs = 0 if self.local_envs == "auto" else self.local_envs

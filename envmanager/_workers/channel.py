@@ -1,5 +1,7 @@
 """The trainer's end of one worker's connection: commands go out, messages come in.
 
+How both lie in bytes is said by ``_packed`` and ``pump``, for workers that speak another protocol.
+
 The rule: every message of a worker is matched by ticket. A response to an older request is discarded and counted,
 so an interrupt or a time-out can never pair a response with the wrong request.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -26,15 +29,24 @@ class Message:
     ticket: int
     code: int
     flags: int
-    data: bytes
+    data: Any
+    """bytes, or a memoryview with a buffer of its own."""
     busy_ns: int
     ended_ns: int
 
 
-class Channel:
-    """Writes commands and reads messages; ``on_late(ticket)`` is called for a response to an older request."""
+def _unheard(_: int) -> None:
+    """Nobody listens yet."""
 
-    def __init__(self, on_late: Callable[[int], None]) -> None:
+
+def _not_watched(_: int, __: int) -> None:
+    """Nobody watches yet."""
+
+
+class Channel:
+    """Writes commands and reads messages."""
+
+    def __init__(self) -> None:
         self.fd = descriptors.CLOSED
         self.pidfd = descriptors.CLOSED
         self.ticket = 0
@@ -45,7 +57,12 @@ class Channel:
         """Of the last other command."""
         self.hung_up = False
         """Whether the worker has closed its end, which could be read from for ever."""
-        self._on_late = on_late
+        self.broken = ""
+        """What it sent that its protocol does not allow; nothing is read after that."""
+        self.on_late: Callable[[int], None] = _unheard
+        """Called with the ticket of a response to an older request."""
+        self.on_moved: Callable[[int, int], None] = _not_watched
+        """Called with the old and the new descriptor, should it get another."""
         self._inbox = bytearray()
         self._messages: list[Message] = []
 
@@ -70,14 +87,14 @@ class Channel:
 
     def send(self, code: int, slot: int, data: bytes, deadline: float) -> None:
         """Send a command that has no response."""
-        message = COMMAND.pack(self.ticket + 1, code, slot, 0, 0, len(data)) + data
+        message = self._packed(self.ticket + 1, code, slot, 0, data)
         self.ticket += 1
         self._push(message, deadline)
 
     def step(self, code: int, slot: int, flags: int, data: bytes, deadline: float) -> None:
         """Send a step, whose response comes out of the step queue. Only where interrupts are held."""
         ticket = self.ticket + 1
-        message = COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
+        message = self._packed(ticket, code, slot, flags, data)
         self.ticket = self.step_ticket = ticket  # not before there was memory for the message
         try:
             n_written = os.write(self.fd, message)
@@ -85,6 +102,9 @@ class Channel:
             n_written = 0
         if n_written < len(message):
             self._push(message[n_written:], deadline)
+
+    def _packed(self, ticket: int, code: int, slot: int, flags: int, data: bytes) -> bytes:
+        return COMMAND.pack(ticket, code, slot, flags, 0, len(data)) + data
 
     def _push(self, message: bytes, deadline: float) -> None:
         """Write all of it. Gives up at the deadline or when the worker is gone; who waits for a response notices."""
@@ -117,7 +137,7 @@ class Channel:
 
     def pump(self) -> bool:
         """Read what has come, without waiting; whether there was anything."""
-        n_before = len(self._inbox)
+        n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
                 part = os.read(self.fd, _READ_SIZE)
@@ -128,8 +148,8 @@ class Channel:
             if not part:
                 self.hung_up = True
                 break
+            n_new += len(part)
             self._inbox += part
-        n_new = len(self._inbox) - n_before
         self._split_inbox()
         return n_new > 0
 
@@ -140,10 +160,14 @@ class Channel:
                 break
             data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
             del self._inbox[: MESSAGE.size + length]
-            if ticket in (self.step_ticket, self.asked_ticket):
-                self._messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns))
-            else:
-                self._on_late(ticket)
+            self._sort(Message(ticket, code, flags, data, busy_ns, ended_ns))
+
+    def _sort(self, message: Message) -> None:
+        """Keep a message that somebody waits for."""
+        if message.ticket in (self.step_ticket, self.asked_ticket):
+            self._messages.append(message)
+        else:
+            self.on_late(message.ticket)
 
     def take(self, ticket: int) -> Message | None:
         """The message with this ticket, once all of it is here."""

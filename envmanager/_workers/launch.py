@@ -14,21 +14,18 @@ from envmanager._workers import boot, descriptors
 from envmanager._workers.child import Launch
 from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import ChildProcess
+from envmanager._workers.remote import WorkerPlan
 from envmanager._workers.server import ServerGone
 from envmanager.errors import WorkerError
-from envmanager.options import Timeouts
 
 _DESCRIPTORS_TO_START = 16
 """More than starting one process takes for a moment: refused before, nothing is left half open."""
 
 
-@attrs.frozen
-class LaunchPlan:
+@attrs.frozen(kw_only=True)
+class LaunchPlan(WorkerPlan):
     """What a worker process is started with, besides its factory."""
 
-    worker_id: int
-    env_ids: tuple[int, ...]
-    generation: int
     seed: int
     start_method: str
     memory_fd: int
@@ -37,7 +34,6 @@ class LaunchPlan:
     guardian_fd: int
     crash_fd: int
     n_slots: int
-    timeouts: Timeouts
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 

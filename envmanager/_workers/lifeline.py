@@ -55,7 +55,7 @@ def arm(life_fd: int, guardian_fd: int, name: bytes) -> None:
     _own_group = os.getpgrp()
     try:
         tie(life_fd, -_own_group)
-        _leave_copies(life_fd, guardian_fd, name)
+        leave_copies(life_fd, guardian_fd, name, os.getpid())
     except OSError:
         threading.Thread(target=_watch, args=(life_fd,), name="envmanager-lifeline", daemon=True).start()
     finally:
@@ -71,17 +71,27 @@ def tie(life_fd: int, owner: int) -> None:
 
 def line_for(life_fd: int, owner: int) -> int:
     """A lifeline for a process, or a group by its negative number; OSError when the kernel refuses."""
-    if os.environ.get(VARIABLE) == "thread":
-        raise OSError(f"{VARIABLE}=thread")
-    line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    line = open_line(life_fd)
     try:
-        fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(line, fcntl.F_SETOWN, owner)
-        fcntl.fcntl(line, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+        aim(line, owner)
     except OSError:
         os.close(line)
         raise
     return line
+
+
+def open_line(life_fd: int) -> int:
+    """A lifeline that is for nobody yet, so that a program which is not ours can inherit it; OSError when refused."""
+    if os.environ.get(VARIABLE) == "thread":
+        raise OSError(f"{VARIABLE}=thread")
+    return os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def aim(line: int, owner: int) -> None:
+    """Have an open line be for this process, or group by its negative number, whoever holds it."""
+    fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(line, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(line, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
 def _is_cut(line: int, timeout_ms: int | None = 0) -> bool:
@@ -90,9 +100,8 @@ def _is_cut(line: int, timeout_ms: int | None = 0) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-def _leave_copies(life_fd: int, guardian_fd: int, name: bytes) -> None:
+def leave_copies(life_fd: int, guardian_fd: int, name: bytes, pid: int) -> None:
     """A guardian that has been killed, or is stopped and full, takes none; the worker's own lifeline must do then."""
-    pid = os.getpid()
     copies = [line_for(life_fd, -pid), line_for(life_fd, pid)]
     poll = select.poll()
     poll.register(guardian_fd, select.POLLOUT)

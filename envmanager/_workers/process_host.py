@@ -1,16 +1,13 @@
-"""The host of worker processes: starts them, shares memory with them, replaces and ends them.
+"""The host of workers that are Python processes and share memory with the trainer.
 
 ::
 
     launch ── start ──▶ process        await_start ◀── specs        have_started ── layout of the memory ──▶ all
-
-The rule: nothing is sent through a worker that this host did not start itself, so that tests can put fakes there.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
@@ -21,36 +18,29 @@ import numpy as np
 
 from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
-from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.launch import LaunchPlan
 from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
 from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
-from envmanager._workers.resources import Resources
+from envmanager._workers.remote_host import RemoteHost
+from envmanager._workers.resources import ProcessResources
 from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel
 from envmanager.core.calls import Calls
-from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
+from envmanager.core.hosts import EnvWorker
 from envmanager.core.listening import Listener
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, only_agents
-from envmanager.errors import WorkerError
+from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
 from envmanager.observe.events import EventLog
-from envmanager.observe.stats import WorkerStats
 from envmanager.options import ManagerOptions, ResetConfig
 from envmanager.system.interrupts import held
 
-_DESCRIPTORS_PER_WORKER = 3
-"""The connection, the pidfd, and under forkserver the socket that reports the exit code."""
-_MORE_DESCRIPTORS = 32
-"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
-a moment, and room."""
 
-
-class ProcessHost(WorkerHost):
+class ProcessHost(RemoteHost[WorkerHandle]):
     """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
 
     def __init__(
@@ -64,20 +54,15 @@ class ProcessHost(WorkerHost):
         events: EventLog,
         create: Callable[[int], EnvWorker],
     ) -> None:
-        """``create(worker_id)`` makes a worker, in the end by ``make_worker``; tests put fakes there."""
-        super().__init__()
+        def make_resources() -> ProcessResources:
+            return ProcessResources(listener.hear, events, options.timeouts.close_s)
+
+        super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
         self._factories = factories
-        self._options = options
-        self._entries = entries
-        self._calls = calls
         self._listener = listener
-        self._events = events
-        self._create = create
-        self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)  # the trainer may move
         self._local_id = len(entries) - 1 if options.local_envs else None
         self._n_slots = 3 if options.zero_copy else 1
         self._slots = 0
-        self._starting: list[WorkerHandle] = []
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
@@ -85,31 +70,21 @@ class ProcessHost(WorkerHost):
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
         """By slot and worker, where the rewards of those rows lie: steps with these arrays are written in place."""
         self.rewrites_arrays = False  # as long as no memory is shared: fakes do not
-        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(entries) + _MORE_DESCRIPTORS)
-        with held():
-            self._resources = Resources(listener.hear, events, options.timeouts.close_s)
-            self._finalizer = weakref.finalize(self, self._resources.close)
-        own_queue = self._resources.step_queue
-        self.step_queue = own_queue
         if self._local_id is not None:
-            self.step_queue = LocalStepQueue(self.workers, self._local_id, own_queue)
+            self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.step_queue)
 
     # Starting.
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if not self.workers:
             check_travel(self._factories)
-        if worker_id >= len(self.workers):
-            return self._create(worker_id)
-        replaced = self.workers[worker_id]
-        if isinstance(replaced, WorkerHandle):
-            self._resources.retire(replaced)
-        elif isinstance(replaced, LocalWorker):
-            replaced.close_quietly()
-        try:
-            return self._create(worker_id)
-        finally:
-            self._starting.clear()  # nobody waits for it as for the first ones
+        return super().launch(worker_id, generation)
+
+    def _replace(self, worker: Any) -> None:
+        if isinstance(worker, LocalWorker):
+            worker.close_quietly()
+        else:
+            super()._replace(worker)
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
@@ -127,9 +102,7 @@ class ProcessHost(WorkerHost):
             on_news, rotates = self._listener.hear, self._options.zero_copy
             return LocalWorker(worker_id, factory, entry.times, self._events, on_news=on_news, rotates=rotates)
         with descriptors.standard_open():
-            handle = self._start_process(entry, factory)
-        self._starting.append(handle)
-        return handle
+            return self._start_process(entry, factory)
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
         self._calls.require_open("the start of a worker")
@@ -154,31 +127,13 @@ class ProcessHost(WorkerHost):
             log_dir=self._log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        with held():  # a worker that nobody watches would be left behind
-            handle = WorkerHandle(pickled, plan, self._events, entry.times)
-            resources.watch(handle)
-        handle.send(CommandName.START)
-        return handle
-
-    def _guardian_fd(self, entry: Entry) -> int:
-        try:
-            return self._resources.guardian_fd()
-        except OSError as error:
-            raise WorkerError(
-                f"worker {entry.worker_id} could not be started, because the process that guards workers could not: "
-                f"{error}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
-                worker_id=entry.worker_id,
-                env_ids=entry.env_ids,
-                phase="start",
-                cause=str(error),
-            ) from error
+        return self._care_for(lambda: WorkerHandle(pickled, plan, self._events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
             return {}
         local = {each.worker_id: each.start() for each in self._local_workers()}  # while the processes start
-        reports = {handle.worker_id: start_report(handle.recv()) for handle in self._starting}
-        return {**reports, **local}
+        return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
         """Lay out the memory that all share."""
@@ -217,15 +172,11 @@ class ProcessHost(WorkerHost):
         worker = self.workers[worker_id]
         if isinstance(worker, WorkerHandle):
             others = (each.slot for each in self.workers if isinstance(each, WorkerHandle) and each is not worker)
-            worker.begin_again(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
+            worker.begin_again_in(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
             return None
         if self._worker_rows and isinstance(worker, LocalWorker):
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
-
-    def is_gone(self, worker_id: int) -> bool:
-        worker = self.workers[worker_id]
-        return isinstance(worker, WorkerHandle) and worker.state is not State.RUNNING
 
     def check_can_travel(self, payload: Any) -> None:
         if payload is not None and self._worker_rows:
@@ -239,21 +190,8 @@ class ProcessHost(WorkerHost):
                 return self._whole[behavior][slot]
         return None
 
-    def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        worker = self.workers[entry.worker_id]
-        if not isinstance(worker, WorkerHandle):
-            return known
-        return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
-
-    def wake(self) -> None:
-        self._resources.step_queue.wake()
-
-    def stop(self) -> None:
-        self._resources.stop()
-
     def close(self) -> None:
-        self._resources.close()
-        self._finalizer.detach()
+        super().close()
         for local in self._local_workers():
             local.close_quietly()
         with held():  # the memory goes with its last array, and Python swallows what is raised while it does

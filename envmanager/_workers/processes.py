@@ -100,7 +100,7 @@ def _stop_server(server: Server) -> None:
 
 
 @attrs.frozen
-class _Started:
+class Started:
     """A process that has been started; its descriptors are registered."""
 
     pid: int
@@ -154,7 +154,7 @@ def _describe(process_obj: Any, fds: _SpawnedFds) -> int:
     return data_fd
 
 
-def _start_served(process_obj: Any, deadline: float) -> _Started:
+def _start_served(process_obj: Any, deadline: float) -> Started:
     fds = _ServedFds()
     data_fd = _describe(process_obj, fds)
     try:
@@ -167,7 +167,7 @@ def _start_served(process_obj: Any, deadline: float) -> _Started:
             except (ServerGone, TimeoutError):
                 _stop_server(server)
                 raise
-            return _Started(pid, register(pidfd), server, register(ours.detach()))
+            return Started(pid, register(pidfd), server, register(ours.detach()))
     finally:
         os.close(data_fd)
 
@@ -185,7 +185,7 @@ def _ask_server(response_fd: int, data_fd: int, fds: list[int], deadline: float)
             raise
 
 
-def _start_spawned(process_obj: Any, _: float) -> _Started:
+def _start_spawned(process_obj: Any, _: float) -> Started:
     tracker_fd: Any = resource_tracker.getfd()
     fds = _SpawnedFds()
     data_fd = _describe(process_obj, fds)
@@ -195,10 +195,10 @@ def _start_spawned(process_obj: Any, _: float) -> _Started:
             pid = _util.spawnv_passfds(spawn.get_executable(), command, [tracker_fd, data_fd, *fds.fds])
     finally:
         os.close(data_fd)
-    return _own_child(pid)
+    return own_child(pid)
 
 
-def _start_forked(process_obj: Any, _: float) -> _Started:
+def _start_forked(process_obj: Any, _: float) -> Started:
     with blocked_in_children(), forking_a_worker(), warnings.catch_warnings():
         # The user chose fork; the docs say what it means for a trainer with threads.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -209,48 +209,31 @@ def _start_forked(process_obj: Any, _: float) -> _Started:
                 code = process_obj._bootstrap()
             finally:
                 os._exit(code)
-    return _own_child(pid)
+    return own_child(pid)
 
 
-def _own_child(pid: int) -> _Started:
+def own_child(pid: int) -> Started:
+    """A child of this process, which nobody else may reap."""
     try:
-        return _Started(pid, register(os.pidfd_open(pid)))
+        return Started(pid, register(os.pidfd_open(pid)))
     except OSError:  # nobody could tell when it ends
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
 
 
-_STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], _Started]]] = {
+_STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], Started]]] = {
     "fork": (context.ForkProcess, _start_forked),
     "spawn": (context.SpawnProcess, _start_spawned),
     "forkserver": (context.ForkServerProcess, _start_served),
 }
 
 
-class ChildProcess:
-    """One child process: its pid, a pidfd for its death, and how it ended."""
+class Process:
+    """One process: its pid, a pidfd for its death, and how it ended."""
 
-    def __init__(
-        self,
-        start_method: str,
-        name: str,
-        target: Callable[..., Any],
-        args: tuple[Any, ...],
-        *,
-        deadline: float = math.inf,
-    ) -> None:
-        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked or ignored until it says otherwise.
-
-        TimeoutError when it is not there by the deadline, another OSError when it cannot be.
-        """
-        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
-        kind, start = _STARTS[start_method]
-        described = kind(target=target, args=args, name=name)
-        described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
-        # Not its own start(): that would register the child, and multiprocessing would wait for it at exit, for ever
-        # if it hangs. It would also refuse to work inside a daemonic process.
-        self._started = start(described, deadline)
+    def __init__(self, started: Started) -> None:
+        self._started = started
         self._exit_code: int | None = None
         self._is_released = False
         self.is_buried = False
@@ -310,3 +293,28 @@ class ChildProcess:
         self._is_released = True
         descriptors.close(self.pidfd)
         descriptors.close(self._started.response_fd)
+
+
+class ChildProcess(Process):
+    """A process of this program that was forked, or that starts with Python."""
+
+    def __init__(
+        self,
+        start_method: str,
+        name: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        deadline: float = math.inf,
+    ) -> None:
+        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked or ignored until it says otherwise.
+
+        TimeoutError when it is not there by the deadline, another OSError when it cannot be.
+        """
+        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
+        kind, start = _STARTS[start_method]
+        described = kind(target=target, args=args, name=name)
+        described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
+        # Not its own start(): that would register the child, and multiprocessing would wait for it at exit, for ever
+        # if it hangs. It would also refuse to work inside a daemonic process.
+        super().__init__(start(described, deadline))

@@ -6,43 +6,50 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Generic
 
 from envmanager._workers import descriptors
 from envmanager._workers.guardian import Guardian
-from envmanager._workers.handle import State, WorkerHandle
+from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.lifeline import NAME
+from envmanager._workers.remote import State
 from envmanager._workers.step_queue import ProcessStepQueue
+from envmanager._workers.watch import Watch, Worker
 from envmanager.core.weak_calls import weakly
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
 from envmanager.system.interrupts import held
 
 
-class Resources:
+class Resources(ABC, Generic[Worker]):
     """What must be given back, also when the manager is garbage or the program ends: processes, pipes, memory.
 
     It holds no reference to the host or the manager, which could otherwise never become garbage.
     """
 
-    def __init__(self, hear: Any, events: EventLog, close_s: float) -> None:
+    step_queue: Watch[Worker]
+
+    def __init__(self, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
-        self._handles: set[WorkerHandle] = set()
+        self._handles: set[Worker] = set()
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
         self._guardian: Guardian | None = None
         with descriptors.standard_open():
-            self._open(events, hear)
+            self._open()
+            self.life_read_fd, self._life_write_fd = os.pipe()
+            descriptors.register(self.life_read_fd)
+            descriptors.register(self._life_write_fd)
 
-    def _open(self, events: EventLog, hear: Any) -> None:
-        self.step_queue = ProcessStepQueue(events, on_news=hear, on_retired=weakly(self.drop))
-        self.memory_fd = descriptors.create_memory("envmanager")
-        self.crash_fd = descriptors.create_memory("envmanager-crashes")
-        self.life_read_fd, self._life_write_fd = os.pipe()
-        descriptors.register(self.life_read_fd)
-        descriptors.register(self._life_write_fd)
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the step queue, and whatever else this kind of worker needs."""
+
+    def _close_own(self) -> None:
+        """Give back what ``_open`` made, but for the step queue."""
 
     def guardian_fd(self) -> int:
         """Where workers leave their lifelines; OSError when there can be no guardian."""
@@ -51,7 +58,7 @@ class Resources:
                 self._guardian = Guardian(self.life_read_fd)
             return self._guardian.fd
 
-    def watch(self, handle: WorkerHandle) -> None:
+    def watch(self, handle: Worker) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
         with self._giving_back:
             if not self._closed:
@@ -61,7 +68,7 @@ class Resources:
         handle.release()
         raise ManagerClosed("the start of a worker")
 
-    def drop(self, handle: WorkerHandle) -> None:
+    def drop(self, handle: Worker) -> None:
         """Give back a worker that has ended or must."""
         self._handles.discard(handle)
         self.step_queue.forget(handle)
@@ -69,7 +76,7 @@ class Resources:
         if handle.process.is_buried and self._guardian is not None:
             self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
 
-    def retire(self, handle: WorkerHandle) -> None:
+    def retire(self, handle: Worker) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
         if handle.state is State.RUNNING:
             handle.retire()
@@ -95,7 +102,7 @@ class Resources:
         with self._stopping:
             self._stop(list(self._handles))
 
-    def _stop(self, handles: list[WorkerHandle]) -> None:
+    def _stop(self, handles: list[Worker]) -> None:
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()
@@ -114,11 +121,32 @@ class Resources:
             os.write(self._life_write_fd, b"\0")  # groups whose leaders nobody could bury end now
             self._guardian.end()
         self.step_queue.close()
-        for fd in (self.memory_fd, self.crash_fd, self.life_read_fd, self._life_write_fd):
+        self._close_own()
+        for fd in (self.life_read_fd, self._life_write_fd):
             descriptors.close(fd)
 
 
-def _wait_for_ends(handles: list[WorkerHandle], deadline: float) -> list[WorkerHandle]:
+class ProcessResources(Resources[WorkerHandle]):
+    """Those of workers that share memory with the trainer."""
+
+    step_queue: ProcessStepQueue
+
+    def __init__(self, hear: Any, events: EventLog, close_s: float) -> None:
+        self._hear = hear
+        self._events = events
+        super().__init__(close_s)
+
+    def _open(self) -> None:
+        self.step_queue = ProcessStepQueue(self._events, on_news=self._hear, on_retired=weakly(self.drop))
+        self.memory_fd = descriptors.create_memory("envmanager")
+        self.crash_fd = descriptors.create_memory("envmanager-crashes")
+
+    def _close_own(self) -> None:
+        descriptors.close(self.memory_fd)
+        descriptors.close(self.crash_fd)
+
+
+def _wait_for_ends(handles: list[Worker], deadline: float) -> list[Worker]:
     """Wait until all processes have ended or the time is up; those that have not."""
     left = {handle.process.pidfd: handle for handle in handles}
     while left:

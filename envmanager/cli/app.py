@@ -23,6 +23,7 @@ from envmanager.cli.bench import bench
 from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.cli.display import Display, PlainDisplay
+from envmanager.cli.godot import app as godot_app
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
 from envmanager.cli.plan import Plan, check_out
@@ -38,6 +39,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(godot_app, name="godot")
 
 EnvOption = Annotated[
     str | None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -12,11 +14,15 @@ MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "ye
 
 def check(env: str, *, n_steps: int, seed: int, console: Console) -> int:
     """Print the findings on ``env``; 0 when none of them is a problem, else 1."""
-    findings = check_environment(env, n_steps=n_steps, seed=seed)
+    return show_findings(env, check_environment(env, n_steps=n_steps, seed=seed), console)
+
+
+def show_findings(subject: str, findings: Sequence[Finding], console: Console) -> int:
+    """Print what was found on ``subject``; 0 when none of it is a problem, else 1."""
     for finding in findings:
         console.print(_line(finding), soft_wrap=True)
     n_problems = sum(finding.outcome == "problem" for finding in findings)
-    console.print(Text(f"\n{env}: {_verdict(n_problems)}", style="bold"), soft_wrap=True)
+    console.print(Text(f"\n{subject}: {_verdict(n_problems)}", style="bold"), soft_wrap=True)
     return 1 if n_problems else 0
 
 

@@ -29,6 +29,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.observe import tensorboard
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import mean_and_spread
+from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
@@ -84,6 +85,8 @@ class Reports:
 
     def started(self, run: TrainingRun) -> None:
         self._display.show_start(run)
+        if run.controller is not None and set(run.controller.learning) != set(run.trainers):
+            self._tell_who_is_frozen(run, run.controller.n_steps)
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         now = time.monotonic()
@@ -92,6 +95,11 @@ class Reports:
             self._tell(run, update, now)
         if self._is_due(None, now):
             self._tell_of_all(run, update)
+
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        if not change.is_round:  # rounds may be short, and come all the time
+            self._display.show_line(str(change))
+        self._tell_who_is_frozen(run, change.n_steps)
 
     def saved(self, path: Path) -> None:
         untold = list(self._untold.values())
@@ -116,6 +124,12 @@ class Reports:
         if self._writer is not None:
             for name, figure in update.figures.items():
                 self._writer.add_scalar(f"{update.behavior}/{name}", figure, update.n_steps)
+
+    def _tell_who_is_frozen(self, run: TrainingRun, n_steps: int) -> None:
+        if self._writer is not None and run.controller is not None:
+            for behavior in run.trainers:
+                is_frozen = behavior not in run.controller.learning
+                self._writer.add_scalar(f"{behavior}/frozen", float(is_frozen), n_steps)
 
     def _tell_of_all(self, run: TrainingRun, update: Update) -> None:
         """What is not of one behavior."""
@@ -217,7 +231,7 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
     assert controller is not None
     seconds = now - run.began
     mean = controller.episodes.mean_of_recent()
-    return {
+    told = {
         "time": f"{seconds:.0f} s",
         "steps": f"{controller.n_steps:,}/{goal:,}",
         "steps/s": f"{(controller.n_steps - run.n_steps_before) / seconds:,.0f}" if seconds > 0 else "–",
@@ -225,6 +239,11 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
         "return": "–" if math.isnan(mean) else f"{mean:.4g}",
         "version": str(update.version),
     }
+    if controller.round is not None:
+        told["round"] = str(controller.round)
+    if len(controller.learning) < len(run.trainers):
+        told["learning"] = ", ".join(controller.learning)
+    return told
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:

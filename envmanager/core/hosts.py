@@ -49,6 +49,9 @@ class WorkerHost(ABC):
     rewrites_arrays = True
     """Whether a worker writes its next step into the same arrays: they are then copied before they are handed out."""
 
+    steps_some_rows = True
+    """Whether a worker can step a part of its environments; else those of one worker move together."""
+
     def __init__(self) -> None:
         self.workers: list[Any] = []
         """By worker_id."""

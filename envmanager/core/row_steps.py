@@ -108,6 +108,8 @@ class RowSteps:
         for group in groups:
             if entries[group.worker_id].state is not WorkerState.IDLE:
                 self._check_not_idle(entries[group.worker_id], group)
+        if not self.host.steps_some_rows:
+            self._check_whole(groups)
 
     def _check_not_idle(self, entry: Entry, group: RowsOfWorker) -> None:
         if entry.ignores_action:
@@ -117,6 +119,16 @@ class RowSteps:
             f"env {entry.env_ids[group.rows[0]]} is still waiting: the response of worker {entry.worker_id} to the "
             "last actions has not been handed out. Call recv() first. Nothing was sent."
         )
+
+    def _check_whole(self, groups: list[RowsOfWorker]) -> None:
+        for group in groups:
+            env_ids = self._table.entries[group.worker_id].env_ids
+            if len(group.rows) < len(env_ids):
+                raise BadAction(
+                    f"the actions are for {len(group.rows)} of the {len(env_ids)} environments of worker "
+                    f"{group.worker_id}, which move together: send actions for all of {list(env_ids)}. Nothing was "
+                    "sent."
+                )
 
     def send(self, actions: Tree, groups: list[RowsOfWorker]) -> None:
         """Send what was ``checked``."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, overload
 
 import attrs
 
@@ -131,6 +131,17 @@ class LateReplyDiscarded(Event):
 
     def __str__(self) -> str:
         return f"{super().__str__()}: a late response to request {self.ticket} was discarded"
+
+
+@attrs.frozen(kw_only=True)
+class Note(Event):
+    """Something that the worker itself reports beside its steps: a statistic, a key that was pressed in its window."""
+
+    name: str
+    data: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, notes {self.name}: {dict(self.data)}"
 
 
 @attrs.frozen(kw_only=True)

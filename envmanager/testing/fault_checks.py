@@ -252,6 +252,8 @@ class FaultyManagers:
 
     has_processes = True
     """Whether each environment has a process of its own, which may be killed. Else one worker hosts all of them."""
+    exceptions_travel = True
+    """Whether the exception of an environment is the cause of the error; else it is described in words alone."""
     start_s = 12.0
     """How long healthy workers may take to start, where one of them hangs."""
 

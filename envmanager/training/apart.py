@@ -50,6 +50,8 @@ class Apart(Trainer):
     Raises LearnerFailed when the learner does.
     """
 
+    learns_while_playing = True
+
     def __init__(self, make: Callable[[], Trainer], *, max_ahead: int = 1000) -> None:
         if max_ahead < 1:
             raise UsageError(f"max_ahead must be at least 1, not {max_ahead}.")
@@ -119,6 +121,12 @@ class Apart(Trainer):
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
+
+    def pause(self) -> None:
+        """Wait until the learner has learned from all that it was sent."""
+        self._send("pause", None)
+        self._hear_answer()
+        self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
 
     def greedy_policy(self) -> Policy:
         return self._here.greedy_policy()
@@ -228,6 +236,8 @@ class _Learner:
             self._progress = payload
         elif what == "reset":
             self._trainer.environments_were_reset()
+        elif what == "pause":  # it is obeyed only when no update is due, and what brings the next one comes after it
+            self._connection.send(("answer", True))
         elif what == "state":
             self._connection.send(("answer", self._trainer.state()))
         elif what == "restore":

@@ -138,8 +138,8 @@ class PPO(Trainer):
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
-        # Rows that are open, and those that only end an episode, come on top of a rollout.
-        self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096)
+        # Rows that are open, and those that only end an episode, come on top of a rollout; a round may bring more.
+        self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096, grows=True)
         self._n_in_rollout = 0
 
     def add(self, info: StepInfo) -> int:
@@ -149,6 +149,9 @@ class PPO(Trainer):
 
     def is_ready(self) -> bool:
         return self._n_in_rollout >= self.options.rollout
+
+    def can_update(self) -> bool:
+        return self._n_in_rollout > 0
 
     def greedy_policy(self) -> Policy:
         return ActorCriticPolicy(self.model, self._device, greedy=True)
@@ -198,15 +201,19 @@ class PPO(Trainer):
 
     @torch.inference_mode()
     def _values_of(self, places: np.ndarray) -> np.ndarray:
+        if not len(places):
+            return np.zeros(0, np.float32)
         obs = [to_tensor(leaf[places], self._device) for leaf in leaves(self._store.obs)]
         values: np.ndarray = self.model(obs)[1].cpu().numpy()
         return values
 
     def _learn(self, rollout: Rollout) -> dict[str, float]:
         options = self.options
+        n = len(rollout.advantage)
+        if n == 0:  # a round so short that nothing is known of what came next
+            return {}
         if options.normalize_observations:
             self.model.encoder.learn_scale(rollout.obs)
-        n = len(rollout.advantage)
         figures: list[dict[str, Tensor]] = []
         for _ in range(options.epochs):
             order = torch.randperm(n, generator=self._generator)

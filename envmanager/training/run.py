@@ -3,7 +3,7 @@
 ::
 
     TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display, TensorBoard)
-                                                        └── checkpoints, evaluation ──▶ TrainingResult
+                                 control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
 The rule: it stops only between two steps of the controller, so what is saved is always whole.
 """
@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import numpy as np
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError, UsageError
 from envmanager.extras import needed_by
 from envmanager.observe.stats import ManagerStats
-from envmanager.options import ManagerOptions, ResetConfig, Wait
-from envmanager.registry import make_manager, structure
-from envmanager.training import checkpoints, run_folder
+from envmanager.options import ResetConfig, Wait
+from envmanager.registry import make_manager
+from envmanager.training import checkpoints, generators, run_folder
+from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.evaluation import Evaluation, evaluate
+from envmanager.training.learners import LearnersChanged
+from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
+from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import make_trainer
 
@@ -40,71 +43,7 @@ with needed_by("envmanager.training", extra="torch"):
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
-ANY_BEHAVIOR = "*"
-"""In the table ``trainers``: every behavior that has no entry of its own."""
-
-
-@attrs.frozen(kw_only=True)
-class TrainingOptions:
-    """The table ``training`` of a config. ``steps`` are those of agents, all behaviors that learn together."""
-
-    steps: int = 100_000
-    seed: int = 0
-    device: str = "auto"
-    threads: int | None = 1
-    """How many threads PyTorch may use for one operation; the workers want the other cores."""
-    max_policy_lag: int | None = None
-    checkpoint_every: int | None = None
-    """Steps between checkpoints; one is always written at the end."""
-    evaluation_episodes: int = 100
-    """How many episodes to play greedily at the end, as many in each environment; 0 for none."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
-        if self.evaluation_episodes < 0:
-            raise UsageError(f"evaluation_episodes must be at least 0, not {self.evaluation_episodes!r}.")
-
-
-@attrs.frozen
-class TrainingPlan:
-    """What to train, how, and where what it leaves goes."""
-
-    manager: ManagerOptions
-    training: TrainingOptions
-    trainers: Mapping[str, Mapping[str, Any]]
-    directory: Path
-    resume: bool = False
-    """Go on with the training in ``directory``."""
-    force: bool = False
-    """Begin anew where there is one, and delete what it has left; nothing else."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.resume and self.force:
-            raise UsageError("a training either goes on (resume) or begins anew (force), not both.")
-
-    @classmethod
-    def parse(
-        cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
-    ) -> TrainingPlan:
-        """From the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
-        training = structure(TrainingOptions, config.get("training") or {}, where="training")
-        tables = config.get("manager") or {}
-        manager = structure(ManagerOptions, {"seed": training.seed, **tables}, where="manager")
-        if manager.env is None:
-            raise ConfigError("There is no environment: name it as `env` in the config's manager table.")
-        trainers = config.get("trainers") or {}
-        if not isinstance(trainers, Mapping) or not trainers:
-            raise ConfigError("There is no trainer: the table `trainers` should have one per behavior, or one for '*'.")
-        for behavior, table in trainers.items():
-            if not isinstance(table, Mapping):
-                raise ConfigError(f"trainers.{behavior} should be a mapping, but is {table!r}.")
-        return cls(manager, training, trainers, directory, resume, force)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints are."""
-        return self.directory / run_folder.CHECKPOINTS
+__all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
 
 
 @attrs.frozen
@@ -158,6 +97,9 @@ class Report(Protocol):
     def updated(self, run: TrainingRun, update: Update) -> None:
         """A trainer has learned."""
 
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        """Somebody was frozen, or learns again."""
+
     def saved(self, path: Path) -> None:
         """A checkpoint was written."""
 
@@ -176,13 +118,14 @@ class TrainingRun:
         self.began = 0.0
         self.n_steps_before = 0
         """How many steps the training that this one goes on with had taken."""
-        self._id: str | None = secrets.token_hex(
-            8
-        )  # in every checkpoint, also of a training that goes on with this one
+        # In every checkpoint, also of a training that goes on with this one.
+        self._id: str | None = secrets.token_hex(8)
         self._report = report
         self._stops = False
         self._saved_at = 0
         self._log: EpisodeLog | None = None
+        self._frozen_in_config: frozenset[str] = frozenset()
+        self._control: ControlFile | None = None
 
     def stop(self) -> None:
         """Save and leave after the step that is being taken."""
@@ -199,9 +142,7 @@ class TrainingRun:
         with make_manager(self.plan.manager) as manager, ExitStack() as stack:
             self.manager = manager
             self.trainers = self._make_trainers(manager, stack)
-            controller = self.controller = TrainerController(
-                manager, self.trainers, max_policy_lag=training.max_policy_lag, on_update=self._updated
-            )
+            controller = self.controller = self._make_controller(manager)
             if self.plan.resume:
                 self._restore(controller)
             if self.plan.force:
@@ -224,12 +165,12 @@ class TrainingRun:
 
     def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
         plan, training = self.plan, self.plan.training
-        unknown = sorted(plan.trainers.keys() - manager.behavior_specs.keys() - {ANY_BEHAVIOR})
-        if unknown:
-            raise ConfigError(
-                f"There is a trainer for the behavior {unknown[0]!r}, but the environments have "
-                f"{', '.join(map(repr, manager.behavior_specs))}."
-            )
+        known = list(manager.behavior_specs)
+        for behavior in sorted(plan.trainers.keys() - {ANY_BEHAVIOR}):
+            if behavior not in known:
+                raise ConfigError(f"There is a trainer for {unknown_behavior(behavior, known)}")
+        if training.rounds is not None:
+            training.rounds.check(known)
         made: dict[str, Trainer] = {}
         for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
             table = plan.trainers.get(behavior, plan.trainers.get(ANY_BEHAVIOR))
@@ -239,14 +180,42 @@ class TrainingRun:
             stack.callback(made[behavior].close)
         return made
 
+    def _make_controller(self, manager: EnvManager) -> TrainerController:
+        training = self.plan.training
+        controller = TrainerController(
+            manager,
+            self.trainers,
+            max_policy_lag=training.max_policy_lag,
+            rounds=training.rounds,
+            on_update=self._updated,
+            on_change=self._changed,
+        )
+        self._frozen_in_config = controller.frozen
+        self._control = ControlFile(self.plan.control, self.trainers)
+        return controller
+
     def _is_over(self) -> bool:
         controller, every = self.controller, self.plan.training.checkpoint_every
-        if controller is not None and every is not None and controller.n_steps - self._saved_at >= every:
+        assert controller is not None
+        assert self._control is not None
+        self._control.obey(self._carry_out, time.monotonic())
+        is_due = every is not None and controller.n_steps - self._saved_at >= every
+        if is_due and controller.is_between_rounds:
             self._save(controller)
         return self._stops
 
+    def _carry_out(self, asked: Control) -> None:
+        assert self.controller is not None
+        if asked.frozen is not None:
+            self.controller.freeze_only(asked.frozen, cause=run_folder.CONTROL)
+        if asked.checkpoint:
+            self._save(self.controller)
+
     def _updated(self, update: Update) -> None:
         self._report.updated(self, update)
+
+    def _changed(self, change: LearnersChanged) -> None:
+        self._report.changed(self, change)
 
     def _episode_ended(self, behavior: str, agent_id: int, total: float) -> None:
         assert self._log is not None
@@ -264,8 +233,14 @@ class TrainingRun:
 
     def _save(self, controller: TrainerController) -> None:
         states = {f"trainer-{behavior}": trainer.state() for behavior, trainer in self.trainers.items()}
-        recent = list(controller.episodes.recent)
-        states["controller"] = (_generators(), {"n_steps": controller.n_steps, "recent_returns": recent})
+        facts = {
+            "n_steps": controller.n_steps,
+            "recent_returns": list(controller.episodes.recent),
+            "learners": controller.state(),
+            "frozen_in_config": sorted(self._frozen_in_config),
+            "control": None if self._control is None else self._control.state,
+        }
+        states["controller"] = (generators.states(), facts)
         checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
         self._report.saved(checkpoints.save(self.plan.checkpoints, f"{controller.n_steps:012d}", checkpoint))
         self._saved_at = controller.n_steps
@@ -283,25 +258,20 @@ class TrainingRun:
                     f"the checkpoint in {self.plan.checkpoints} does not fit the trainer of {behavior!r}: {error}. "
                     "Resume with the config it was written with."
                 ) from error
-        counts = checkpoint.facts["parts"]["controller"]
-        controller.n_steps = self._saved_at = self.n_steps_before = int(counts["n_steps"])
-        controller.episodes.recent.extend(counts.get("recent_returns", ()))
+        facts = checkpoint.facts["parts"]["controller"]
+        controller.n_steps = self._saved_at = self.n_steps_before = int(facts["n_steps"])
+        controller.episodes.recent.extend(facts.get("recent_returns", ()))
+        self._restore_learners(controller, facts)
         self._id = checkpoint.facts.get("run")
-        _set_generators(checkpoint.arrays["controller"])
+        generators.restore(checkpoint.arrays["controller"])
         if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
-
-def _generators() -> dict[str, np.ndarray]:
-    """The states of PyTorch's generators, of the CPU and of each GPU."""
-    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    states = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
-    return {name: state.numpy() for name, state in states.items()}
-
-
-def _set_generators(states: Mapping[str, np.ndarray]) -> None:
-    """The opposite; those of GPUs that are not there are left out."""
-    torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
-    for number in range(torch.cuda.device_count()):
-        if f"cuda{number}" in states:
-            torch.cuda.set_rng_state(torch.from_numpy(np.array(states[f"cuda{number}"])), number)
+    def _restore_learners(self, controller: TrainerController, facts: Mapping[str, Any]) -> None:
+        """As they were saved; but who is frozen in the config since then, or is not any more, is as it says now."""
+        if "learners" not in facts:  # a checkpoint from before trainers could be frozen while they train
+            return
+        differs = self._frozen_in_config ^ set(facts["frozen_in_config"])
+        frozen = (set(facts["learners"]["frozen"]) - differs) | (self._frozen_in_config & differs)
+        controller.restore({**facts["learners"], "frozen": sorted(frozen)})
+        self._control = ControlFile(self.plan.control, self.trainers, seen=facts["control"])

@@ -4,6 +4,7 @@
 
     run/episodes.csv
     run/checkpoints/latest, run/checkpoints/000102400/…
+    run/control.toml                       a person's, if there is one
 
 The rule: a folder holds one training. What an earlier one has left is deleted only when that was asked for, and what
 no training has written never is.
@@ -19,6 +20,8 @@ from envmanager.errors import UsageError
 from envmanager.training import checkpoints, episode_log
 
 CHECKPOINTS = "checkpoints"
+CONTROL = "control.toml"
+"""What a person may put there; a training reads it only: see ``envmanager.training.control``."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:

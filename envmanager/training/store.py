@@ -9,7 +9,8 @@ when the next step arrives. A row without an action is only what its predecessor
 truncated, a step that was lost, or one that is still in flight. So every observation is kept once, and the steps of
 partial, uneven and lost workers cannot mix.
 
-The rule: rows are numbered for ever and overwritten oldest first; a number is good as long as ``holds`` says so.
+The rule: rows are numbered for ever, and overwritten oldest first unless the store grows; a number is good from
+``first`` on.
 """
 
 from __future__ import annotations
@@ -34,16 +35,26 @@ _NO_ROWS = np.zeros(0, np.int64)
 class StepStore:
     """The last ``capacity`` rows of one behavior. ``share_frames``: images are stacks of frames; keep each frame once.
 
+    ``grows``: ``capacity`` is only where it begins; no row is overwritten, and ``clear`` is what makes room.
     ``obs`` a tree of ``[capacity, …]``; ``columns`` the policy's outputs by name, ``[capacity, …]``; ``reward``
     float32; ``terminated``, ``acted`` bool; ``successor`` int64, the number of the row after it or ``NOWHERE``.
     """
 
     def __init__(
-        self, observation: Tree, columns: Mapping[str, ArraySpec], capacity: int, *, share_frames: bool = False
+        self,
+        observation: Tree,
+        columns: Mapping[str, ArraySpec],
+        capacity: int,
+        *,
+        share_frames: bool = False,
+        grows: bool = False,
     ) -> None:
+        if grows and share_frames:
+            raise UsageError("a store either grows or shares frames, not both.")
         if any(leaf.is_object for leaf in leaves(observation)):
             raise UsageError("observations that are not arrays cannot be trained on: write an encoder for them first.")
         self.capacity = capacity
+        self._grows = grows
         self.n_rows = 0
         """How many rows there ever were; the next one has this number."""
         self.n_acted = 0
@@ -149,6 +160,8 @@ class StepStore:
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
         """New rows without actions; their numbers."""
+        if self._grows and len(self) + n > self.capacity:
+            self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
         places = self.places(rows)
         for into, values in zip(leaves(self.obs), leaves_like(self.obs, obs), strict=True):
@@ -161,6 +174,22 @@ class StepStore:
             self._first = stacks.first_whole(self.first, self.n_rows)
         return rows
 
+    def _grow(self, capacity: int) -> None:
+        """Have room for so many rows, and move those that are there to where they then lie."""
+        kept = np.arange(self.first, self.n_rows)
+        before, after = self.places(kept), kept % capacity
+
+        def larger(column: np.ndarray) -> np.ndarray:
+            copied = np.zeros((capacity, *column.shape[1:]), column.dtype)
+            copied[after] = column[before]
+            return copied
+
+        self.obs = map_tree(larger, self.obs)
+        self.columns = {name: larger(column) for name, column in self.columns.items()}
+        self.reward, self.terminated = larger(self.reward), larger(self.terminated)
+        self.acted, self.successor = larger(self.acted), larger(self.successor)
+        self.capacity = capacity
+
     def state(self) -> dict[str, Any]:
         """Everything, for a checkpoint: arrays by name."""
         n = min(self.n_rows, self.capacity)
@@ -170,12 +199,14 @@ class StepStore:
             arrays |= named(f"obs.{index}", own)
         arrays |= {f"column.{name}": column[:n] for name, column in self.columns.items()}
         arrays |= {name: getattr(self, name)[:n] for name in ("reward", "terminated", "acted", "successor")}
-        arrays["counts"] = np.array([self.n_rows, self.n_acted, self._first])
+        arrays["counts"] = np.array([self.n_rows, self.n_acted, self._first, self.capacity])
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """As ``state`` told. What was open then is not: the environments begin anew."""
-        n_rows, n_acted, first = arrays["counts"].tolist()
+        n_rows, n_acted, first, *capacity = arrays["counts"].tolist()
+        if self._grows and capacity and capacity[0] != self.capacity:
+            self._grow(capacity[0])
         n = min(n_rows, self.capacity)
         for index, leaf in enumerate(leaves(self.obs)):
             own = of_part(f"obs.{index}", arrays)

@@ -27,7 +27,9 @@ class Trainer(ABC):
     max_policy_lag: float = 1
     """By how many versions a step may be older than what it is learned for, unless the controller says otherwise."""
     frozen: bool = False
-    """Whether it only acts."""
+    """Whether it only acts, greedily. The controller changes that: ``TrainerController.freeze``."""
+    learns_while_playing: bool = False
+    """Whether the weights of its policy change between two updates too."""
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
@@ -55,6 +57,15 @@ class Trainer(ABC):
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Go on from what ``state`` told."""
+
+    def can_update(self) -> bool:
+        """Whether it can learn from what it has, be that less than ``is_ready`` wants. Asked at the end of a round, and
+        again after each update, until it cannot.
+        """
+        return self.is_ready()
+
+    def pause(self) -> None:  # noqa: B027  (one that learns only in update() has nothing to end)
+        """It is about to be frozen: when this returns, nothing changes its weights before the next ``add``."""
 
     def close(self) -> None:  # noqa: B027
         """Give back what it holds besides memory. Any number of times."""

@@ -46,8 +46,8 @@ KINDS: dict[str, MakeTrainer] = {
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
     """The trainer that a table such as ``{"kind": "ppo", "rollout": 512}`` describes; ConfigError when there is none.
 
-    ``frozen: true`` in the table makes one that only acts, ``apart: N`` one that learns in a process of its own and may
-    be N steps behind; close it.
+    ``frozen: true`` in the table makes one that only acts until it is unfrozen, ``apart: N`` one that learns in a
+    process of its own and may be N steps behind; close it.
     """
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
@@ -56,7 +56,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     if apart is not None and (not isinstance(apart, int) or isinstance(apart, bool) or apart < 1):
         raise ConfigError(f"trainers.{behavior}.apart should be a whole number of at least 1, but is {apart!r}.")
     make = functools.partial(_find(kind, behavior), behavior, spec, options, seed=seed, device=device)
-    trainer = make() if apart is None or frozen else Apart(make, max_ahead=apart)
+    trainer = make() if apart is None else Apart(make, max_ahead=apart)
     trainer.frozen = frozen
     return trainer
 

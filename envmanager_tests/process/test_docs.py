@@ -17,8 +17,10 @@ import attrs
 import pytest
 
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
+from envmanager.godot.engines import find_major
 from envmanager.options import ManagerOptions
 from envmanager.registry import ENTRY_POINT_GROUP, structure
+from envmanager.training.control import Control, ControlFile
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -89,9 +91,11 @@ def save_titled(blocks: list[Block], folder: Path) -> None:
 
 
 def require_libraries(page: Path) -> None:
-    """Skip a page about a library that is not in every environment of the tests."""
-    if page.stem == "training":
+    """Skip a page about a library, or a program, that is not in every environment of the tests."""
+    if page.stem in ("training", "godot"):
         pytest.importorskip("torch")
+    if page.stem == "godot" and find_major(None) is None:
+        pytest.skip("there is no Godot here: `apt-get install godot3-server` brings one")
 
 
 def name_of(page: Path) -> str:
@@ -131,10 +135,19 @@ def test_configs_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.
         file = tmp_path / (block.title or f"config.{block.language}")
         if file.name == "pyproject.toml":
             check_entry_points(block.text, tmp_path)
+        elif file.name == "control.toml":
+            check_control(file)
         else:
             file.write_text(block.text, encoding="utf-8")
             tables = TRAINING_TABLES if "trainers:" in block.text else RUN_TABLES
             structure(ManagerOptions, load_config(file, tables)["manager"])
+
+
+def check_control(file: Path) -> None:
+    """What a page shows of it is carried out."""
+    asked: list[Control] = []
+    ControlFile(file, ["hero", "target"]).obey(asked.append, now=0.0)
+    assert len(asked) == 1
 
 
 def check_entry_points(text: str, folder: Path) -> None:

@@ -17,6 +17,7 @@ from envmanager.testing.fault_checks import is_gone, until
 from envmanager.training.apart import Apart, LearnerFailed
 from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.trainers import make_trainer
 
 OPTIONS = DQNOptions(capacity=1000, learning_starts=50, train_every=10, batch=16, hidden=(8,))
 
@@ -95,3 +96,10 @@ def test_closed_twice_it_leaves_no_process(manager: Any) -> None:
 def test_a_trainer_without_a_model_cannot_learn_apart() -> None:
     with pytest.raises(UsageError, match="has no `model`"):
         Apart(lambda: object())  # type: ignore[arg-type,return-value]
+
+
+def test_one_that_is_frozen_in_the_config_learns_apart_once_it_is_not(manager: Any) -> None:
+    table = {"kind": "dqn", "frozen": True, "apart": 50, "learning_starts": 10, "hidden": [8]}
+    with make_trainer("default", manager.behavior_specs["default"], table, seed=0, device="cpu") as trainer:
+        assert isinstance(trainer, Apart)
+        assert trainer.frozen

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from pytest_mock import MockerFixture
 
 pytest.importorskip("torch")
 
-from envmanager import ActionInfo, AgentSteps, EnvironmentResponse, StepInfo, SubprocessEnvManager, UsageError, Wait
+from envmanager import ActionInfo, AgentSteps, StepInfo, SubprocessEnvManager, UsageError, Wait
 from envmanager.testing import EchoEnvironment, FakeWorker
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.trainer import Arrays, Trainer
+from envmanager_tests.training.conftest import Answers
 
 
 class Zeros:
@@ -70,19 +70,6 @@ class Counts(Trainer):
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         pass
-
-
-class Answers(queue.Queue[EnvironmentResponse]):
-    """A step queue whose workers answer late when somebody waits for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.when_waiting: Callable[[], None] = lambda: None
-
-    def get(self, *args: Any, **options: Any) -> EnvironmentResponse:
-        if self.empty() and options.get("timeout", 0) is None:
-            self.when_waiting()
-        return super().get(*args, **options)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "dqn_speedups": "ale_py"}
-STEPS = {"dqn_pong": 120, "dqn_cartpole": 300}
+NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "tag_in_rounds": "mpe2", "dqn_speedups": "ale_py"}
+STEPS = {"dqn_pong": 120, "dqn_cartpole": 300, "tag_in_rounds": 50 * 16 * (3 + 1)}
 """How many steps to take; others take as many as a rollout has."""
 SHORTER: dict[str, dict[str, Any]] = {
     "dqn_pong": {"learning_starts": 100},

@@ -15,6 +15,7 @@ from envmanager.cli.train import Display, Reports, state_of
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
+from envmanager.training.learners import LearnersChanged
 
 
 class Writer:
@@ -31,20 +32,28 @@ class Writer:
 class Shown(Display):
     def __init__(self) -> None:
         self.updates: list[tuple[str, int]] = []
+        self.lines: list[str] = []
 
     def show_line(self, text: str) -> None:
-        pass
+        self.lines.append(text)
 
     def show_update(self, run: Any, update: Update, now: float) -> None:
         self.updates.append((update.behavior, update.n_steps))
 
 
-def run_of(*, n_steps: int = 0, before: int = 0, recent: tuple[float, ...] = ()) -> Any:
+def run_of(
+    *,
+    n_steps: int = 0,
+    before: int = 0,
+    recent: tuple[float, ...] = (),
+    learning: tuple[str, ...] = ("speaker", "listener"),
+) -> Any:
     """A run as far as reports look at it."""
     episodes = Episodes()
     episodes.recent.extend(recent)
     return SimpleNamespace(
-        controller=SimpleNamespace(episodes=episodes, n_steps=n_steps),
+        controller=SimpleNamespace(episodes=episodes, n_steps=n_steps, learning=learning, round=None),
+        trainers=dict.fromkeys(("speaker", "listener")),
         manager=SimpleNamespace(stats=lambda: ManagerStats(())),
         plan=SimpleNamespace(training=SimpleNamespace(steps=1000)),
         began=0.0,
@@ -117,3 +126,39 @@ def test_a_display_shows_the_speed_of_this_run() -> None:
 
     assert told["steps"] == "900/1,000"
     assert told["steps/s"] == "10"
+
+
+def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
+    return LearnersChanged(
+        frozen=("speaker",), unfrozen=(), learning=("listener",), n_steps=n_steps, cause="freeze", is_round=is_round
+    )
+
+
+def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only_the_next_round() -> None:
+    writer, shown = Writer(), Shown()
+    reports = Reports(shown, writer)
+
+    reports.changed(run_of(learning=("listener",)), change(is_round=False, n_steps=10))
+    reports.changed(run_of(learning=("speaker",)), change(is_round=True, n_steps=20))
+
+    assert writer.written == [
+        ("speaker/frozen", 1.0, 10),
+        ("listener/frozen", 0.0, 10),
+        ("speaker/frozen", 0.0, 20),
+        ("listener/frozen", 1.0, 20),
+    ]
+    assert shown.lines == ["speaker frozen, listener learning from step 10 on (freeze)"]
+
+
+def test_who_is_frozen_from_the_beginning_is_written_too() -> None:
+    writer, shown = Writer(), Shown()
+    shown.show_start = lambda run: None  # type: ignore[method-assign]
+
+    Reports(shown, writer).started(run_of(learning=("listener",), n_steps=5))
+    assert writer.written == [("speaker/frozen", 1.0, 5), ("listener/frozen", 0.0, 5)]
+
+
+def test_a_display_says_who_learns_when_not_all_do() -> None:
+    run = run_of(n_steps=900, learning=("listener",))
+    assert state_of(run, update("listener", 900), now=10.0)["learning"] == "listener"
+    assert "learning" not in state_of(run_of(), update("listener", 900), now=10.0)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envmanager import ActionInfo, AgentSteps, ArraySpec, StepInfo, WorkerDied
+from envmanager import ActionInfo, AgentSteps, ArraySpec, StepInfo, UsageError, WorkerDied
 from envmanager.data.steps import Lost
 from envmanager.training.ppo import advantages
 from envmanager.training.store import NOWHERE, StepStore
@@ -205,3 +205,49 @@ def test_advantages_follow_each_chain_by_itself() -> None:
     np.testing.assert_allclose(got[[0, 2]], a, rtol=1e-6)
     np.testing.assert_allclose(got[[1, 4, 5]], b, rtol=1e-6)
     assert got[3] == 0.0
+
+
+def growing(capacity: int) -> StepStore:
+    return StepStore(SPEC, {"mark": ArraySpec((), np.int64)}, capacity, grows=True)
+
+
+def play(worker: Worker, into: list[StepStore], times: range) -> None:
+    for time in times:
+        info = worker.reset([float(time)] * 2) if worker.last is None else worker.step([float(time)] * 2, mark=time)
+        for each in into:
+            each.add(info, "default")
+
+
+def assert_same_rows(one: StepStore, other: StepStore) -> None:
+    rows = np.arange(one.first, one.n_rows)
+    assert (one.first, one.n_rows, one.n_acted) == (other.first, other.n_rows, other.n_acted)
+    a, b = one.places(rows), other.places(rows)
+    for name in ("obs", "reward", "acted", "terminated", "successor"):
+        np.testing.assert_array_equal(getattr(one, name)[a], getattr(other, name)[b], err_msg=name)
+    acted = one.acted[a]
+    np.testing.assert_array_equal(one.columns["mark"][a][acted], other.columns["mark"][b][acted])
+
+
+def test_a_store_that_grows_holds_what_one_of_enough_room_does_whenever_it_is_cleared() -> None:
+    small, large = growing(3), store(10_000)
+    worker = Worker(0, [0, 1])
+    for begin, end in ((0, 1), (1, 4), (4, 30), (30, 31), (31, 200)):
+        play(worker, [small, large], range(begin, end))
+        assert_same_rows(small, large)
+        for each in (small, large):
+            each.clear()
+    assert small.capacity < 1000, "it grows no further than it must"
+
+
+def test_a_store_that_has_grown_is_restored_as_it_was() -> None:
+    grown, again = growing(3), growing(3)
+    play(Worker(0, [0, 1]), [grown], range(50))
+    grown.clear()
+    play(Worker(1, [7, 8]), [grown], range(50))
+    again.restore(grown.state())
+    assert_same_rows(grown, again)
+
+
+def test_a_store_that_shares_frames_does_not_grow() -> None:
+    with pytest.raises(UsageError, match="not both"):
+        StepStore(ArraySpec((4, 36, 36), np.uint8), {}, 10, share_frames=True, grows=True)

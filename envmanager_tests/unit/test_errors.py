@@ -16,6 +16,7 @@ from envmanager.errors import (
     EnvRaised,
     ManagerClosed,
     MissingExtra,
+    ProtocolError,
     RestartsExhausted,
     UsageError,
     WorkerDied,
@@ -38,6 +39,7 @@ EXAMPLES = [
     ManagerClosed("step()"),
     UsageError("text"),
     ConfigError("text"),
+    ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
 ]
 

@@ -1,0 +1,131 @@
+"""What hosts of workers in processes of their own share: care for them, replacing them, giving them back.
+
+::
+
+    launch ── start ──▶ process        await_start ◀── specs
+
+The rule: nothing is sent through a worker that this host did not start itself, so that tests can put fakes there.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+import attrs
+
+from envmanager._workers import descriptors
+from envmanager._workers.remote import RemoteWorker, State
+from envmanager._workers.resources import Resources
+from envmanager._workers.watch import Worker
+from envmanager.core.calls import Calls
+from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
+from envmanager.core.table import Entry
+from envmanager.data.reports import StartReport
+from envmanager.data.steps import CommandName
+from envmanager.errors import WorkerError
+from envmanager.observe.events import EventLog
+from envmanager.observe.stats import WorkerStats
+from envmanager.options import ManagerOptions
+from envmanager.system.interrupts import held
+
+_DESCRIPTORS_PER_WORKER = 3
+"""Its connection, its pidfd, and one more: under forkserver the socket that reports the exit code, an engine's log."""
+_MORE_DESCRIPTORS = 32
+"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
+a moment, and room."""
+
+
+class RemoteHost(WorkerHost, Generic[Worker]):
+    """Workers in processes of their own."""
+
+    def __init__(
+        self,
+        options: ManagerOptions,
+        entries: Sequence[Entry],
+        *,
+        calls: Calls,
+        events: EventLog,
+        create: Callable[[int], EnvWorker],
+        make_resources: Callable[[], Resources[Worker]],
+    ) -> None:
+        """``create(worker_id)`` makes a worker, in the end by ``make_worker``; tests put fakes there."""
+        super().__init__()
+        self._options = options
+        self._entries = entries
+        self._calls = calls
+        self._events = events
+        self._create = create
+        self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)  # the trainer may move
+        self._starting: list[Worker] = []
+        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(entries) + _MORE_DESCRIPTORS)
+        with held():
+            self._resources: Any = make_resources()  # each kind of host uses more of its own
+            self._finalizer = weakref.finalize(self, self._resources.close)
+        self.step_queue = self._resources.step_queue
+
+    @abstractmethod
+    def make_worker(self, worker_id: int) -> EnvWorker:
+        """Start the process of a worker, and do not wait for it."""
+
+    def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        if worker_id >= len(self.workers):
+            return self._create(worker_id)
+        self._replace(self.workers[worker_id])
+        try:
+            return self._create(worker_id)
+        finally:
+            self._starting.clear()  # nobody waits for it as for the first ones
+
+    def _replace(self, worker: Any) -> None:
+        """Another takes its place."""
+        if isinstance(worker, RemoteWorker):
+            self._resources.retire(worker)
+
+    def _care_for(self, make: Callable[[], Worker]) -> Worker:
+        """A worker that has just been made, watched over and asked to start."""
+        with held():  # a worker that nobody watches would be left behind
+            worker = make()
+            self._resources.watch(worker)
+        worker.send(CommandName.START)
+        self._starting.append(worker)
+        return worker
+
+    def _guardian_fd(self, entry: Entry) -> int:
+        try:
+            return int(self._resources.guardian_fd())
+        except OSError as error:
+            raise WorkerError(
+                f"worker {entry.worker_id} could not be started, because the process that guards workers could not: "
+                f"{error}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
+                worker_id=entry.worker_id,
+                env_ids=entry.env_ids,
+                phase="start",
+                cause=str(error),
+            ) from error
+
+    def await_start(self) -> dict[int, StartReport]:
+        return {worker.worker_id: start_report(worker.recv()) for worker in self._starting}
+
+    def is_gone(self, worker_id: int) -> bool:
+        worker = self.workers[worker_id]
+        return isinstance(worker, RemoteWorker) and worker.state is not State.RUNNING
+
+    def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
+        worker = self.workers[entry.worker_id]
+        if not isinstance(worker, RemoteWorker):
+            return known
+        return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
+
+    def wake(self) -> None:
+        self._resources.step_queue.wake()
+
+    def stop(self) -> None:
+        self._resources.stop()
+
+    def close(self) -> None:
+        self._resources.close()
+        self._finalizer.detach()

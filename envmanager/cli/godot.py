@@ -1,0 +1,56 @@
+"""The commands about Godot games: a game to start from, the addon, a look at a game."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from envmanager.cli.check import show_findings
+from envmanager.godot.engines import find_major
+from envmanager.godot.projects import install_addon, new_project
+from envmanager.testing.game_check import check_game
+
+app = typer.Typer(help="Games of Godot as environments.", no_args_is_help=True)
+
+Major = Annotated[
+    int | None, typer.Option("--godot", metavar="4|3", help="For which major version of Godot; that which is here.")
+]
+
+
+@app.command("new")
+def new_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist, or is empty.")],
+    major: Major = None,
+) -> None:
+    """Make a small game to start from: an arena with one agent, and the addon."""
+    version = major or find_major(None) or 4
+    made = new_project(directory, version)
+    typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
+
+
+@app.command("install-addon")
+def install_addon_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with project.godot.")],
+) -> None:
+    """Put the addon into a game, or its present version in the place of an older one."""
+    typer.echo(f"The addon is in {install_addon(directory)}.")
+
+
+@app.command("check")
+def check_command(
+    game: Annotated[str, typer.Argument(metavar="GAME", help="A folder, a .pck, an exported game, or demo:NAME.")],
+    steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
+    binary: Annotated[str | None, typer.Option(metavar="PATH", help="The engine; else one that is found.")] = None,
+    scene: Annotated[str | None, typer.Option(metavar="res://…", help="Else the project's main scene.")] = None,
+) -> None:
+    """Play a game with random actions, and say in plain words what is wrong with it.
+
+    Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
+    """
+    engine = {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
+    findings = check_game(game, engine=engine, n_steps=steps, seed=seed)
+    raise typer.Exit(show_findings(game, findings, Console(highlight=False)))

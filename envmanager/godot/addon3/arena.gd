@@ -1,0 +1,66 @@
+extends "res://addons/envmanager/agent.gd"
+# One game among many: says how an episode begins and ends. Put one node with it into the scene of the game.
+#
+# Without agents in the scene the arena is the one agent. If a script has `func after_tick()`, it is called at the
+# beginning of each tick, when the physics of the last one are done, until the episode has ended: the place for rewards
+# and ends. Signals of the physics come before it.
+
+# How far apart the copies of the scene stand: more than the arena is wide.
+export(float) var spacing = 1000.0
+# Scenes of agents that come later, when none of their behavior is there from the beginning.
+export(Array, PackedScene) var joins = []
+# The most agents of a behavior that are here at once; default: as many as in the scene.
+export(Dictionary) var max_agents = {}
+
+# Draw from nothing else: the same seed then repeats the same episode.
+var rng: RandomNumberGenerator = RandomNumberGenerator.new()
+# Which copy this is, from 0.
+var index: int = 0
+# Whether anybody may see it.
+var shown: bool = true
+# The root of this copy of the scene.
+var root: Node = null
+
+
+# Begins an episode. `options` are those of the trainer's last reset; their numbers are floats.
+func reset(_rng: RandomNumberGenerator, _options: Dictionary) -> void:
+	pass
+
+
+# The episode of every agent here is over. The game goes on until the action's last tick, then comes reset().
+func end_episode(truncated: bool = false) -> void:
+	if _copy != null:
+		_copy.end_episode(2 if truncated else 1)
+
+
+func end(truncated: bool = false) -> void:
+	end_episode(truncated)
+
+
+# Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
+func place_2d(body: Node2D, to: Transform2D, velocity: Vector2 = Vector2.ZERO) -> void:
+	var there = (root.global_transform if root is Node2D else Transform2D.IDENTITY) * to
+	# Without a renderer nothing reads the transform in between, and a second write would not reach the physics.
+	var _old = body.global_transform
+	body.global_transform = there
+	if body is RigidBody2D:
+		Physics2DServer.body_set_state(body.get_rid(), Physics2DServer.BODY_STATE_TRANSFORM, there)
+		body.linear_velocity = velocity
+		body.angular_velocity = 0.0
+		body.sleeping = false
+
+
+# Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
+func place_3d(body: Spatial, to: Transform, velocity: Vector3 = Vector3.ZERO) -> void:
+	var there = (root.global_transform if root is Spatial else Transform.IDENTITY) * to
+	var _old = body.global_transform
+	body.global_transform = there
+	if body is RigidBody:
+		PhysicsServer.body_set_state(body.get_rid(), PhysicsServer.BODY_STATE_TRANSFORM, there)
+		body.linear_velocity = velocity
+		body.angular_velocity = Vector3.ZERO
+		body.sleeping = false
+
+
+func _enter() -> void:
+	_bridge.arena_entered(self)

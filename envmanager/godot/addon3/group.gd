@@ -1,0 +1,120 @@
+extends Reference
+# The agents of one behavior: what they see and do, and who they are.
+
+const Wire = preload("res://addons/envmanager/wire.gd")
+const TYPES = {"float32": TYPE_REAL_ARRAY, "int32": TYPE_INT_ARRAY, "uint8": TYPE_RAW_ARRAY}
+const NAMES = {TYPE_REAL_ARRAY: "PoolRealArray", TYPE_INT_ARRAY: "PoolIntArray", TYPE_RAW_ARRAY: "PoolByteArray"}
+
+var name: String = ""
+var number: int = 0
+var observations: Array = []
+var types: Array = []  # of each observation: the type of its packed array
+var sizes: Array = []  # of each observation: the numbers in one row
+var is_one_float_array: bool = false
+var continuous_size: int = 0
+var discrete_choices: Array = []
+var max_agents: int = 0
+var agents: Array = []
+var leavers: Array = []  # their last rows
+var acting: Array = []  # those who get an action, in the order of the rows sent last
+var changed: bool = true  # other rows than in the frame before
+
+
+func _init(agent: Node, as_number: int) -> void:
+	name = agent.behavior
+	number = as_number
+	continuous_size = agent.continuous_size
+	discrete_choices = Array(agent.discrete_choices)
+	observations = agent.observations()
+	for spec in observations:
+		var size = 1
+		for length in spec["shape"]:
+			size *= length
+		sizes.append(size)
+		types.append(TYPES.get(spec["dtype"], TYPE_NIL))
+	is_one_float_array = types == [TYPE_REAL_ARRAY]
+
+
+func specs() -> Dictionary:
+	return {"name": name, "observations": observations, "actions": _actions()}
+
+
+# Whether an agent has the sizes of this behavior. Godot 3 compares dictionaries by identity, their hashes by content.
+func fits(agent: Node) -> bool:
+	return (
+		agent.continuous_size == continuous_size
+		and Array(agent.discrete_choices) == discrete_choices
+		and agent.observations().hash() == observations.hash()
+	)
+
+
+# The end of a sentence about this behavior, or "".
+func what_is_wrong() -> String:
+	if continuous_size == 0 and discrete_choices.empty():
+		return "has no actions: set continuous_size or discrete_choices"
+	if sizes.empty() or sizes.min() <= 0:
+		return "observes nothing: set observation_size"
+	if types.has(TYPE_NIL):
+		return "observes a dtype that is none of float32, int32, uint8"
+	if max_agents == 0:
+		return "is not there in the beginning: set in the arena's max_agents how many there may be"
+	for agent in agents:
+		if not fits(agent):
+			return "has agents of several sizes; all must have the same"
+	return ""
+
+
+# The end of a sentence about what observe() returned, or "".
+func what_is_wrong_with(parts) -> String:
+	if not parts is Array or parts.size() != sizes.size():
+		return "%s, not an Array of %d packed arrays" % [_what(parts), sizes.size()]
+	for i in parts.size():
+		if typeof(parts[i]) != types[i] or parts[i].size() != sizes[i]:
+			return "%s, not a %s of %d" % [_what(parts[i]), NAMES[types[i]], sizes[i]]
+	return ""
+
+
+# The agents of some copies (by index), or all.
+func rows(only: Dictionary) -> Array:
+	if only.empty():
+		return agents
+	var some = []
+	for agent in agents:
+		if only.has(agent._copy.index):
+			some.append(agent)
+	return some
+
+
+# u32 arena, u32 k of each row.
+func ids(of_agents: Array) -> PoolByteArray:
+	var pairs = PoolIntArray()
+	for agent in of_agents:
+		pairs.append(agent._copy.index)
+		pairs.append(agent._k)
+	for leaver in leavers:
+		pairs.append(leaver.arena)
+		pairs.append(leaver.k)
+	return Wire.int_bytes(pairs)
+
+
+func _actions() -> Array:
+	var actions = []
+	if continuous_size > 0:
+		var shape = [continuous_size]
+		actions.append({"name": "continuous", "shape": shape, "dtype": "float32", "low": -1, "high": 1})
+	var high = []
+	for n in discrete_choices:
+		high.append(n - 1)
+	if high.size() == 1:
+		actions.append({"name": "discrete", "shape": [], "dtype": "int32", "low": 0, "high": high[0]})
+	elif high.size() > 1:
+		actions.append({"name": "discrete", "shape": [high.size()], "dtype": "int32", "low": 0, "high": high})
+	return actions
+
+
+func _what(value) -> String:
+	if value == null:
+		return "nothing"
+	if typeof(value) >= TYPE_ARRAY:
+		return "a %s of %d" % [NAMES.get(typeof(value), "list"), value.size()]
+	return "a value of type %d" % typeof(value)

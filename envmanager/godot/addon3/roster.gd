@@ -1,0 +1,282 @@
+extends Reference
+# Who plays: the agents of each behavior, and their rows in the frames.
+#
+# User code is called from here. After a script error it returns null, so nothing it returns is trusted: what is wrong
+# becomes a fault, and the trainer gets that instead of the steps.
+
+const Wire = preload("res://addons/envmanager/wire.gd")
+const Group = preload("res://addons/envmanager/group.gd")
+const SAME = 1
+const SOME_ENDED = 2
+const ALL_ACT = 4
+const ACTING = 4
+
+var groups: Array = []
+var faults: Array = []
+var is_closed: bool = false  # the specs are with the trainer
+var with_infos: bool = false
+var _infos: Dictionary = {}  # of the frame that is being made
+var _is_looking: bool = false
+
+
+# The group of an agent; null and a fault when it fits none.
+func group_of(agent: Node):
+	for group in groups:
+		if group.name == agent.behavior:
+			if not is_closed or group.fits(agent):
+				return group
+			fault("the agents of behavior '%s' do not all have the same sizes" % group.name, agent)
+			return null
+	if is_closed:
+		fault("behavior '%s' is new; name a scene with it in the arena's `joins`" % agent.behavior, agent)
+		return null
+	var group = Group.new(agent, groups.size())
+	groups.append(group)
+	return group
+
+
+func specs() -> Dictionary:
+	var behaviors = []
+	var most = {}
+	for group in groups:
+		behaviors.append(group.specs())
+		most[group.name] = group.max_agents
+	return {"behaviors": behaviors, "max_agents": most}
+
+
+# Checks the declarations themselves, before anybody plays.
+func check_specs() -> void:
+	if groups.empty() and faults.empty():
+		fault("the game has no agents: give the arena sizes, or put agents into its scene", null)
+	for group in groups:
+		var wrong = group.what_is_wrong()
+		if wrong != "":
+			fault("behavior '%s' %s" % [group.name, wrong], null)
+
+
+# Keeps what an agent saw last in its episode, which ends with `bits`.
+func close_episode(agent: Node, bits: int) -> void:
+	agent._bits = bits
+	agent._final = _seen_by(agent)
+
+
+# Keeps the infos of the step taken, before new episodes begin.
+func keep_infos() -> void:
+	for group in groups:
+		for agent in group.agents:
+			agent._info = agent.info()
+
+
+# Takes an agent out; its last row goes with the next steps.
+func remove(agent: Node, bits: int) -> void:
+	var group = agent._group
+	if _is_looking:
+		fault("an agent left while others observed: observe() only looks", agent, "observe")
+	if agent._final == null:
+		close_episode(agent, bits)
+		agent._info = agent.info() if with_infos else null
+	var row = {"arena": agent._copy.index, "k": agent._k, "reward": agent.reward, "bits": agent._bits}
+	row["final"] = agent._final
+	row["info"] = agent._info
+	group.agents.erase(agent)
+	group.leavers.append(row)
+	group.changed = true
+
+
+# Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
+func forget_leavers() -> void:
+	for group in groups:
+		group.leavers = []
+		group.changed = true
+
+
+# The sections of a steps frame, and its infos: of all agents, or of those of some copies (by index).
+func written(only: Dictionary) -> PoolByteArray:
+	var sections = 0
+	var out = PoolByteArray()
+	_infos = {}
+	for group in groups:
+		var rows = group.rows(only)
+		group.acting = []
+		if rows.empty() and group.leavers.empty():
+			continue
+		if rows.size() > group.max_agents:
+			fault("%d agents of behavior '%s', max_agents allows %d" % [rows.size(), group.name, group.max_agents], null)
+		_is_looking = true
+		out.append_array(_section(group, rows))
+		_is_looking = false
+		group.changed = not (group.leavers.empty() and only.empty())
+		group.leavers = []
+		sections += 1
+	var text = PoolByteArray() if _infos.empty() else JSON.print(Wire.plain(_infos)).to_utf8()
+	var all = Wire.int_bytes(PoolIntArray([sections]))
+	all.append_array(out)
+	all.append_array(Wire.int_bytes(PoolIntArray([text.size()])))
+	all.append_array(Wire.padded(text))
+	return all
+
+
+# Does the actions of a step request. The behaviors without a section play by heuristic().
+func act(body: PoolByteArray) -> void:
+	var ints = Wire.to_ints(body)
+	var at = 1  # in units of 4 bytes
+	var led = {}
+	for _section in ints[0]:
+		var number = ints[at] & 0xFFFF
+		var n = ints[at + 1]
+		if number >= groups.size() or n != groups[number].acting.size():
+			fault("the step has %d rows for behavior %d; another number of its agents wants actions" % [n, number], null)
+			return
+		led[number] = true
+		at = _act_group(groups[number], body, at + 2)
+	if 4 * at != body.size():
+		fault("the step has %d bytes, its sections have %d" % [body.size(), 4 * at], null)
+	for group in groups:
+		if not led.has(group.number):
+			play_alone(group)
+
+
+func play_alone(group) -> void:
+	for agent in group.acting:
+		if is_instance_valid(agent) and agent._k >= 0:
+			agent.heuristic()
+
+
+func fault(message: String, agent: Node, function = null) -> void:
+	var error = {"message": message, "script": null, "line": null, "function": function, "arena": null}
+	if agent != null:
+		error["script"] = agent.get_script().resource_path
+		error["message"] = "%s (node %s)" % [message, agent.name]
+		if agent._copy != null:
+			error["arena"] = agent._copy.index
+	if faults.size() < 16:
+		faults.append(error)
+
+
+# What an agent sees: one packed array for each of its observations; null and a fault when they do not fit.
+func _seen_by(agent: Node):
+	var group = agent._group
+	var seen = agent.observe()
+	var parts = [seen] if group.sizes.size() == 1 else seen
+	var wrong = group.what_is_wrong_with(parts)
+	if wrong == "":
+		return parts
+	fault("observe() returned " + wrong, agent, "observe")
+	return null
+
+
+func _section(group, rows: Array) -> PoolByteArray:
+	var rewards = PoolRealArray()
+	var bits = PoolByteArray()
+	var finals = []
+	var acting = group.acting
+	for agent in rows:
+		var bit = agent._bits
+		if bit != 0:
+			finals.append(agent._final)
+			agent._bits = 0
+			agent._final = null
+		if agent.wants_action:
+			bit |= ACTING
+			acting.append(agent)
+		bits.append(bit)
+		rewards.append(agent.reward)
+		agent.reward = 0.0
+	for leaver in group.leavers:
+		bits.append(leaver.bits)
+		rewards.append(leaver.reward)
+		finals.append(leaver.final)
+	var flags = 0 if group.changed else SAME
+	flags |= SOME_ENDED if not finals.empty() else 0
+	flags |= ALL_ACT if acting.size() == bits.size() else 0
+	var out = Wire.int_bytes(PoolIntArray([group.number | flags << 16, bits.size()]))
+	if group.changed:
+		out.append_array(group.ids(rows))
+	out.append_array(_observed(group, rows))
+	out.append_array(Wire.float_bytes(rewards))
+	out.append_array(Wire.padded(bits))
+	if not finals.empty():
+		out.append_array(_joined(group, finals))
+	if with_infos:
+		_add_infos(group, rows, bits)
+	return out
+
+
+func _observed(group, rows: Array) -> PoolByteArray:
+	if group.is_one_float_array:
+		return _observed_floats(group, rows)
+	var all = []
+	for agent in rows:
+		all.append(_seen_by(agent))
+	for leaver in group.leavers:
+		all.append(leaver.final)
+	return _joined(group, all)
+
+
+# The same for the commonest case, faster.
+func _observed_floats(group, rows: Array) -> PoolByteArray:
+	var size = group.sizes[0]
+	var numbers = PoolRealArray()
+	for agent in rows:
+		var seen = agent.observe()
+		if typeof(seen) != TYPE_REAL_ARRAY or seen.size() != size:
+			fault("observe() returned " + group.what_is_wrong_with([seen]), agent, "observe")
+			return PoolByteArray()
+		numbers.append_array(seen)
+	for leaver in group.leavers:
+		if leaver.final != null:
+			numbers.append_array(leaver.final[0])
+	return Wire.float_bytes(numbers)
+
+
+func _joined(group, all: Array) -> PoolByteArray:
+	var out = PoolByteArray()
+	if all.has(null):
+		return out  # there is a fault already, and no steps will be sent
+	for i in group.sizes.size():
+		var block = PoolByteArray()
+		for parts in all:
+			block.append_array(Wire.bytes_of(parts[i]))
+		out.append_array(Wire.padded(block))
+	return out
+
+
+# info: of each row; reset_info: of each that ended, what its next episode begins with.
+func _add_infos(group, rows: Array, bits: PoolByteArray) -> void:
+	var info = []
+	var reset_info = []
+	for i in rows.size():
+		info.append(rows[i]._info if rows[i]._info is Dictionary else null)
+		if bits[i] & ~ACTING:
+			var about = rows[i].info()
+			reset_info.append(about if about is Dictionary else null)
+	for leaver in group.leavers:
+		info.append(leaver.info if leaver.info is Dictionary else null)
+		reset_info.append(null)
+	_infos[group.name] = {"info": info}
+	if not reset_info.empty():
+		_infos[group.name]["reset_info"] = reset_info
+
+
+func _act_group(group, body: PoolByteArray, from: int) -> int:
+	var n = group.acting.size()
+	var width = group.continuous_size
+	var choices = group.discrete_choices.size()
+	var middle = from + n * width
+	var end = middle + n * choices
+	if 4 * end > body.size():
+		return end
+	var continuous = Wire.to_floats(Wire.part(body, 4 * from, 4 * middle))
+	var discrete = Wire.to_ints(Wire.part(body, 4 * middle, 4 * end))
+	for i in n:
+		var agent = group.acting[i]
+		if not is_instance_valid(agent) or agent._k < 0:  # an act() before may have made it leave
+			continue
+		var numbers = PoolRealArray()
+		for j in range(i * width, (i + 1) * width):
+			numbers.append(continuous[j])
+		var chosen = PoolIntArray()
+		for j in range(i * choices, (i + 1) * choices):
+			chosen.append(discrete[j])
+		agent.act(numbers, chosen)
+	return end

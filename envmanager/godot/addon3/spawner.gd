@@ -1,0 +1,62 @@
+extends Reference
+# Where the copies of the game stand: on a square grid, or each in a world of its own.
+
+var count: int = 0
+var shown: int = 0
+var spacing: float = 0.0
+var _is_isolated: bool = false
+var _columns: int = 1
+var _tree: SceneTree = null
+var _has_window: bool = OS.get_name() != "Server"
+
+
+func _init(tree: SceneTree, config: Dictionary) -> void:
+	_tree = tree
+	count = int(config["arenas"])
+	shown = int(config["shown"])
+	_is_isolated = config["isolate"]
+	_columns = int(ceil(sqrt(count)))
+
+
+# Puts copy number `index` into the tree.
+func place(copy: Node, index: int) -> void:
+	if _is_isolated:
+		_tree.root.add_child(_world(copy, index))
+		return
+	if copy is Node2D:
+		copy.position += _cell(index) * spacing
+	elif copy is Spatial:
+		copy.translation += Vector3(_cell(index).x, 0, _cell(index).y) * spacing
+	if index >= shown and "visible" in copy:
+		copy.visible = false
+	_tree.root.add_child(copy)
+	if index == 0:
+		_tree.current_scene = copy
+		_fit_window(copy)
+
+
+func _cell(index: int) -> Vector2:
+	return Vector2(index % _columns, index / _columns)
+
+
+# The first copies of a 2D game fit into the window.
+func _fit_window(copy: Node) -> void:
+	var wide = min(_columns, max(shown, 1))
+	if _has_window and copy is Node2D and wide > 1:
+		_tree.root.canvas_transform = Transform2D.IDENTITY.scaled(Vector2.ONE / wide)
+
+
+func _world(copy: Node, index: int) -> Node:
+	var world = Viewport.new()
+	world.own_world = true
+	world.world_2d = World2D.new()
+	world.add_child(copy)
+	if index >= shown or not _has_window:
+		world.render_target_update_mode = Viewport.UPDATE_DISABLED
+		return world
+	var frame = ViewportContainer.new()
+	frame.stretch = true
+	frame.rect_size = OS.window_size / _columns
+	frame.rect_position = frame.rect_size * _cell(index)
+	frame.add_child(world)
+	return frame

@@ -1,0 +1,104 @@
+extends Node
+## One who acts. Extend it, put it anywhere into the scene of the game, and say what it sees and does.
+##
+## Entering the tree joins the game, leave() leaves it. The bridge calls observe() after the last tick of an action, and
+## act() or heuristic() before the first tick of the next. observe() only looks; it changes nothing.
+
+## Agents of one behavior share one policy. They all have the same sizes.
+@export var behavior := "default"
+## How many numbers observe() returns. Several arrays, or images: override observations().
+@export var observation_size := 0
+## How many numbers between -1 and 1 act() gets.
+@export var continuous_size := 0
+## How many choices each discrete action has: [5] is one action of 0 to 4.
+@export var discrete_choices := PackedInt32Array()
+
+## False: the agent is there, but gets no action now.
+var wants_action := true
+## The reward since the last observation.
+var reward := 0.0
+## The arena it plays in; its `rng` is the only one to draw from.
+var arena: Node = null
+
+# What the bridge keeps here.
+var _bridge: Node = null
+var _copy: RefCounted = null
+var _group: RefCounted = null
+var _k := -1
+var _bits := 0  # 1 terminated, 2 truncated: how the episode ended with this action
+var _final = null  # what was seen last before the end
+var _info = null
+
+
+## What observe() returns, in its order: name, shape, dtype (float32, int32, uint8), low, high (null: no bound).
+func observations() -> Array:
+	return [{"name": "obs", "shape": [observation_size], "dtype": "float32", "low": null, "high": null}]
+
+
+## A PackedFloat32Array of observation_size numbers; with observations() of several, an Array of packed arrays.
+func observe():
+	return null
+
+
+## Does what the policy decided. A policy may go beyond -1 and 1.
+func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
+	pass
+
+
+## Plays without a policy, by keyboard or rule: calls act() itself.
+func heuristic() -> void:
+	pass
+
+
+## What a trainer may want to know besides, as a Dictionary, or null.
+func info():
+	return null
+
+
+## Begins this agent's next episode, after end().
+func restart() -> void:
+	pass
+
+
+## Adds to the reward. After the end of the episode nothing counts.
+func add_reward(amount: float) -> void:
+	if _bits == 0 and _copy != null and _copy.ended_bits == 0:
+		reward += amount
+
+
+## This agent's episode is over, the arena's goes on: when the action is over comes restart().
+func end(truncated := false) -> void:
+	if _k >= 0 and _bits == 0 and _copy.ended_bits == 0:
+		_bits = 2 if truncated else 1
+		_copy.ended_agents.append(self)
+
+
+## The agent leaves the game for ever. Its node may be freed then.
+func leave(truncated := false) -> void:
+	if _k >= 0 and is_instance_valid(_bridge):
+		_bridge.left(self, 2 if truncated else 1)
+
+
+## Tells the trainer something at once, outside of the steps.
+func note(about: String, values := {}) -> void:
+	if _bridge != null:
+		_bridge.note(about, values)
+
+
+## Whether somebody sees the game, and may have a keyboard.
+func has_window() -> bool:
+	return DisplayServer.get_name() != "headless"
+
+
+# Not _enter_tree: a script that extends this one may have its own, and would not call this one.
+func _notification(what: int) -> void:
+	if what == NOTIFICATION_ENTER_TREE:
+		_bridge = get_node_or_null("/root/EnvManager")
+		if _bridge != null:
+			_enter()
+	elif what == NOTIFICATION_EXIT_TREE:
+		leave()
+
+
+func _enter() -> void:
+	_bridge.joined(self)

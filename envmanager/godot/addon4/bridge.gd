@@ -1,0 +1,313 @@
+extends Node
+## The autoload that lets a trainer play: it runs first in each tick, and between two actions nothing else runs.
+##
+## When the ticks of an action are over, it ends episodes, sends the steps, waits for the next request, hands out the
+## actions and lets the tick run. Without ENVMANAGER_ADDRESS the game plays by itself: one copy, by heuristic().
+
+const Wire := preload("res://addons/envmanager/wire.gd")
+const Roster := preload("res://addons/envmanager/roster.gd")
+const Copy := preload("res://addons/envmanager/copy.gd")
+const Copies := preload("res://addons/envmanager/copies.gd")
+const Spawner := preload("res://addons/envmanager/spawner.gd")
+const Calls := preload("res://addons/envmanager/calls.gd")
+const PROTOCOL := [1, 0]
+const ADDON := "1.0.0"
+const TICKS_ALONE := 4  # per action, when nobody trains
+const FIRST := -(1 << 30)
+const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
+
+var _wire: Wire = null
+var _roster := Roster.new()
+var _errors: RefCounted = null  # the script errors, where the engine tells them (4.5 and later)
+var _config := {}
+var _copies := Copies.new()
+var _ticks_left := 0
+var _is_built := false
+var _is_broken := true  # only a reset helps: at the beginning, and after an error
+
+
+func _init() -> void:
+	if ClassDB.class_exists("Logger"):
+		_errors = load("res://addons/envmanager/script_errors.gd").new()
+		OS.call("add_logger", _errors)
+
+
+func _ready() -> void:
+	process_mode = Node.PROCESS_MODE_ALWAYS
+	process_physics_priority = FIRST
+	var address := OS.get_environment("ENVMANAGER_ADDRESS")
+	if address == "":
+		return
+	_wire = Wire.new()
+	if not _wire.connect_to(address):
+		_quit("no trainer listens at " + address)
+		return
+	var hello := {"protocol": PROTOCOL, "token": OS.get_environment("ENVMANAGER_TOKEN"), "addon": ADDON}
+	var version := Engine.get_version_info()
+	hello["engine"] = "%d.%d.%d" % [version.major, version.minor, version.patch]
+	hello["ticks_per_second"] = Engine.physics_ticks_per_second
+	_wire.send_json(Wire.HELLO, hello, 0)
+	_configure()
+
+
+# Agents that leave because the game ends are no news.
+func _exit_tree() -> void:
+	set_physics_process(false)
+
+
+## Tells the trainer something at once, outside of the steps.
+func note(about: String, values := {}) -> void:
+	if _wire != null:
+		var body := {"name": about}
+		body.merge(values)
+		_wire.send_json(Wire.NOTE, body, 0)
+
+
+func joined(agent: Node) -> void:
+	var copy := _copies.of(agent)
+	if copy == null:
+		return
+	var group := _roster.group_of(agent)
+	if group == null:
+		return
+	agent._copy = copy
+	agent._group = group
+	agent._k = copy.next_k
+	agent._bits = 0
+	agent._final = null
+	agent._info = null
+	agent.reward = 0.0
+	agent.arena = copy.arena
+	copy.next_k += 1
+	copy.agents.append(agent)
+	group.agents.append(agent)
+	group.changed = true
+
+
+func left(agent: Node, bits: int) -> void:
+	if is_physics_processing():
+		_roster.remove(agent, bits)
+		agent._copy.agents.erase(agent)
+		agent._copy.ended_agents.erase(agent)
+		agent._k = -1
+
+
+func arena_entered(arena: Node) -> void:
+	var copy := _copies.of(arena)
+	if copy == null:
+		return
+	if copy.arena != null and copy.arena != arena:
+		_roster.fault("the scene has two arenas", arena)
+		return
+	copy.arena = arena
+	copy.has_after_tick = arena.has_method("after_tick")
+	arena._copy = copy
+	arena.arena = arena
+	arena.index = copy.index
+	arena.shown = copy.shown
+	arena.root = copy.root
+	for agent in copy.agents:
+		agent.arena = arena
+
+
+func _physics_process(_delta: float) -> void:
+	if not _is_built:
+		_is_built = true
+		_build()
+		return  # what has just come into the tree has no tick of its own yet: the first action would be shorter for it
+	if _ticks_left > 0:
+		for copy: Copy in _copies.all:
+			if copy.has_after_tick and copy.ended_bits == 0:
+				copy.arena.after_tick()
+		_ticks_left -= 1
+		if _ticks_left > 0:
+			return
+		_end_action()
+	while _ticks_left == 0 and is_physics_processing():
+		if _wire == null:
+			_play_alone()
+		else:
+			_serve()
+
+
+func _serve() -> void:
+	if not _wire.receive():
+		_quit()
+	elif not REQUESTS.has(_wire.kind):
+		_quit("the trainer sent a frame of kind %d" % _wire.kind)
+	else:
+		call(REQUESTS[_wire.kind])
+
+
+func _configure() -> void:
+	if not _wire.receive() or _wire.kind == Wire.CLOSE:
+		_quit()
+		return
+	var config = _wire.json()
+	if _wire.kind != Wire.CONFIGURE or config == null:
+		_quit("the trainer sent a frame of kind %d, not its configuration" % _wire.kind)
+	elif int(config["protocol"][0]) != PROTOCOL[0]:
+		_roster.fault("the addon speaks protocol %d; run `envmanager godot install-addon`" % PROTOCOL[0], null)
+	else:
+		_config = config
+		_roster.with_infos = config["infos"]
+
+
+# In the first tick, when the tree stands: nothing can be moved in it before.
+func _build() -> void:
+	if _wire == null:
+		_adopt_main_scene()
+	elif not _config.is_empty():
+		_copy_scene()
+	for copy: Copy in _copies.all:
+		if copy.arena != null:
+			_prepare(copy)
+	_copies.declare_to(_roster)
+	_roster.check_specs()
+	_roster.is_closed = true
+	if _wire == null:
+		_show_faults()
+	elif not _send_faults():
+		_wire.send_json(Wire.SPECS, _roster.specs())
+
+
+func _adopt_main_scene() -> void:
+	if get_tree().current_scene != null:
+		_copies.add(get_tree().current_scene, true)
+		_copies.announce(get_tree().current_scene)
+
+
+# The main scene is there already, as one, and where the first copy should stand: it goes.
+func _copy_scene() -> void:
+	var main := get_tree().current_scene
+	var path: String = _config["scene"] if _config["scene"] != null else main.scene_file_path
+	var scene: PackedScene = load(path) if ResourceLoader.exists(path, "PackedScene") else null
+	if scene == null:
+		_roster.fault("there is no scene %s" % path, null)
+		return
+	get_tree().root.remove_child(main)
+	main.queue_free()
+	_copies.spawn(scene, Spawner.new(get_tree(), _config), _say_busy)
+
+
+func _say_busy() -> void:
+	_wire.send(Wire.BUSY, PackedByteArray())
+
+
+func _prepare(copy: Copy) -> void:
+	if copy.agents.is_empty() and copy.arena.joins.is_empty():
+		joined(copy.arena)
+	if _wire == null:
+		copy.arena.rng.randomize()
+	else:
+		copy.arena.rng.seed = int(_config["seed"]) + copy.index * 0x9E3779B9
+
+
+# The agents see the end of their episodes, then the next ones begin.
+func _end_action() -> void:
+	for copy: Copy in _copies.all:
+		for agent in copy.enders():
+			_roster.close_episode(agent, agent._bits)
+	if _roster.with_infos:
+		_roster.keep_infos()
+	if _wire == null:
+		_show_episodes()
+	for copy: Copy in _copies.all:
+		copy.begin_next()
+	if _wire != null:
+		_send_steps({})
+
+
+func _send_steps(only: Dictionary) -> void:
+	var out := PackedByteArray()
+	out.resize(4)
+	_roster.write(out, only)
+	if not _send_faults():
+		out.encode_u32(0, Time.get_ticks_usec() - _wire.received_us)
+		_wire.send(Wire.STEPS, out)
+
+
+func _step() -> void:
+	if _is_broken:
+		_roster.fault("a reset must come before this step: at the beginning, and after an error", null)
+	else:
+		_roster.act(_wire.body)
+	if not _send_faults():
+		_ticks_left = int(_config["ticks_per_action"])
+
+
+func _reset() -> void:
+	var request = _wire.json()
+	var all := range(_copies.all.size())
+	var indices: Array = all if request["arenas"] == null else request["arenas"]
+	var only := {}
+	_is_broken = false
+	for i in indices.size():
+		var copy: Copy = _copies.all[int(indices[i])]
+		only[copy.index] = true
+		if request["seeds"] != null and request["seeds"][i] != null:
+			copy.arena.rng.seed = int(request["seeds"][i])
+		copy.options = request["options"] if request["options"] != null else {}
+		copy.begin()
+	_roster.forget_leavers()
+	if _roster.with_infos:
+		_roster.keep_infos()
+	_send_steps({} if request["arenas"] == null else only)
+
+
+func _call() -> void:
+	var answer := Calls.answer(_wire.json(), _copies.all)
+	if answer.has("message"):
+		_wire.send_json(Wire.ERROR, answer)
+	elif not _send_faults():
+		_wire.send_json(Wire.VALUE, answer)
+
+
+# Answers with an error if there was one. Script errors first: they are the causes.
+func _send_faults() -> bool:
+	var all: Array = _errors.take() if _errors != null else []
+	all.append_array(_roster.faults)
+	_roster.faults = []
+	if all.is_empty():
+		return false
+	_is_broken = true
+	_wire.send_json(Wire.ERROR, all[0])
+	return true
+
+
+func _play_alone() -> void:
+	if _copies.all.is_empty() or _copies.all[0].arena == null:
+		set_physics_process(false)
+		return
+	if _is_broken:
+		_is_broken = false
+		_copies.all[0].begin()
+	for group in _roster.groups:
+		group.acting = group.agents.filter(func(agent: Node) -> bool: return agent.wants_action)
+		group.leavers = []
+		_roster.play_alone(group)
+	_ticks_left = TICKS_ALONE
+
+
+# One line per episode, so that a person who plays sees what a trainer would.
+func _show_episodes() -> void:
+	_show_faults()
+	for agent in _copies.all[0].enders():
+		var how := "terminated" if agent._bits == 1 else "truncated"
+		print("%s (%s): reward %.3f, %s" % [agent.name, agent.behavior, agent.reward, how])
+		agent._bits = 0
+		agent._final = null
+		agent.reward = 0.0
+
+
+func _show_faults() -> void:
+	for fault in _roster.faults:
+		push_error("EnvManager: %s" % fault["message"])
+	_roster.faults = []
+
+
+func _quit(why := "") -> void:
+	if why != "":
+		printerr("EnvManager: ", why)
+	set_physics_process(false)
+	get_tree().quit(0 if why == "" else 1)

@@ -1,0 +1,54 @@
+extends RefCounted
+## One copy of the game: its root, its arena, its agents, and where its episode stands.
+
+var index := 0
+var root: Node = null
+var arena: Node = null
+var agents: Array = []
+var options := {}
+var shown := true
+var next_k := 0
+var ended_bits := 0  # 1 terminated, 2 truncated: the arena's episode is over when the action is
+var ended_agents: Array = []  # those whose own episode is over
+var has_after_tick := false
+
+
+## The first end of an episode counts.
+func end_episode(bits: int) -> void:
+	if ended_bits == 0:
+		ended_bits = bits
+
+
+## The agents whose episode is over; when the arena's is, all.
+func enders() -> Array:
+	if ended_bits == 0:
+		return ended_agents
+	for agent in agents:
+		if agent._bits == 0:
+			agent._bits = ended_bits
+	return agents
+
+
+## Begins the next episode of those whose episode is over.
+func begin_next() -> void:
+	var restarting := ended_agents
+	ended_agents = []
+	if ended_bits != 0:
+		ended_bits = 0
+		arena.reset(arena.rng, options)
+	else:
+		for agent in restarting:
+			agent.restart()
+
+
+## Begins an episode, whatever was before.
+func begin() -> void:
+	ended_bits = 0
+	ended_agents = []
+	for agent in agents:
+		agent._bits = 0
+		agent._final = null
+		agent.reward = 0.0
+	arena.reset(arena.rng, options)
+	for agent in agents:
+		agent.reward = 0.0

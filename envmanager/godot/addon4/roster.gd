@@ -1,0 +1,271 @@
+extends RefCounted
+## Who plays: the agents of each behavior, and their rows in the frames.
+##
+## User code is called from here. After a script error it returns null, so nothing it returns is trusted: what is wrong
+## becomes a fault, and the trainer gets that instead of the steps.
+
+const Wire := preload("res://addons/envmanager/wire.gd")
+const Group := preload("res://addons/envmanager/group.gd")
+const SAME := 1
+const SOME_ENDED := 2
+const ALL_ACT := 4
+const ACTING := 4
+
+var groups: Array = []
+var faults: Array = []
+var is_closed := false  # the specs are with the trainer
+var with_infos := false
+var _infos := {}  # of the frame that is being made
+var _is_looking := false
+
+
+## The group of an agent; null and a fault when it fits none.
+func group_of(agent: Node) -> Group:
+	for group: Group in groups:
+		if group.name == agent.behavior:
+			if not is_closed or group.fits(agent):
+				return group
+			fault("the agents of behavior '%s' do not all have the same sizes" % group.name, agent)
+			return null
+	if is_closed:
+		fault("behavior '%s' is new; name a scene with it in the arena's `joins`" % agent.behavior, agent)
+		return null
+	var group := Group.new(agent, groups.size())
+	groups.append(group)
+	return group
+
+
+func specs() -> Dictionary:
+	var behaviors := []
+	var most := {}
+	for group: Group in groups:
+		behaviors.append(group.specs())
+		most[group.name] = group.max_agents
+	return {"behaviors": behaviors, "max_agents": most}
+
+
+## Checks the declarations themselves, before anybody plays.
+func check_specs() -> void:
+	if groups.is_empty() and faults.is_empty():
+		fault("the game has no agents: give the arena sizes, or put agents into its scene", null)
+	for group: Group in groups:
+		var wrong := group.what_is_wrong()
+		if wrong != "":
+			fault("behavior '%s' %s" % [group.name, wrong], null)
+
+
+## Keeps what an agent saw last in its episode, which ends with `bits`.
+func close_episode(agent: Node, bits: int) -> void:
+	agent._bits = bits
+	agent._final = _seen_by(agent)
+
+
+## Keeps the infos of the step taken, before new episodes begin.
+func keep_infos() -> void:
+	for group: Group in groups:
+		for agent in group.agents:
+			agent._info = agent.info()
+
+
+## Takes an agent out; its last row goes with the next steps.
+func remove(agent: Node, bits: int) -> void:
+	var group: Group = agent._group
+	if _is_looking:
+		fault("an agent left while others observed: observe() only looks", agent, "observe")
+	if agent._final == null:
+		close_episode(agent, bits)
+		agent._info = agent.info() if with_infos else null
+	var row := {"arena": agent._copy.index, "k": agent._k, "reward": agent.reward, "bits": agent._bits}
+	row["final"] = agent._final
+	row["info"] = agent._info
+	group.agents.erase(agent)
+	group.leavers.append(row)
+	group.changed = true
+
+
+## Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
+func forget_leavers() -> void:
+	for group: Group in groups:
+		group.leavers = []
+		group.changed = true
+
+
+## Writes the sections of a steps frame, and its infos: of all agents, or of those of some copies (by index).
+func write(out: PackedByteArray, only: Dictionary) -> void:
+	var count_at := out.size()
+	var sections := 0
+	out.resize(count_at + 4)
+	_infos = {}
+	for group: Group in groups:
+		var rows := group.rows(only)
+		group.acting = []
+		if rows.is_empty() and group.leavers.is_empty():
+			continue
+		if rows.size() > group.max_agents:
+			fault("%d agents of behavior '%s', max_agents allows %d" % [rows.size(), group.name, group.max_agents], null)
+		_is_looking = true
+		_write_section(group, rows, out)
+		_is_looking = false
+		group.changed = not (group.leavers.is_empty() and only.is_empty())
+		group.leavers = []
+		sections += 1
+	out.encode_u32(count_at, sections)
+	var text := PackedByteArray() if _infos.is_empty() else JSON.stringify(Wire.plain(_infos)).to_utf8_buffer()
+	out.append_array(PackedInt32Array([text.size()]).to_byte_array())
+	Wire.append_block(out, text)
+
+
+## Does the actions of a step request. The behaviors without a section play by heuristic().
+func act(body: PackedByteArray) -> void:
+	var at := 4
+	var led := {}
+	for _section in body.decode_u32(0):
+		var number := body.decode_u16(at)
+		var n := body.decode_u32(at + 4)
+		if number >= groups.size() or n != groups[number].acting.size():
+			fault("the step has %d rows for behavior %d; another number of its agents wants actions" % [n, number], null)
+			return
+		led[number] = true
+		at = _act_group(groups[number], body, at + 8)
+	if at != body.size():
+		fault("the step has %d bytes, its sections have %d" % [body.size(), at], null)
+	for group: Group in groups:
+		if not led.has(group.number):
+			play_alone(group)
+
+
+func play_alone(group: Group) -> void:
+	for agent in group.acting:
+		if is_instance_valid(agent) and agent._k >= 0:
+			agent.heuristic()
+
+
+func fault(message: String, agent: Node, function = null) -> void:
+	var error := {"message": message, "script": null, "line": null, "function": function, "arena": null}
+	if agent != null:
+		error["script"] = agent.get_script().resource_path
+		error["message"] = "%s (node %s)" % [message, agent.name]
+		if agent._copy != null:
+			error["arena"] = agent._copy.index
+	if faults.size() < 16:
+		faults.append(error)
+
+
+# What an agent sees: one packed array for each of its observations; null and a fault when they do not fit.
+func _seen_by(agent: Node):
+	var group: Group = agent._group
+	var seen = agent.observe()
+	var parts = [seen] if group.sizes.size() == 1 else seen
+	var wrong := group.what_is_wrong_with(parts)
+	if wrong == "":
+		return parts
+	fault("observe() returned " + wrong, agent, "observe")
+	return null
+
+
+func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
+	var rewards := PackedFloat32Array()
+	var bits := PackedByteArray()
+	var finals := []
+	var acting := group.acting
+	for agent in rows:
+		var bit: int = agent._bits
+		if bit != 0:
+			finals.append(agent._final)
+			agent._bits = 0
+			agent._final = null
+		if agent.wants_action:
+			bit |= ACTING
+			acting.append(agent)
+		bits.append(bit)
+		rewards.append(agent.reward)
+		agent.reward = 0.0
+	for leaver in group.leavers:
+		bits.append(leaver.bits)
+		rewards.append(leaver.reward)
+		finals.append(leaver.final)
+	var flags := 0 if group.changed else SAME
+	flags |= SOME_ENDED if not finals.is_empty() else 0
+	flags |= ALL_ACT if acting.size() == bits.size() else 0
+	out.append_array(PackedInt32Array([group.number | flags << 16, bits.size()]).to_byte_array())
+	if group.changed:
+		out.append_array(group.ids(rows))
+	_write_observations(group, rows, out)
+	out.append_array(rewards.to_byte_array())
+	Wire.append_block(out, bits)
+	if not finals.is_empty():
+		_write_parts(group, finals, out)
+	if with_infos:
+		_add_infos(group, rows, bits)
+
+
+func _write_observations(group: Group, rows: Array, out: PackedByteArray) -> void:
+	if group.is_one_float_array:
+		_write_floats(group, rows, out)
+		return
+	var all := []
+	for agent in rows:
+		all.append(_seen_by(agent))
+	for leaver in group.leavers:
+		all.append(leaver.final)
+	_write_parts(group, all, out)
+
+
+# The same for the commonest case, faster.
+func _write_floats(group: Group, rows: Array, out: PackedByteArray) -> void:
+	var size: int = group.sizes[0]
+	var numbers := PackedFloat32Array()
+	for agent in rows:
+		var seen = agent.observe()
+		if typeof(seen) != TYPE_PACKED_FLOAT32_ARRAY or seen.size() != size:
+			fault("observe() returned " + group.what_is_wrong_with([seen]), agent, "observe")
+			return
+		numbers.append_array(seen)
+	for leaver in group.leavers:
+		if leaver.final != null:
+			numbers.append_array(leaver.final[0])
+	out.append_array(numbers.to_byte_array())
+
+
+func _write_parts(group: Group, all: Array, out: PackedByteArray) -> void:
+	if all.has(null):
+		return  # there is a fault already, and no steps will be sent
+	for i in group.sizes.size():
+		var block := PackedByteArray()
+		for parts in all:
+			block.append_array(parts[i] if group.types[i] == TYPE_PACKED_BYTE_ARRAY else parts[i].to_byte_array())
+		Wire.append_block(out, block)
+
+
+# info: of each row; reset_info: of each that ended, what its next episode begins with.
+func _add_infos(group: Group, rows: Array, bits: PackedByteArray) -> void:
+	var info := []
+	var reset_info := []
+	for i in rows.size():
+		info.append(rows[i]._info if rows[i]._info is Dictionary else null)
+		if bits[i] & ~ACTING:
+			var about = rows[i].info()
+			reset_info.append(about if about is Dictionary else null)
+	for leaver in group.leavers:
+		info.append(leaver.info if leaver.info is Dictionary else null)
+		reset_info.append(null)
+	_infos[group.name] = {"info": info}
+	if not reset_info.is_empty():
+		_infos[group.name]["reset_info"] = reset_info
+
+
+func _act_group(group: Group, body: PackedByteArray, from: int) -> int:
+	var n := group.acting.size()
+	var width := group.continuous_size
+	var choices := group.discrete_choices.size()
+	var middle := from + 4 * n * width
+	var end := middle + 4 * n * choices
+	if end > body.size():
+		return end
+	var continuous := body.slice(from, middle).to_float32_array()
+	var discrete := body.slice(middle, end).to_int32_array()
+	for i in n:
+		var agent = group.acting[i]
+		if is_instance_valid(agent) and agent._k >= 0:  # an act() before may have made it leave
+			agent.act(continuous.slice(i * width, (i + 1) * width), discrete.slice(i * choices, (i + 1) * choices))
+	return end

@@ -1,0 +1,143 @@
+"""The trainer's end of one engine's connection: frames both ways, matched by ticket as everywhere.
+
+::
+
+    Lobby ── the engine has said hello ──▶ connection ── configure, reset, step, call ──▶
+                                                       ◀── specs, steps, value, error ──
+
+The rule: a command that is asked before the engine has connected waits here. After a frame that the protocol does not
+allow nothing is read any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from envmanager._workers import descriptors
+from envmanager._workers.channel import Channel, Message
+from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, BadFrame, Frame, FrameReader, Kind, pack
+from envmanager.godot.lobby import Lobby
+from envmanager.godot.messages import Hello, read_note
+
+_TICKETS = 2**32
+_MOST_BUSY = 10
+"""How often an engine may say that it is still busy with one request."""
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody listens yet."""
+
+
+class EngineChannel(Channel):
+    """Writes commands and reads answers; before that, awaits the engine in a lobby."""
+
+    def __init__(self, *, max_frame_bytes: int) -> None:
+        super().__init__()
+        self.hello: Hello | None = None
+        """What the engine said, once it is here."""
+        self.on_busy: Callable[[], None] = _nothing
+        """Called when the engine asks for more time."""
+        self.on_note: Callable[[str, dict[str, Any]], None] = _nothing
+        """Called with what the engine reports by itself."""
+        self._lobby: Lobby | None = None
+        self._waiting: list[bytes] = []
+        """Commands that are sent when the engine is here."""
+        self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
+        self._n_busy = 0
+
+    def await_engine(self, lobby: Lobby, pidfd: int) -> None:
+        """From now on; ``pidfd`` is readable when the engine's process has ended."""
+        self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
+
+    def close(self) -> None:
+        """Have no descriptor any more."""
+        if self._lobby is not None:
+            self._lobby.close()
+            self._lobby, self.fd = None, descriptors.CLOSED
+        super().close()
+
+    # Out.
+
+    def _packed(self, ticket: int, code: int, slot: int, flags: int, data: bytes) -> bytes:
+        return pack(Kind(code), ticket % _TICKETS, data)
+
+    def _push(self, message: bytes, deadline: float) -> None:
+        if self._lobby is not None:
+            self._waiting.append(message)
+        else:
+            super()._push(message, deadline)
+
+    # In.
+
+    def pump(self) -> bool:
+        """Read what has come, without waiting; whether a frame, or the beginning of one, was among it.
+
+        Whoever sends a frame byte by byte gains no time with that.
+        """
+        if self.broken or (self._lobby is not None and not self._meet(self._lobby)):
+            return False
+        try:
+            return self._read()
+        except BadFrame as error:
+            self.broken, self.hung_up = error.reason, True
+            return True
+
+    def _meet(self, lobby: Lobby) -> bool:
+        """Whether the engine is here now."""
+        arrival = lobby.look()
+        if arrival is None:
+            return False
+        self.on_moved(self.fd, arrival.fd)
+        self.fd, self.hello = arrival.fd, arrival.hello
+        self._lobby = None
+        lobby.close()
+        if arrival.hello.protocol[0] != PROTOCOL[0]:
+            ours, theirs = (".".join(map(str, version)) for version in (PROTOCOL, arrival.hello.protocol))
+            self.broken, self.hung_up = f"a hello in protocol {theirs}, where this library speaks {ours}", True
+            return False
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._push(message, time.monotonic() + 1.0)  # nothing fills so small a pipe
+        return True
+
+    def _read(self) -> bool:
+        was_midway, any_frame, any_byte = self._reader.is_midway, False, False
+        while self.fd != descriptors.CLOSED:
+            try:
+                n_bytes = os.readv(self.fd, [self._reader.space()])
+            except BlockingIOError:
+                break
+            except OSError:  # it ended with something of ours unread
+                n_bytes = 0
+            if not n_bytes:
+                self.hung_up = True
+                break
+            any_byte = True
+            self._reader.received(n_bytes)
+            while (frame := self._reader.next()) is not None:
+                any_frame = True
+                self._note(frame)
+        return any_frame or (any_byte and not was_midway)
+
+    def _note(self, frame: Frame) -> None:
+        if frame.kind is Kind.NOTE:
+            self.on_note(*read_note(frame.body))
+            return
+        ticket = self._whole_ticket(frame.ticket)
+        if frame.kind is Kind.BUSY:
+            if ticket in (self.step_ticket, self.asked_ticket) and self._n_busy < _MOST_BUSY:
+                self._n_busy += 1
+                self.on_busy()
+            return
+        self._n_busy = 0
+        self._sort(Message(ticket, int(frame.kind), 0, frame.body, 0, time.monotonic_ns()))
+
+    def _whole_ticket(self, ticket: int) -> int:
+        """A frame has the lower 32 bits of a ticket."""
+        for whole in (self.step_ticket, self.asked_ticket):
+            if whole % _TICKETS == ticket:
+                return whole
+        return ticket

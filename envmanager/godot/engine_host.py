@@ -1,0 +1,181 @@
+"""The host of engines: finds the game, starts engines that play it, replaces and ends them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envmanager._workers import descriptors
+from envmanager._workers.remote_host import RemoteHost
+from envmanager._workers.resources import Resources
+from envmanager.core.calls import Calls
+from envmanager.core.hosts import EnvWorker
+from envmanager.core.listening import Listener
+from envmanager.core.table import Entry
+from envmanager.core.weak_calls import weakly
+from envmanager.data.seeding import derive_seed
+from envmanager.data.steps import EnvironmentResponse
+from envmanager.errors import UsageError
+from envmanager.godot.engine_queue import EngineQueue
+from envmanager.godot.engines import Game, find_game, import_command
+from envmanager.godot.frames import dump_json
+from envmanager.godot.launch import EnginePlan
+from envmanager.godot.options import EngineOptions
+from envmanager.godot.worker import EngineWorker
+from envmanager.observe.events import EventLog
+from envmanager.options import ManagerOptions, ResetConfig
+
+_ENGINE_SEEDS = 2**31
+"""Of what an engine draws before the first reset with a seed: no environment's number."""
+
+
+class EngineResources(Resources[EngineWorker]):
+    """Those of engines: besides all others a folder for what games write."""
+
+    step_queue: EngineQueue
+
+    def __init__(self, hear: Any, close_s: float) -> None:
+        self._hear = hear
+        super().__init__(close_s)
+
+    def _open(self) -> None:
+        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop))
+        self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
+
+    def _close_own(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+class EngineHost(RemoteHost[EngineWorker]):
+    """Engines that play one game, each with several arenas of it."""
+
+    steps_some_rows = False
+
+    def __init__(
+        self,
+        env: str,
+        engine: EngineOptions,
+        options: ManagerOptions,
+        entries: Sequence[Entry],
+        *,
+        calls: Calls,
+        listener: Listener,
+        events: EventLog,
+        create: Callable[[int], EnvWorker],
+    ) -> None:
+        """UsageError when there is no such game, or no engine for it."""
+
+        def make_resources() -> EngineResources:
+            return EngineResources(listener.hear, options.timeouts.close_s)
+
+        super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
+        self._engine = engine
+        self._env = env
+        self._game: Game | None = None
+        self._cores = sorted(os.sched_getaffinity(0)) if engine.pin else []
+        self.rewrites_arrays = False  # each answer has arrays of its own
+
+    @property
+    def game(self) -> Game:
+        """What is played."""
+        if self._game is None:
+            self._game = self._find_game(self._resources.scratch)
+            _import_assets(self._game, self._options.timeouts.start_s)
+        return self._game
+
+    def _find_game(self, scratch: Path) -> Game:
+        return find_game(self._env, self._engine, scratch)
+
+    def make_worker(self, worker_id: int) -> EnvWorker:
+        """Start an engine."""
+        self._calls.require_open("the start of a worker")
+        entry, options = self._entries[worker_id], self._options
+        user_data = self._resources.scratch / f"user-{worker_id}"
+        user_data.mkdir(exist_ok=True)
+        plan = EnginePlan(
+            worker_id=worker_id,
+            env_ids=entry.env_ids,
+            generation=entry.generation,
+            timeouts=options.timeouts,
+            game=self.game,
+            options=self._engine,
+            seed=self._engine_seed(entry),
+            infos=options.infos,
+            check_values=options.check_values,
+            life_fd=self._resources.life_read_fd,
+            guardian_fd=self._guardian_fd(entry),
+            user_data=user_data,
+            core=self._cores[worker_id % len(self._cores)] if self._cores else None,
+            environ=self._environ(entry),
+            log_dir=self._log_dir,
+        )
+        with descriptors.standard_open():
+            return self._care_for(lambda: EngineWorker(plan, self._events, entry.times))
+
+    def _environ(self, entry: Entry) -> Mapping[str, str] | None:
+        """The environment variables of its engine; None: the trainer's."""
+        return self._options.worker_env
+
+    def _engine_seed(self, entry: Entry) -> int:
+        if self._options.seed is None:
+            return int(np.random.SeedSequence().generate_state(1)[0] >> 1)
+        return derive_seed(self._options.seed, _ENGINE_SEEDS + entry.worker_id, entry.generation)
+
+    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
+        worker = self.workers[worker_id]
+        if not isinstance(worker, EngineWorker):
+            return super().begin_again(worker_id, config)
+        worker.begin_again(config)
+        return None
+
+    def check_can_travel(self, payload: Any) -> None:
+        """All but actions travels as JSON."""
+        if isinstance(payload, list):
+            for own in payload:
+                self._check_call(own)
+        elif payload is not None:
+            _check_json(ResetConfig.of(payload).options, "the reset options")
+
+    def _check_call(self, payload: Any) -> None:
+        if isinstance(payload, tuple):
+            name, *args = payload
+            if callable(name):
+                raise UsageError(
+                    f"call() got the function {getattr(name, '__name__', name)!r}, which cannot travel into an engine: "
+                    "name a method of the arena's script."
+                )
+            _check_json({"args": args[0] if len(args) > 1 else []}, f"the arguments for {name!r}")
+
+
+def _check_json(value: Any, what: str) -> None:
+    try:
+        dump_json({"value": None if value is None else dict(value)})
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{what} cannot travel into an engine: {error}. Only what JSON can say does: numbers, texts, true, false, "
+            "None, lists and dicts of these."
+        ) from error
+
+
+def _import_assets(game: Game, within_s: float) -> None:
+    """Once per project, whoever comes first: without it a game lacks its images and sounds."""
+    if import_command(game) is None:
+        return
+    folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        command = import_command(game)  # another program may have done it meanwhile
+        if command is not None:
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=min(within_s, 600.0), check=False
+            )
+    finally:
+        os.close(folder)

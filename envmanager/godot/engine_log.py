@@ -1,0 +1,85 @@
+"""What an engine prints: kept for errors, and searched for those that its scripts raise.
+
+Godot goes on after a script's error: it prints it, and gives back null. It does so before the bridge answers, so what
+is new in the output when an answer comes belongs to that request.
+
+The rule: a full pipe would stop a game, so the output is a file, in memory unless there is a log_dir, and cut when it
+gets long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from envmanager._workers import descriptors
+from envmanager._workers.output_log import OutputLog
+from envmanager.godot.messages import EngineError
+
+_MOST_BYTES = 16 << 20
+_TAIL_BYTES = 2000
+_MARK = b"SCRIPT ERROR:"
+_GODOT_4 = re.compile(r"SCRIPT ERROR: (?P<text>.*)\n\s*at: (?P<function>.+?) \((?P<script>[^()]*):(?P<line>\d+)\)")
+_GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d+)")
+
+
+class EngineLog:
+    """The output of one engine. ``write_fd`` is for the engine, and is closed once it has it."""
+
+    def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
+        """UsageError when the file cannot be written. In a block of ``standard_open``."""
+        if log_dir is None:
+            self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
+            # Opened anew to append: what was cut off leaves no hole then.
+            self.write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._read_to = 0
+        else:
+            log, self.write_fd = OutputLog.open(log_dir, worker_id, generation)
+            self._fd = descriptors.register(os.open(log.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            self._read_to = log.start
+        self._start = self._read_to
+        self._may_cut = log_dir is None
+
+    def started(self) -> None:
+        """The engine has its end."""
+        os.close(self.write_fd)
+
+    def new_error(self) -> EngineError | None:
+        """The first error of a script since the last look."""
+        if self._fd == descriptors.CLOSED:
+            return None
+        size = os.fstat(self._fd).st_size
+        if size == self._read_to:
+            return None
+        new = os.pread(self._fd, size - self._read_to, self._read_to) if size > self._read_to else b""
+        self._read_to = size
+        if size > _MOST_BYTES and self._may_cut:
+            os.ftruncate(self._fd, 0)
+            self._read_to = self._start = 0
+        at = new.find(_MARK)
+        return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
+
+    def tail(self) -> str:
+        """The end of what the engine wrote."""
+        if self._fd == descriptors.CLOSED:
+            return ""
+        with contextlib.suppress(OSError):
+            size = os.fstat(self._fd).st_size
+            start = max(self._start if size >= self._start else 0, size - _TAIL_BYTES)
+            return os.pread(self._fd, _TAIL_BYTES, start).decode(errors="replace").strip()
+        return ""
+
+    def close(self) -> None:
+        """Give it back. A second time does nothing."""
+        self._fd = descriptors.close(self._fd)
+
+
+def _parsed(text: str) -> EngineError:
+    for pattern in (_GODOT_4, _GODOT_3):
+        found = pattern.match(text)
+        if found is not None:
+            return EngineError(
+                found["text"].strip(), found["script"].strip(), int(found["line"]), (found["function"] or "").strip()
+            )
+    return EngineError(text.partition("\n")[0].removeprefix(_MARK.decode()).strip())

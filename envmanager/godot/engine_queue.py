@@ -1,0 +1,61 @@
+"""The step queue of engines: their own connections, read directly where few owe a step, else through one epoll."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from envmanager._workers import descriptors
+from envmanager._workers.remote import State
+from envmanager._workers.watch import Watch
+from envmanager.data.reports import News
+from envmanager.data.steps import CommandName
+from envmanager.godot.worker import EngineWorker
+
+_FEW = 4
+"""So many connections are read sooner than an epoll says which of them can be."""
+
+
+class EngineQueue(Watch[EngineWorker]):
+    """Responses to "step", in order of completion."""
+
+    def __init__(self, *, on_news: Callable[[News, int], None], on_retired: Callable[[EngineWorker], None]) -> None:
+        """``on_news(news, worker_id)``: what an engine reports besides its responses.
+
+        ``on_retired(worker)``: it has ended as asked.
+        """
+        super().__init__(on_retired=on_retired)
+        self._on_news = on_news
+        self._bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._epoll.register(self._bell_fd, select.EPOLLIN)
+
+    def register(self, handle: EngineWorker) -> None:
+        handle.decoder.on_news = self._on_news
+        super().register(handle)
+
+    def _ring(self) -> None:
+        if self._bell_fd != descriptors.CLOSED:
+            os.eventfd_write(self._bell_fd, 1)
+
+    def _look(self) -> bool:
+        owing = [handle for handle in self._handles.values() if handle.awaited is CommandName.STEP]
+        if len(owing) > _FEW:
+            ready = (self._by_fd.get(fd) for fd, _ in self._epoll.poll(0))
+            owing = [handle for handle in ready if handle is not None and handle.awaited is CommandName.STEP]
+        for handle in owing:
+            self._pump(handle)
+        return bool(self._arrived)
+
+    def _take_messages(self, handle: EngineWorker) -> None:
+        if handle.awaited is not CommandName.STEP:
+            return
+        message = handle.channel.take(handle.channel.step_ticket)
+        if message is not None:
+            self._arrived.append(handle.step_response(message))
+            if handle.state is State.GONE:  # it broke the protocol
+                self.forget(handle)
+
+    def close(self) -> None:
+        super().close()
+        self._bell_fd = descriptors.close(self._bell_fd)

@@ -1,0 +1,242 @@
+"""Cuts the bytes of a connection into frames, and makes the bytes of one; reads and writes bodies of JSON.
+
+::
+
+    u32 length of the body | u8 kind | u8 0 | u16 0 | u32 ticket | body        all little endian
+
+The rule: what comes is checked before room is made for it. A header that does not fit is refused as soon as its twelve
+bytes are there, so nobody makes the trainer keep more than the limit of the frame's kind.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PROTOCOL = (1, 0)
+"""Major and minor version. Another major is refused; of another minor, unknown keys are ignored."""
+
+HEADER = struct.Struct("<IBBHI")
+"""Length of the body, kind, 0, 0, ticket."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Those from 64 on go from the trainer to the engine, the others the other way."""
+
+    HELLO = 1
+    SPECS = 2
+    STEPS = 3
+    VALUE = 4
+    ERROR = 5
+    BUSY = 6
+    NOTE = 7
+    CONFIGURE = 65
+    RESET = 66
+    STEP = 67
+    CALL = 68
+    CLOSE = 69
+
+
+FROM_TRAINER = frozenset(kind for kind in Kind if kind >= 64)
+FROM_ENGINE = frozenset(Kind) - FROM_TRAINER
+WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
+"""These answer no request, so their ticket is 0."""
+
+HELLO_LIMIT = 64 << 10
+JSON_LIMIT = 1 << 20
+MAX_DEPTH = 32
+"""Of lists and objects within each other in JSON."""
+MAX_DIGITS = 20
+"""Of a whole number in JSON: more than any 64 bits need."""
+
+
+class BadFrame(Exception):
+    """Bytes that are no frame of this protocol, or a body that does not say what its kind should.
+
+    ``reason`` is one line. Whoever knows the worker makes a ``ProtocolError`` of it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Frame(NamedTuple):
+    """One frame. Its body has a buffer of its own, which nobody writes into again."""
+
+    kind: Kind
+    ticket: int
+    body: memoryview
+
+
+def limit_of(kind: Kind, max_frame_bytes: int) -> int:
+    """The most bytes that the body of such a frame may have; ``max_frame_bytes`` is that of arrays."""
+    if kind in (Kind.STEPS, Kind.STEP):
+        return max_frame_bytes
+    if kind in (Kind.BUSY, Kind.CLOSE):
+        return 0
+    return HELLO_LIMIT if kind is Kind.HELLO else JSON_LIMIT
+
+
+def pack(kind: Kind, ticket: int = 0, body: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    return HEADER.pack(len(body), kind, 0, 0, ticket) + body
+
+
+_SCRATCH_BYTES = 64 << 10
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class FrameReader:
+    """Takes bytes however they are cut, and gives frames.
+
+    From a socket, without copying what is large::
+
+        n = connection.recv_into(reader.space())
+        reader.received(n)
+        while (frame := reader.next()) is not None:
+            ...
+
+    ``kinds`` are those that may come now, and may be changed between two frames (first only a hello). Its memory is
+    64 KiB and the one frame that is on its way. After a ``BadFrame`` it gives nothing but that ``BadFrame``.
+    """
+
+    def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
+        self.kinds = kinds
+        self._max_frame_bytes = max_frame_bytes
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._start = self._end = 0
+        self._head: tuple[Kind, int] | None = None
+        """Kind and ticket of the frame that is on its way."""
+        self._body = memoryview(b"")
+        self._filled = 0
+        self._refused: str | None = None
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether part of a frame is here, and not yet all of it."""
+        return self._head is not None or self._end > self._start
+
+    def space(self) -> memoryview:
+        """Where the next bytes belong. Never empty, once ``next`` has returned None."""
+        space = self._scratch[self._end :] if self._head is None else self._body[self._filled :]
+        if not space:  # recv_into would return 0 for it, which looks like the end of the connection
+            raise RuntimeError("there are frames to take: call next() until it returns None")
+        return space
+
+    def received(self, n_bytes: int) -> None:
+        """So many bytes were written into ``space()``."""
+        if self._head is None:
+            self._end += n_bytes
+        else:
+            self._filled += n_bytes
+
+    def next(self) -> Frame | None:
+        """The next frame, or None when it is not all there; BadFrame for what is none."""
+        if self._refused is not None:
+            raise BadFrame(self._refused)
+        if self._head is None and not self._begin():
+            return None
+        if self._filled < len(self._body):
+            return None
+        assert self._head is not None
+        frame = Frame(*self._head, self._body)
+        self._head = None
+        return frame
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
+        """The frames that ``data`` completes; BadFrame in the place of the first that is none."""
+        left = memoryview(data)
+        while left:
+            space = self.space()
+            n_bytes = min(len(space), len(left))
+            space[:n_bytes] = left[:n_bytes]
+            self.received(n_bytes)
+            left = left[n_bytes:]
+            while (frame := self.next()) is not None:
+                yield frame
+
+    def _begin(self) -> bool:
+        """Take a header, and what is here of its body, out of the scratch; False while the header is incomplete."""
+        start, end = self._start, self._end
+        if end - start < HEADER.size:
+            self._scratch[: end - start] = self._scratch[start:end]
+            self._start, self._end = 0, end - start
+            return False
+        length, *fields = HEADER.unpack_from(self._scratch, start)
+        self._head = self._checked(length, *fields)
+        start += HEADER.size
+        self._filled = min(length, end - start)
+        # Not a bytearray: that would be filled with zeros first.
+        self._body = np.empty(length, np.uint8).data
+        self._body[: self._filled] = self._scratch[start : start + self._filled]
+        self._start = start + self._filled
+        if self._start == end:
+            self._start = self._end = 0
+        return True
+
+    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> tuple[Kind, int]:
+        kind = _KINDS.get(number)
+        if kind is None or kind not in self.kinds:
+            expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self.kinds))
+            raise self._refusal(f"a frame of kind {number}, where only {expected} may come")
+        if zero or zeros:
+            raise self._refusal(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")
+        limit = limit_of(kind, self._max_frame_bytes)
+        if length > limit:
+            raise self._refusal(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
+        if ticket and kind in WITHOUT_TICKET:
+            raise self._refusal(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
+        return kind, ticket
+
+    def _refusal(self, reason: str) -> BadFrame:
+        self._refused = reason
+        return BadFrame(reason)
+
+
+def dump_json(message: dict[str, Any]) -> bytes:
+    """The body of a frame of JSON; ValueError or TypeError for what JSON cannot say, NaN too."""
+    return json.dumps(message, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def parse_json(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The object in a body of JSON, else BadFrame."""
+    try:
+        text = str(body, "utf-8")
+        message = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)
+        if "\\u" in text:  # half a surrogate pair is no character, and would fail wherever the text is written
+            json.dumps(message, ensure_ascii=False).encode()
+    except RecursionError:
+        raise BadFrame("JSON that is nested too deep") from None
+    except ValueError as error:  # UnicodeError and JSONDecodeError are ValueErrors
+        raise BadFrame(f"a body that is no JSON in UTF-8: {error}") from None
+    if not isinstance(message, dict):
+        raise BadFrame(f"JSON whose top is no object but {type(message).__name__}")
+    if not _is_shallow(message):
+        raise BadFrame(f"JSON that is nested deeper than {MAX_DEPTH} levels")
+    return message
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:  # int() takes time that grows with the square of them
+        raise ValueError(f"a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _is_shallow(message: dict[str, Any]) -> bool:
+    level: list[Any] = [message]
+    for _ in range(MAX_DEPTH):
+        below = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+        level = [child for child in below if isinstance(child, dict | list)]
+        if not level:
+            return True
+    return False

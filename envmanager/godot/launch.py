@@ -1,0 +1,123 @@
+"""Starts the process of one engine: in a session of its own, tied to the trainer's life, on a core of its own.
+
+The rule: an engine is started at once and awaited by nobody here; it comes to the lobby when it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from envmanager._workers import lifeline
+from envmanager._workers.processes import Process, own_child
+from envmanager._workers.remote import WorkerPlan
+from envmanager.errors import WorkerError
+from envmanager.godot.engine_log import EngineLog
+from envmanager.godot.engines import Game, command_for
+from envmanager.godot.lobby import Lobby
+from envmanager.godot.options import EngineOptions
+from envmanager.system.interrupts import blocked_in_children
+
+ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
+"""By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
+
+
+@attrs.frozen(kw_only=True)
+class EnginePlan(WorkerPlan):
+    """What an engine is started with."""
+
+    game: Game
+    options: EngineOptions
+    seed: int
+    infos: bool
+    check_values: bool
+    life_fd: int
+    guardian_fd: int
+    user_data: Path
+    """A folder of its own for ``user://``."""
+    core: int | None
+    """To which it is pinned."""
+    environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
+    log_dir: str | None
+
+
+class EngineProcess(Process):
+    """An engine that was started here."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], plan: EnginePlan, output_fd: int) -> None:
+        """OSError when it cannot be started."""
+        line = _open_line(plan.life_fd)
+        try:
+            with _pinned(plan.core), blocked_in_children():
+                started = subprocess.Popen(
+                    command,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output_fd,
+                    stderr=output_fd,
+                    pass_fds=() if line is None else (line,),
+                    start_new_session=True,
+                    restore_signals=True,
+                )
+            started.returncode = 0  # it is buried here, and nobody else may reap it
+            super().__init__(own_child(started.pid))
+            if line is not None:
+                self._tie(line, plan)
+        finally:
+            if line is not None:
+                os.close(line)
+
+    def _tie(self, line: int, plan: EnginePlan) -> None:
+        """It ends when the trainer does, however that ends; what it starts too."""
+        with contextlib.suppress(OSError):  # where the kernel refuses, it notices the end of its connection
+            lifeline.aim(line, -self.pid)
+            name = lifeline.NAME.pack(plan.worker_id, plan.generation)
+            lifeline.leave_copies(plan.life_fd, plan.guardian_fd, name, self.pid)
+
+
+def _open_line(life_fd: int) -> int | None:
+    try:
+        return lifeline.open_line(life_fd)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _pinned(core: int | None) -> Iterator[None]:
+    """Whatever this thread starts in the block runs on this core, with all threads that it starts."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
+    """Start the engine; WorkerError when it cannot be."""
+    environ = {**(os.environ if plan.environ is None else plan.environ), ADDRESS: lobby.address, TOKEN: lobby.token}
+    if plan.options.user_data == "private":
+        for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+            environ[name] = str(plan.user_data / name.lower())
+    command = command_for(plan.game, plan.options)
+    try:
+        return EngineProcess(command, environ, plan, log.write_fd)
+    except OSError as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise WorkerError(
+            f"the engine of worker {plan.worker_id} could not be started: {cause}. The command was: "
+            f"{' '.join(command)}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)? "
+            "Run fewer engines, each with more arenas.",
+            worker_id=plan.worker_id,
+            env_ids=plan.env_ids,
+            phase="start",
+            cause=cause,
+        ) from error

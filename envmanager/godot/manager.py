@@ -1,0 +1,128 @@
+"""Environments in Godot engines.
+
+::
+
+    trainer                                engine 0              engine 1
+    GodotEnvManager ── TCP, one each ──▶   arenas 0 1 2 3        arenas 4 5 6 7
+          ▲                                   │                     │
+          └── one step queue ◀── steps ───────┴─────────────────────┘
+
+An engine is a worker, and its arenas are the worker's environments; there is no Python process between.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envmanager.core.hosts import EnvWorker
+from envmanager.data.env_rows import deal
+from envmanager.env_manager import EnvManager
+from envmanager.errors import UsageError
+from envmanager.godot.engine_host import EngineHost
+from envmanager.godot.options import EngineOptions
+from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait, WorkerCount
+from envmanager.placing.cores import count_cores
+
+_LEAST_ARENAS = 16
+"""An engine for fewer is started only when asked for."""
+
+
+class GodotEnvManager(EnvManager):
+    """Runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). Linux only.
+
+    ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``; the game has the
+    addon of this library (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least
+    16 arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields.
+    ``worker_env``: exactly these environment variables, instead of the trainer's. ``log_dir``: a file per engine for
+    its output. The other parameters are those of SubprocessEnvManager.
+
+    Arenas of one engine move together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
+    what ``call`` and ``set_attr`` are given must be what JSON can say. An error in a script raises EnvRaised with its
+    file and line, and a frame that the protocol does not allow ProtocolError, which replaces the engine.
+
+    The constructor returns when all engines are ready, at most after ``timeouts.start_s``. Raises UsageError when there
+    is no such game or no engine for it, and the WorkerError of the first engine that could not start; then all others
+    are stopped.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        n_envs: int = 1,
+        *,
+        n_workers: WorkerCount = None,
+        engine: EngineOptions | Mapping[str, Any] | None = None,
+        wait: Wait | str | int = "any",
+        timeouts: Timeouts | None = None,
+        restarts: RestartPolicy | None = None,
+        infos: bool = False,
+        check_values: bool = False,
+        seed: int | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        log_dir: str | None = None,
+        trace: str | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise UsageError("GodotEnvManager needs Linux (memfd, pidfd and epoll).")
+        if not isinstance(env, str):
+            raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
+        options = ManagerOptions(
+            kind="godot",
+            n_envs=n_envs,
+            n_workers=n_workers,
+            wait=wait,
+            timeouts=Timeouts() if timeouts is None else timeouts,
+            restarts=RestartPolicy() if restarts is None else restarts,
+            infos=infos,
+            check_values=check_values,
+            seed=seed,
+            worker_env=worker_env,
+            log_dir=log_dir,
+            trace=trace,
+        )
+        engine_options = EngineOptions.of(engine)
+        super().__init__(
+            deal(n_envs, _n_engines(n_envs, n_workers)),
+            wait=options.wait,
+            seed=seed,
+            restarts=options.restarts,
+            zero_copy=True,  # each answer has arrays of its own
+            check_values=check_values,
+            trace=options.trace,
+        )
+        this = weakref.ref(self)
+
+        def create(worker_id: int) -> EnvWorker:
+            manager = this()
+            assert manager is not None
+            return manager.create_worker(worker_id, manager.step_queue, env)
+
+        self._engines = self._make_host(env, engine_options, options, create)
+        self.start(self._engines)
+
+    def _make_host(
+        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
+    ) -> EngineHost:
+        return EngineHost(
+            env,
+            engine,
+            options,
+            self._table.entries,
+            calls=self._calls,
+            listener=self._listener,
+            events=self.events,
+            create=create,
+        )
+
+    def create_worker(self, worker_id: int, step_queue: Any, env: str) -> EnvWorker:
+        """Start one engine. Tests replace this by something that returns a fake."""
+        return self._engines.make_worker(worker_id)
+
+
+def _n_engines(n_envs: int, n_workers: WorkerCount) -> int:
+    if n_workers == "auto":
+        return max(1, min(count_cores(), n_envs // _LEAST_ARENAS))
+    return 1 if n_workers is None else n_workers

@@ -1,0 +1,87 @@
+"""The choices a user makes about engines: ``engine:`` in a config, checked at birth."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from envmanager.errors import UsageError
+from envmanager.godot.frames import dump_json
+from envmanager.options import at_least, flag, one_of
+from envmanager.structuring import structure
+
+_ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def _optional_text(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise UsageError(f"{attribute.name} must be a text or None, not {value!r}.")
+
+
+def _json_object(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{attribute.name} must be a mapping, not {type(value).__name__}.")
+    try:
+        dump_json(dict(value))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{attribute.name} must be what JSON can say, but: {error}.") from error
+
+
+def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is None:
+        return
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found["host"] not in _LOOPBACK or not 0 < int(found["port"]) < 2**16:
+        raise UsageError(
+            f'{attribute.name} must be "127.0.0.1:PORT", where the game is told to connect, not {value!r}.'
+        )
+
+
+@attrs.frozen(kw_only=True)
+class EngineOptions:
+    """How engines are started and driven.
+
+    ``scene``: a res:// path; None is the project's main scene. ``binary``: the engine; None looks for one, see
+    ``envmanager.godot.engines``. ``ticks_per_action``: physics ticks per step. ``speed``: "max", as fast as it can with
+    the same results, or "realtime". ``fixed_fps``: ticks per second of the simulated time; None is the project's own.
+    ``window``: show the game. ``shown``: so many arenas are visible then. ``isolate``: each arena in a physics world of
+    its own, so that its results do not depend on how many there are. ``pin``: one core per engine. ``user_data``:
+    "private", a temporary folder per engine for ``user://``, or "shared". ``parameters``: defaults of the reset
+    options. ``max_frame_mb``: the largest step, in MiB. ``attach``: wait at this address for a game that somebody
+    plays in the editor, instead of starting one.
+    """
+
+    scene: str | None = attrs.field(default=None, validator=_optional_text)
+    binary: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(os.fspath), validator=_optional_text
+    )
+    ticks_per_action: int = attrs.field(default=4, validator=at_least(1))
+    speed: Literal["max", "realtime"] = attrs.field(default="max", validator=one_of("max", "realtime"))
+    fixed_fps: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    window: bool = attrs.field(default=False, validator=flag)
+    shown: int = attrs.field(default=3, validator=at_least(0))
+    isolate: bool = attrs.field(default=False, validator=flag)
+    pin: bool = attrs.field(default=True, validator=flag)
+    user_data: Literal["private", "shared"] = attrs.field(default="private", validator=one_of("private", "shared"))
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_object)
+    max_frame_mb: int = attrs.field(default=64, validator=at_least(1))
+    attach: str | None = attrs.field(default=None, validator=_optional_address)
+
+    @classmethod
+    def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
+        """Themselves, from a mapping as a config has it, or the defaults; ConfigError for what cannot be understood."""
+        if isinstance(value, EngineOptions):
+            return value
+        return structure(cls, {} if value is None else value, where="engine")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where to listen: any free port, unless a game is to be attached."""
+        if self.attach is None:
+            return "127.0.0.1", 0
+        return "127.0.0.1", int(self.attach.rpartition(":")[2])

@@ -1,0 +1,95 @@
+"""Folders with Godot projects: the addon is put into them, demos and new games are made of what ships with the package.
+
+The rule: a project keeps what is its own. Only ``addons/envmanager`` is written over, and one line of ``project.godot``
+is added.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from envmanager.errors import UsageError
+
+HERE = Path(__file__).parent
+ADDONS = {5: HERE / "addon4", 4: HERE / "addon3"}
+"""By the ``config_version`` of ``project.godot``: 5 is Godot 4, 4 is Godot 3."""
+MAJORS = (4, 3)
+AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
+NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
+
+
+def demos() -> tuple[str, ...]:
+    """The names of the demo games."""
+    return tuple(sorted(folder.name for folder in (HERE / "demos").iterdir()))
+
+
+def config_version(project: Path) -> int:
+    """The format of a project: 5 (Godot 4) or 4 (Godot 3). UsageError when it is no project of these."""
+    file = project / "project.godot"
+    if not file.is_file():
+        raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
+    found = re.search(r"^config_version\s*=\s*(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    version = int(found[1]) if found else 0
+    if version not in ADDONS:
+        raise UsageError(
+            f"{file} has config_version={version or 'none'}; there are addons for 5 (Godot 4) and 4 (Godot 3). "
+            "Open and save the project with one of these engines."
+        )
+    return version
+
+
+def install_addon(project: Path | str) -> Path:
+    """Puts the addon into a project, or its newer version over the older one; returns the addon's folder.
+
+    The autoload ``EnvManager`` is added to ``project.godot`` when it is missing. UsageError when the folder is no
+    project, or when ``EnvManager`` is an autoload of its own.
+    """
+    project = Path(project)
+    addon = ADDONS[config_version(project)]
+    with_autoload = _with_autoload(project / "project.godot")
+    to = project / "addons" / "envmanager"
+    shutil.copytree(addon, to, dirs_exist_ok=True)
+    (project / "project.godot").write_text(with_autoload, encoding="utf-8")
+    return to
+
+
+def copy_demo(name: str, major: int, to: Path | str) -> Path:
+    """Copies a demo for Godot 4 or 3 into the folder ``to``, with the addon; returns the folder."""
+    if name not in demos():
+        raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
+    return _copy(HERE / "demos" / name, major, Path(to))
+
+
+def new_project(to: Path | str, major: int = 4) -> Path:
+    """Makes a game to start from: an arena, an agent and the addon; returns its folder, named as the game."""
+    to = Path(to)
+    if (to / "project.godot").exists():
+        raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")
+    _copy(HERE / "template", major, to)
+    file = to / "project.godot"
+    title = re.sub(r'["\\\n]', "", to.resolve().name)
+    file.write_text(file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'), encoding="utf-8")
+    return to
+
+
+def _copy(games: Path, major: int, to: Path) -> Path:
+    if major not in MAJORS:
+        raise UsageError(f"there is nothing for Godot {major}, only for 4 and 3.")
+    shutil.copytree(games / str(major), to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
+    install_addon(to)
+    return to
+
+
+def _with_autoload(file: Path) -> str:
+    """The text of ``project.godot`` with the autoload in it."""
+    text = file.read_text(encoding="utf-8")
+    there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
+    if there and "res://addons/envmanager/bridge.gd" not in there[0]:
+        raise UsageError(f"{file} has an autoload of the name EnvManager already: {there[0]}. Give it another name.")
+    if there:
+        return text
+    if re.search(r"^\[autoload\][ \t]*$", text, re.MULTILINE):
+        return re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
+    return f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"

@@ -1,0 +1,177 @@
+"""The manager's side of one engine: commands become frames, answers and what its scripts print become responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from envmanager._workers.channel import Message
+from envmanager._workers.remote import RemoteWorker
+from envmanager.data.seeding import derive_seeds
+from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.errors import EnvManagerError
+from envmanager.godot.channel import EngineChannel
+from envmanager.godot.codec import encode_step
+from envmanager.godot.decoding import EngineDecoder
+from envmanager.godot.engine_log import EngineLog
+from envmanager.godot.frames import BadFrame, Kind
+from envmanager.godot.launch import EnginePlan, launch
+from envmanager.godot.lobby import Lobby
+from envmanager.godot.messages import call_body, configure_body, reset_body
+from envmanager.observe.events import EventLog, Note
+from envmanager.observe.timing import WorkerTimes
+from envmanager.options import ResetConfig
+
+_VERBS: dict[CommandName, Any] = {
+    CommandName.CALL: "method",
+    CommandName.GET_ATTR: "get",
+    CommandName.SET_ATTR: "set",
+    CommandName.RENDER: "render",
+}
+
+
+class EngineWorker(RemoteWorker):
+    """An engine: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
+
+    FAILED = Kind.ERROR
+    decoder: EngineDecoder
+    channel: EngineChannel
+
+    def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
+        """In a block of ``standard_open``. WorkerError when the engine cannot be started."""
+        channel = EngineChannel(max_frame_bytes=plan.options.max_frame_mb << 20)
+        super().__init__(plan, channel, events, times)
+        channel.on_busy, channel.on_note = self._extend, self._note
+        self.decoder = EngineDecoder(plan.worker_id, plan.env_ids, infos=plan.infos, check_values=plan.check_values)
+        self._plan = plan
+        self._answered_ns = time.monotonic_ns()
+        self._log = EngineLog(plan.log_dir, plan.worker_id, plan.generation)
+        try:
+            lobby = Lobby(plan.options.address)
+            try:
+                self.process = launch(plan, lobby, self._log)
+            except BaseException:
+                lobby.close()
+                raise
+        except BaseException:
+            self._log.close()
+            raise
+        finally:
+            self._log.started()
+        channel.await_engine(lobby, self.process.pidfd)
+
+    # Out.
+
+    def send(self, name: str, payload: Any = None) -> None:
+        command = name if name.__class__ is CommandName else CommandName(name)
+        if command is CommandName.STEP:
+            self._send_step(payload)
+        elif command is CommandName.START:
+            self.channel.ask(Kind.CONFIGURE, 0, self._configure_body(), self._ask(command))
+        elif command is CommandName.RESET:
+            self.channel.ask(Kind.RESET, 0, self._reset_body(ResetConfig.of(payload)), self._ask(command))
+        else:
+            self.channel.ask(Kind.CALL, 0, self._call_body(command, payload), self._ask(command))
+
+    def _send_step(self, actions: Mapping[str, Any]) -> None:
+        body = encode_step(self.decoder.specs, actions, self.decoder.acting)
+        deadline = time.monotonic() + self._step_s
+        self.channel.step(Kind.STEP, 0, 0, body, deadline)
+        self._await_step(deadline)
+
+    def _configure_body(self) -> bytes:
+        options = self._plan.options
+        return configure_body(
+            arenas=len(self.env_ids),
+            ticks_per_action=options.ticks_per_action,
+            seed=self._plan.seed,
+            isolate=options.isolate,
+            shown=options.shown,
+            infos=self._plan.infos,
+            scene=options.scene,
+        )
+
+    def _reset_body(self, config: ResetConfig) -> bytes:
+        seeds = derive_seeds(config.seed, self.env_ids, self.generation)
+        return reset_body(seeds, {**self._plan.options.parameters, **(config.options or {})})
+
+    def _call_body(self, command: CommandName, payload: Any) -> bytes:
+        name: str | None = None
+        args: Any = ()
+        if command is CommandName.RENDER:
+            rows = payload
+        elif command is CommandName.GET_ATTR:
+            name, rows = payload
+        else:
+            name, args, rows = payload
+        self.decoder.asked_rows = rows
+        return call_body(_VERBS[command], name, rows, args)
+
+    def _send_close(self) -> None:
+        self.channel.send(Kind.CLOSE, 0, b"", deadline=0.0)
+
+    # In.
+
+    def _response(self, message: Message) -> EnvironmentResponse:
+        try:
+            return self._after_look_at_log(super()._response(message), self._asked)
+        except BadFrame as error:
+            return self._refuse(error, self._asked)
+
+    def step_response(self, message: Message) -> EnvironmentResponse:
+        """The response to the step in flight."""
+        now_ns = message.ended_ns
+        try:
+            response = self.decoder.response(message, CommandName.STEP)
+        except BadFrame as error:
+            return self._refuse(error, CommandName.STEP)
+        self.await_nothing()
+        busy_ns = self.decoder.busy_us * 1000
+        self.times.stepped(busy_ns, max(0, now_ns - busy_ns - self._answered_ns), now_ns)
+        self._answered_ns = now_ns
+        return self._after_look_at_log(response, CommandName.STEP)
+
+    def _refuse(self, error: BadFrame, asked: CommandName) -> EnvironmentResponse:
+        self.channel.broken, self.channel.hung_up = error.reason, True
+        return self._failed(self.broke_protocol(asked))
+
+    def _after_look_at_log(self, response: EnvironmentResponse, asked: CommandName) -> EnvironmentResponse:
+        """The response, unless a script has raised meanwhile: Godot goes on with null after that.
+
+        The bridge answers with an error when that null comes to it, and then what was printed says where it came from.
+        """
+        printed = self._log.new_error()
+        said = self.decoder.error if response.name is CommandName.FAILED else None
+        if printed is None or (response.name is CommandName.FAILED and (said is None or said.line is not None)):
+            return response
+        env_ids = None if said is None else self.decoder.env_ids_of(said)
+        return self._failed(self.decoder.raised(printed, asked, env_ids))
+
+    def timed_out(self, during: CommandName) -> EnvManagerError:
+        """As every worker; but when a script raised, that is why there was no answer."""
+        error = self._log.new_error()
+        if error is not None:
+            self.kill()
+            return self.decoder.raised(error, during)
+        return super().timed_out(during)
+
+    def _extend(self) -> None:
+        """The engine is busy, and will answer: it has as long again."""
+        awaited = self._asked if self.awaited is None else self.awaited
+        until = time.monotonic() + self._timeouts_s[awaited]
+        self._deadline = max(self._deadline, until)
+        if self.awaited is not None:
+            self.due_at = max(self.due_at, until)
+
+    def _note(self, name: str, data: Mapping[str, Any]) -> None:
+        self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))
+
+    # The end.
+
+    def release(self) -> None:
+        super().release()
+        self._log.close()
+
+    def _last_words(self) -> str:
+        return self._log.tail()

@@ -1,0 +1,131 @@
+"""Makes an options object of a mapping, as a config has it.
+
+The rule: a mapping is understood wholly or refused wholly. Every mistake in it is named, an unknown key together with
+the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, get_origin
+
+import attrs
+import cattrs
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+from cattrs.gen import make_dict_structure_fn
+
+from envmanager.data.specs import describe_value
+from envmanager.errors import ConfigError, UsageError
+from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
+
+Options = TypeVar("Options")
+
+_LITERAL: tuple[Any, ...] = (Literal,)
+_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount)
+
+
+def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
+    """``config``, a mapping, as an object of the attrs class ``cls``; ConfigError names every mistake in it.
+
+    ``where`` goes before the keys in messages: with ``"run"`` an unknown key reads ``run.stepps``.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"{where or 'A config'} should be a mapping of option names, but is {describe_value(config)}."
+        )
+    try:
+        return _CONVERTER.structure(config, cls)
+    except (ClassValidationError, UsageError) as error:
+        raise ConfigError("\n".join(_complaints(error, where))) from error
+
+
+class _Misfit(ValueError):
+    """A value of the wrong type; the key is not known here."""
+
+    def __init__(self, expected: str, value: Any) -> None:
+        super().__init__(f"should be {expected}, but is {describe_value(value)}")
+
+
+def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
+    def check(value: Any, _: Any) -> Any:
+        # bool is an int to Python, but `n_envs: true` is a mistake.
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+            raise _Misfit(expected, value)
+        return value
+
+    return check
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    # cattrs would turn "8" into 8 and "no" into True.
+    converter.register_structure_hook(int, _strict("a whole number", int))
+    converter.register_structure_hook(float, _strict("a number", int, float))
+    converter.register_structure_hook(bool, _strict("true or false", bool))
+    converter.register_structure_hook(str, _strict("text", str))
+    # The classes check these themselves, and say what there is to choose from.
+    converter.register_structure_hook_func(
+        lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
+    )
+    _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
+    _accept_objects(converter, Timeouts, lambda _: None)
+    _accept_objects(converter, RestartPolicy, lambda _: None)
+    return converter
+
+
+def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
+    """Take an object of ``cls`` as it is, a shorthand for one, or a mapping."""
+    from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
+
+    def hook(value: Any, _: Any) -> Any:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping):
+            return from_mapping(value, cls)
+        try:
+            short = None if isinstance(value, bool) else shorthand(value)
+        except UsageError:
+            short = None
+        if short is None:
+            raise _Misfit(_EXPECTED[cls], value)
+        return short
+
+    converter.register_structure_hook(cls, hook)
+
+
+_EXPECTED: dict[type, str] = {
+    Wait: '"any", "all", a number of workers or a mapping',
+    Timeouts: "a mapping",
+    RestartPolicy: "a mapping",
+}
+_CONVERTER = _converter()
+
+
+def _complaints(error: BaseException, path: str) -> Iterator[str]:
+    """One sentence per mistake that cattrs found, with the key written as a path."""
+    if isinstance(error, ForbiddenExtraKeysError):
+        known = [field.alias for field in attrs.fields(error.cl)]
+        for key in sorted(map(str, error.extra_fields)):
+            near = nearest(key, known, prefix=path)
+            yield f"There is no option {_join(path, key)}{near} Known options: {', '.join(known)}."
+    elif isinstance(error, ClassValidationError):
+        noted, alone = error.group_exceptions()
+        for child, note in noted:
+            yield from _complaints(child, _join(path, note.name))
+        for child in alone:
+            yield from _complaints(child, path)
+    elif isinstance(error, UsageError):  # an object's own check; its text begins with the option's name
+        yield _join(path, str(error))
+    else:
+        yield f"{path or 'The config'} {error if isinstance(error, _Misfit) else f'cannot be used: {error}'}."
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """``; did you mean …?`` for a name that is not known, or the end of the sentence."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {_join(prefix, matches[0])}?" if matches else "."

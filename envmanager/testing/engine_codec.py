@@ -1,0 +1,238 @@
+"""The engine's end of protocol 1.0, for engines that are written in Python: specs and steps into bodies, and back.
+
+The rule: it is written from the protocol and not from the trainer's end, so that a mistake in one of them shows. What
+it gets from the trainer it checks too, as an engine of Godot does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import ArraySpec, BehaviorSpecs, describe_spec
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps
+from envmanager.data.trees import Tree, leaves_like
+from envmanager.errors import UsageError
+from envmanager.godot.engine_specs import DTYPES, BehaviorLayout, EngineSpecs
+from envmanager.godot.frames import BadFrame, dump_json, parse_json
+
+Body = bytes | bytearray | memoryview
+
+
+def specs_body(specs: BehaviorSpecs, max_agents: Mapping[str, int]) -> bytes:
+    """The body of a specs frame; UsageError for specs that it cannot say: objects, trees within trees, other dtypes."""
+    behaviors = [
+        {
+            "name": name,
+            "observations": _described(spec.observation, "obs", name),
+            "actions": _described(spec.action, "action", name),
+        }
+        for name, spec in specs.items()
+    ]
+    return dump_json({"behaviors": behaviors, "max_agents": {name: int(max_agents[name]) for name in specs}})
+
+
+def _described(tree: Tree, plain_name: str, behavior: str) -> list[dict[str, Any]]:
+    named = tree if isinstance(tree, dict) and len(tree) > 1 else {plain_name: tree}
+    for leaf in named.values():
+        if not isinstance(leaf, ArraySpec) or leaf.dtype.name not in DTYPES or 0 in leaf.shape:
+            raise UsageError(
+                f"behavior {behavior!r} has {describe_spec(tree)}, which an engine cannot say: it has one array, or a "
+                f"dict of several, of {', '.join(DTYPES)}."
+            )
+    return [
+        {
+            "name": name,
+            "shape": list(leaf.shape),
+            "dtype": leaf.dtype.name,
+            "low": _bound(leaf, leaf.minimum),
+            "high": _bound(leaf, leaf.maximum),
+        }
+        for name, leaf in named.items()
+    ]
+
+
+def _bound(leaf: ArraySpec, bound: np.ndarray | None) -> Any:
+    """One number for all, or a list; None where there is none. JSON knows no infinity."""
+    if bound is None or (leaf.dtype.kind == "f" and np.isinf(bound).all()):
+        return None
+    if leaf.dtype.kind == "f":
+        limits = np.finfo(leaf.dtype)
+        bound = np.clip(bound, limits.min, limits.max)
+    return bound.item() if bound.ndim == 0 else np.broadcast_to(bound, leaf.shape).ravel().tolist()
+
+
+class StepsEncoder:
+    """Makes the bodies of steps frames of an engine whose arena i is environment ``env_ids[i]``."""
+
+    def __init__(self, specs: EngineSpecs, env_ids: Sequence[int]) -> None:
+        self.acting: dict[str, int] = {}
+        """How many agents of each behavior in the last frame want an action."""
+        self._behaviors = {behavior.name: behavior for behavior in specs.behaviors}
+        self._arena_of = {env_id: arena for arena, env_id in enumerate(env_ids)}
+        self._rows: dict[str, bytes] = {}
+
+    def encode(self, steps: Steps, *, busy_us: int = 0, after_reset: bool = False) -> bytes:
+        """The body of the frame that says ``steps``."""
+        unknown = steps.keys() - self._behaviors.keys()
+        if unknown:
+            raise UsageError(f"behavior {min(unknown)!r} was not among the specs, which an engine says once.")
+        parts = [struct.pack("<II", busy_us & 0xFFFFFFFF, len(steps))]
+        rows: dict[str, bytes] = {}
+        for name, own in steps.items():
+            rows[name] = self._rows_of(own)
+            is_new = after_reset or self._rows.get(name) != rows[name]
+            parts += _section(self._behaviors[name], own, rows[name] if is_new else None)
+        infos = {name: _infos(own) for name, own in steps.items() if own.info is not None}
+        encoded = dump_json(infos) if infos else b""
+        parts += [struct.pack("<I", len(encoded)), *_padded(encoded)]
+        self._rows.update(rows)  # now that nothing can fail any more
+        self.acting = {name: len(own.acting_rows) for name, own in steps.items()}
+        return b"".join(parts)
+
+    def _rows_of(self, steps: AgentSteps) -> bytes:
+        pairs = np.empty((len(steps), 2), "<u4")
+        pairs[:, 0] = [self._arena_of[env_id] for env_id in steps.env_id.tolist()]
+        pairs[:, 1] = steps.agent_id & (1 << AGENT_BITS) - 1
+        return pairs.tobytes()
+
+
+def _section(behavior: BehaviorLayout, steps: AgentSteps, rows: bytes | None) -> list[bytes]:
+    """One behavior; ``rows`` None: the same as before."""
+    acting = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
+    flags = 1 * (rows is None) | 2 * bool(steps.ended.any()) | 4 * bool(acting.all())
+    parts = [struct.pack("<HBBI", behavior.number, flags, 0, len(steps)), rows or b""]
+    structure = behavior.spec.observation
+    for leaf in leaves_like(structure, steps.obs):
+        parts += _padded(leaf.tobytes())
+    parts.append(steps.reward.astype("<f4").tobytes())
+    parts += _padded((1 * steps.terminated + 2 * steps.truncated + 4 * acting).astype(np.uint8).tobytes())
+    if flags & 2:
+        for leaf in leaves_like(structure, steps.final_obs):
+            parts += _padded(leaf.tobytes())
+    return parts
+
+
+def _infos(steps: AgentSteps) -> dict[str, Any]:
+    """As in the frame: null for nothing."""
+    said: dict[str, Any] = {"info": [plain(info) or None for info in steps.info or ()]}
+    if steps.reset_info is not None:
+        said["reset_info"] = [plain(info) or None for info in steps.reset_info]
+    return said
+
+
+def _padded(block: bytes) -> tuple[bytes, bytes]:
+    return block, bytes(-len(block) % 4)
+
+
+def plain(value: Any) -> Any:
+    """``value`` with lists and numbers in the place of NumPy's, as far as JSON can say it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(child) for child in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def read_step(specs: EngineSpecs, body: Body, acting: Mapping[str, int]) -> dict[str, Tree]:
+    """The actions in the body of a step frame, for as many rows as ``acting`` says; else BadFrame."""
+    view = memoryview(body)
+    n_sections, at = _unpack("<I", view, 0)[0], 4
+    actions: dict[str, Tree] = {}
+    for _ in range(n_sections):
+        number, zero, n = _unpack("<HHI", view, at)
+        at += 8
+        if number >= len(specs.behaviors) or zero:
+            raise BadFrame(f"actions of behavior number {number}, then {zero}")
+        behavior = specs.behaviors[number]
+        n_acting = acting.get(behavior.name, 0)
+        if behavior.name in actions or n != n_acting:
+            raise BadFrame(f"{n} rows of actions of behavior {behavior.name!r}, for {n_acting} agents")
+        found = {}
+        for layout in behavior.actions:
+            n_bytes = n * layout.n_numbers * layout.dtype.itemsize
+            if at + n_bytes > len(view):
+                raise BadFrame(f"bytes missing in the actions of behavior {behavior.name!r}")
+            # A copy: an environment may keep or change its action.
+            own = bytearray(view[at : at + n_bytes])
+            found[layout.name] = np.ndarray((n, *layout.shape), layout.dtype, own)
+            at += n_bytes + -n_bytes % 4
+        actions[behavior.name] = found if isinstance(behavior.spec.action, dict) else next(iter(found.values()))
+    if at != len(view):
+        raise BadFrame(f"{len(view) - at} bytes left over after the actions")
+    return actions
+
+
+def _unpack(layout: str, view: memoryview, at: int) -> tuple[Any, ...]:
+    if at + struct.calcsize(layout) > len(view):
+        raise BadFrame("bytes missing in the actions")
+    return struct.unpack_from(layout, view, at)
+
+
+@attrs.frozen
+class Configure:
+    """What a trainer asks an engine to be."""
+
+    arenas: int
+    ticks_per_action: int
+    seed: int
+    isolate: bool
+    shown: int
+    infos: bool
+    scene: str | None
+
+
+def read_configure(body: Body) -> Configure:
+    """What the body of a configure frame says."""
+    message = parse_json(body)
+    if message.get("protocol", [0])[0] != 1:
+        raise BadFrame(f"a configure frame of protocol {message.get('protocol')}")
+    try:
+        return Configure(**{field.name: message[field.name] for field in attrs.fields(Configure)})
+    except KeyError as missing:
+        raise BadFrame(f"a configure frame without {missing}") from None
+
+
+@attrs.frozen
+class Reset:
+    """What a trainer says of a reset: a seed or None for each arena, or for each of those listed."""
+
+    seeds: list[int | None]
+    options: dict[str, Any]
+    arenas: list[int] | None
+
+
+def read_reset(body: Body, n_arenas: int) -> Reset:
+    """What the body of a reset frame says."""
+    message = parse_json(body)
+    arenas = message.get("arenas")
+    seeds = message.get("seeds")
+    if not isinstance(seeds, list) or len(seeds) != (n_arenas if arenas is None else len(arenas)):
+        raise BadFrame("a reset whose seeds are not one per arena")
+    return Reset(seeds, message.get("options") or {}, arenas)
+
+
+@attrs.frozen
+class Call:
+    """What a trainer asks of some arenas: ``what`` is "method", "get", "set" or "render"."""
+
+    what: str
+    name: str | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    arenas: list[int]
+
+
+def read_call(body: Body, n_arenas: int) -> Call:
+    """What the body of a call frame says."""
+    message = parse_json(body)
+    asked = [what for what in ("method", "get", "set", "render") if what in message]
+    arenas = message.get("arenas")
+    if len(asked) != 1 or not isinstance(arenas, list) or not set(arenas) <= set(range(n_arenas)):
+        raise BadFrame(f"a call that asks for {asked} of arenas {arenas}")
+    name = None if asked == ["render"] else message[asked[0]]
+    return Call(asked[0], name, message.get("args", []), message.get("kwargs", {}), arenas)

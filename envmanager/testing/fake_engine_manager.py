@@ -1,0 +1,87 @@
+"""A GodotEnvManager whose engines are programs in Python, so that every environment of the tests can be its game.
+
+All of the manager is real: processes, sockets, protocol, supervision. Only what it starts is not Godot.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from envmanager._workers.hosting import GroupFactory
+from envmanager.adapters.factories import EnvFactory, factories_for
+from envmanager.core.hosts import EnvWorker
+from envmanager.core.table import Entry
+from envmanager.godot.engine_host import EngineHost
+from envmanager.godot.engines import DEFAULT_TICKS_PER_SECOND, Game
+from envmanager.godot.manager import GodotEnvManager
+from envmanager.godot.options import EngineOptions
+from envmanager.options import ManagerOptions
+
+_PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
+
+
+class FakeEngineManager(GodotEnvManager):
+    """Used as every manager: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
+
+    By default there is one engine per environment, as with worker processes. ``mode``: how the engines misbehave, see
+    ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
+    """
+
+    def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:
+        self._factories = factories_for(env_factory, n_envs)
+        self._mode = mode
+        options["n_workers"] = options.get("n_workers") or n_envs
+        super().__init__("fake", n_envs, **options)
+
+    def _make_host(
+        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
+    ) -> EngineHost:
+        host = _FakeHost(
+            env,
+            engine,
+            options,
+            self._table.entries,
+            calls=self._calls,
+            listener=self._listener,
+            events=self.events,
+            create=create,
+        )
+        host.factories, host.mode = self._factories, self._mode
+        return host
+
+
+class _FakeHost(EngineHost):
+    factories: Sequence[Any]
+    mode: str | None
+    _slots = 0
+
+    def _find_game(self, scratch: Path) -> Game:
+        program = scratch / "fake-engine"
+        program.write_text(_PROGRAM.format(python=shlex.quote(sys.executable)))
+        program.chmod(0o700)
+        return Game(program, str(program), 4, DEFAULT_TICKS_PER_SECOND)
+
+    def _environ(self, entry: Entry) -> Mapping[str, str]:
+        factory = GroupFactory.of(
+            self.factories,
+            entry.env_ids,
+            self._options,
+            worker_id=entry.worker_id,
+            generation=entry.generation,
+            first_slot=self._slots,
+        )
+        self._slots += len(entry.env_ids)
+        path = self._resources.scratch / f"factory-{entry.worker_id}-{entry.generation}"
+        path.write_bytes(cloudpickle.dumps(factory, protocol=5))
+        given = super()._environ(entry)
+        environ = {**(os.environ if given is None else given), "ENVMANAGER_FAKE_ENV": str(path)}
+        if self.mode is not None:
+            environ["ENVMANAGER_FAKE_MODE"] = self.mode
+        return environ

@@ -1,0 +1,172 @@
+"""Finds what is wrong with a Godot game that is to be an environment, and says so in plain words.
+
+::
+
+    game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed once more ──▶ findings
+
+The rule: as in ``environment_check``, one Finding per question, each with what to do about it. The game runs in a real
+engine, through the same code as in a training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import StepInfo
+from envmanager.data.trees import leaves_like
+from envmanager.env_manager import EnvManager
+from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
+from envmanager.godot.manager import GodotEnvManager
+from envmanager.options import RestartPolicy, Timeouts
+from envmanager.testing.environment_check import Finding
+from envmanager.testing.playthrough import ByRow
+
+N_ARENAS = 4
+_START_S = 60.0
+_STEP_S = 20.0
+
+
+def check_game(
+    game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
+) -> list[Finding]:
+    """What was found about the game, in the order in which it was looked at. Takes ``2 * n_steps`` steps.
+
+    ``engine``: as in a config.
+    """
+    return list(_findings(game, dict(engine or {}), n_steps, seed))
+
+
+def _findings(game: str, engine: dict[str, Any], n_steps: int, seed: int) -> Iterator[Finding]:
+    missing = _missing_addon(game)
+    if missing is not None:
+        yield missing
+        return
+    began = time.monotonic()
+    try:
+        manager = GodotEnvManager(
+            game,
+            N_ARENAS,
+            engine=engine,
+            seed=seed,
+            wait="all",
+            check_values=True,
+            restarts=RestartPolicy(max_restarts=0),
+            timeouts=Timeouts(start_s=_START_S, reset_s=_STEP_S, step_s=_STEP_S),
+        )
+    except (UsageError, ConfigError) as error:
+        yield Finding("starts", "problem", str(error))
+        return
+    except EnvManagerError as error:
+        yield Finding("starts", "problem", str(error), "Play the game in the editor: its output says more.")
+        return
+    with manager:
+        yield Finding("starts", "ok", f"The engine and {N_ARENAS} arenas are up in {time.monotonic() - began:.1f} s.")
+        yield from _specs_findings(manager.behavior_specs)
+        yield from _play_findings(manager, n_steps, seed)
+
+
+def _missing_addon(game: str) -> Finding | None:
+    folder = Path(game)
+    if not (folder / "project.godot").is_file() or (folder / "addons" / "envmanager" / "bridge.gd").is_file():
+        return None
+    return Finding(
+        "starts",
+        "problem",
+        f"{game} has no addons/envmanager, so it cannot speak with a trainer.",
+        f"`envmanager godot install-addon {game}` puts it there.",
+    )
+
+
+def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
+    for name, spec in specs.items():
+        yield Finding("behaviors", "ok", f"{name}: observes {spec.observation}, acts by {spec.action}.")
+
+
+@attrs.define
+class _Played:
+    """What one reset and the steps after it gave."""
+
+    rows: list[dict[str, list[bytes]]] = attrs.field(factory=list)
+    """By step and behavior, the bytes of each array."""
+    n_ended: int = 0
+    n_agent_steps: int = 0
+    took_s: float = 0.0
+    failure: EnvManagerError | None = None
+
+
+def _play_findings(manager: EnvManager, n_steps: int, seed: int) -> Iterator[Finding]:
+    first = _play(manager, n_steps, seed)
+    if first.failure is not None:
+        yield _failure(first.failure)
+        return
+    rate = first.n_agent_steps / max(first.took_s, 1e-9)
+    yield Finding(
+        "steps", "ok", f"{n_steps} steps of {N_ARENAS} arenas fit their specs: {rate:,.0f} steps of agents per second."
+    )
+    if first.n_ended:
+        yield Finding("episodes", "ok", f"{first.n_ended} episodes of agents ended.")
+    else:
+        yield Finding(
+            "episodes",
+            "note",
+            f"No episode ended within {n_steps} steps.",
+            "An arena ends one by end_episode(), an agent by end(); give long ones a limit.",
+        )
+    again = _play(manager, n_steps, seed)
+    if again.failure is not None:
+        yield _failure(again.failure)
+        return
+    yield _seeding_finding(first, again)
+
+
+def _play(manager: EnvManager, n_steps: int, seed: int) -> _Played:
+    played = _Played()
+    for name, spec in manager.behavior_specs.items():
+        manager.set_policy(name, ByRow(spec, seed))
+    try:
+        _note(played, manager.reset({"seed": seed}))
+        began = time.monotonic()
+        for _ in range(n_steps):
+            _note(played, manager.step())
+        played.took_s = time.monotonic() - began
+    except EnvManagerError as error:
+        played.failure = error
+    return played
+
+
+def _note(played: _Played, infos: list[StepInfo]) -> None:
+    (info,) = infos  # there is one engine
+    rows = {}
+    for name, steps in info.current.items():
+        spec = info.specs[name].observation if info.specs is not None else None
+        arrays = leaves_like(spec, steps.obs) if spec is not None else []
+        rows[name] = [np.ascontiguousarray(each).tobytes() for each in [*arrays, steps.reward, steps.env_id]]
+        played.n_ended += int((steps.terminated | steps.truncated).sum())
+        played.n_agent_steps += len(steps.agent_id)
+    played.rows.append(rows)
+
+
+def _failure(error: EnvManagerError) -> Finding:
+    advice = "Mend the script; the game goes on after it with null." if isinstance(error, EnvRaised) else ""
+    return Finding("steps", "problem", str(error).strip(), advice)
+
+
+def _seeding_finding(first: _Played, again: _Played) -> Finding:
+    for at_step, (ours, theirs) in enumerate(zip(first.rows, again.rows, strict=True)):
+        if ours != theirs:
+            names = ", ".join(name for name in ours if ours[name] != theirs.get(name))
+            return Finding(
+                "seeding",
+                "problem",
+                f"The same seed and actions give other data from step {at_step} on ({names}).",
+                "Draw random numbers from the arena's rng, never from randf(); place bodies by place_2d() or "
+                "place_3d(); reset all that the game remembers.",
+            )
+    return Finding("seeding", "ok", f"The same seed and actions give the same {len(first.rows) - 1} steps.")

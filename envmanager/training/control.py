@@ -1,0 +1,157 @@
+"""The file by which a person changes a training while it runs.
+
+::
+
+    # RUN/control.toml
+    frozen = ["target"]       # these act greedily and do not learn, all others do; [] for nobody
+    checkpoint = true         # write one now, once each time the file is changed
+
+The rule: a file is carried out once each time it is changed, and wholly or not at all. What is wrong with it is logged
+once, and the training goes on as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from envmanager.data.specs import describe_value
+from envmanager.errors import ConfigError, UsageError
+from envmanager.extras import needed_by
+from envmanager.training.rounds import unknown_behavior
+
+with needed_by("envmanager.training", extra="torch"):
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+
+EVERY_S = 1.0
+"""How often it is looked at, at the most."""
+LARGEST = 65_536
+ALLOWED = 'Allowed are frozen = ["a behavior", …] and checkpoint = true or false.'
+_logger = logging.getLogger("envmanager")
+
+
+@attrs.frozen
+class Control:
+    """What a file asks for. ``frozen``: exactly these, or None for no change."""
+
+    frozen: frozenset[str] | None = None
+    checkpoint: bool = False
+
+
+@attrs.frozen
+class _Source:
+    """The text of a file, and where in it something is."""
+
+    path: Path
+    text: str
+
+    def wrong(self, what: str, *sought: str) -> ConfigError:
+        """An error that names the line with the first of ``sought`` that is found."""
+        line = next((line for line in map(self._line_of, sought) if line), 1)
+        return ConfigError(f"{self.path}, line {line}: {what} {ALLOWED} Nothing in it was carried out.")
+
+    def _line_of(self, sought: str) -> int | None:
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if re.search(rf"(?<!\w){re.escape(sought)}(?!\w)", line.partition("#")[0]):
+                return number
+        return None
+
+
+class ControlFile:
+    """Looks whether ``path`` was changed. ``seen``: the state of it that was carried out already, see ``state``."""
+
+    def __init__(self, path: Path, behaviors: Collection[str], *, seen: Collection[int] | None = None) -> None:
+        self._path = path
+        self._behaviors = list(behaviors)
+        self._state: tuple[int, ...] | None = None if seen is None else tuple(seen)
+        self._due = 0.0
+
+    @property
+    def state(self) -> list[int] | None:
+        """What tells the file that was carried out last from any later one, for a checkpoint; None for none."""
+        return None if self._state is None else list(self._state)
+
+    def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
+        """Have ``carry_out`` do what the file asks for if it was changed, at most every ``EVERY_S`` seconds.
+
+        ``now`` is by ``time.monotonic``. What is wrong with the file, or refused with a UsageError, is logged.
+        """
+        if now < self._due:
+            return
+        self._due = now + EVERY_S
+        try:
+            source = self._changed()
+            if source is not None:
+                self._carry_out(source, carry_out)
+        except ConfigError as error:  # whoever wrote the file cannot catch it, and the training has to go on
+            _logger.warning("%s", error)
+
+    def _carry_out(self, source: _Source, carry_out: Callable[[Control], Any]) -> None:
+        control = _understood(source, self._behaviors)
+        try:
+            carry_out(control)
+        except UsageError as error:
+            raise source.wrong(str(error), "frozen") from error
+
+    def _changed(self) -> _Source | None:
+        """The file if it is another one than was seen last; from now on it was seen."""
+        try:
+            found = self._path.stat()
+        except OSError:  # there is none, mostly
+            return None
+        state = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if state == self._state:
+            return None
+        self._state = state
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+            raise ConfigError(f"{self._path} is no file of at most {LARGEST:,} bytes, and was not read. {ALLOWED}")
+        try:
+            return _Source(self._path, self._path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._path} cannot be read: {error}. {ALLOWED}") from error
+
+
+def _understood(source: _Source, behaviors: Collection[str]) -> Control:
+    """What a file asks for. Raises ConfigError."""
+    try:
+        tables = tomllib.loads(source.text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = found[1] if found else source.text.count("\n") + 1
+        raise ConfigError(
+            f"{source.path}, line {line}: this is not valid TOML: {error}. {ALLOWED} Nothing in it was carried out."
+        ) from error
+    for key in tables:
+        if key not in ("frozen", "checkpoint"):
+            raise source.wrong(f"there is no {key!r}.", key)
+    return Control(_frozen(tables, source, behaviors), _checkpoint(tables, source))
+
+
+def _frozen(tables: dict[str, Any], source: _Source, behaviors: Collection[str]) -> frozenset[str] | None:
+    names = tables.get("frozen")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise source.wrong(f"frozen should be a list of behaviors, but is {describe_value(names)}.", "frozen")
+    for name in names:
+        if name not in behaviors:
+            raise source.wrong(f"frozen names {unknown_behavior(name, list(behaviors))}", name, "frozen")
+    return frozenset(names)
+
+
+def _checkpoint(tables: dict[str, Any], source: _Source) -> bool:
+    wanted = tables.get("checkpoint", False)
+    if not isinstance(wanted, bool):
+        raise source.wrong(f"checkpoint should be true or false, but is {describe_value(wanted)}.", "checkpoint")
+    return wanted

@@ -1,0 +1,107 @@
+"""Rounds: every environment plays so many steps with fixed policies, then those whose turn it is learn.
+
+::
+
+    round 1  hero learns    │ 40 steps of every environment │ update hero   │
+    round 2  target learns  │ 40 steps of every environment │ update target │
+    round 3  hero learns    │ …
+
+The rule: policies change only between two rounds. Nobody waits for the slowest environment within one, so with partial
+steps the faster ones play more than that.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from envmanager.errors import UsageError
+
+_EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
+
+
+def _groups(value: Any) -> Any:
+    """Lists as tuples; what is none is left for the check."""
+    if not _is_list(value) or not all(_is_list(group) for group in value):
+        return value
+    return tuple(tuple(group) for group in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _check_steps(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"steps must be a whole number of at least 1, how many each environment plays, not {value!r}.")
+
+
+def _check_groups(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, tuple) or not value or not all(_is_group(group) for group in value):
+        raise UsageError(f"train must be {_EXAMPLE}, not {value!r}.")
+    for group in value:
+        twice = sorted({behavior for behavior in group if group.count(behavior) > 1})
+        if twice:
+            raise UsageError(f"train names the behavior {twice[0]!r} twice in one round.")
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, tuple) and bool(group) and all(isinstance(behavior, str) for behavior in group)
+
+
+@attrs.frozen(kw_only=True)
+class Rounds:
+    """The table ``training.rounds`` of a config: how long a round is, and who learns in which, over and over."""
+
+    steps: int = attrs.field(default=0, validator=_check_steps)
+    """How many steps every environment takes in a round, at the least."""
+    train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
+    """One list of behaviors per round; those that are not in it are frozen meanwhile."""
+
+    @property
+    def behaviors(self) -> set[str]:
+        """Who learns in some round."""
+        return {behavior for group in self.train for behavior in group}
+
+    def group(self, number: int) -> tuple[str, ...]:
+        """Who learns in the round of this number, counted from 1."""
+        group: tuple[str, ...] = self.train[(number - 1) % len(self.train)]
+        return group
+
+    def next_with(self, learners: Collection[str], number: int) -> int:
+        """The first round from ``number`` on in which one of ``learners`` learns; there must be one."""
+        return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
+
+    def check(self, behaviors: Iterable[str]) -> None:
+        """Raise UsageError when a behavior is named that is not among these."""
+        known = list(behaviors)
+        for behavior in sorted(self.behaviors):
+            if behavior not in known:
+                raise UsageError(f"training.rounds.train names {unknown_behavior(behavior, known)}")
+
+
+@attrs.define
+class RoundCount:
+    """How far a round is. ``steps``: of those, how many were played before the training was resumed."""
+
+    number: int = 1
+    steps: int = 0
+    _steps_of: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    def add(self, worker_id: int) -> None:
+        """All environments of a worker have taken a step."""
+        self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
+
+    def played(self, worker_ids: Iterable[int]) -> int:
+        """How many steps each of these workers has taken at the least."""
+        return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
+
+
+def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
+    """The end of a sentence about a behavior that is not known: which one is near, and which there are."""
+    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

@@ -1,0 +1,1 @@
+"""The Godot side: the addon and the demos, in real engines."""

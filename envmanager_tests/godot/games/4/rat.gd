@@ -1,0 +1,36 @@
+extends "res://addons/envmanager/agent.gd"
+
+var age := 0
+var restarts := 0
+var last := PackedFloat32Array([0, 0])
+
+
+func observations() -> Array:
+	return [
+		{"name": "image", "shape": [2, 3], "dtype": "uint8", "low": 0, "high": 255},
+		{"name": "last", "shape": [2], "dtype": "float32", "low": null, "high": null},
+		{"name": "age", "shape": [], "dtype": "int32", "low": 0, "high": null},
+	]
+
+
+func observe() -> Array:
+	var image := PackedByteArray([1, 2, 3, 4, 5, 250])
+	return [image, last, PackedInt32Array([age])]
+
+
+func act(continuous: PackedFloat32Array, discrete: PackedInt32Array) -> void:
+	age += 1
+	last = PackedFloat32Array([continuous[0], 10 * discrete[0] + discrete[1]])
+
+
+func heuristic() -> void:
+	act(PackedFloat32Array([-0.5]), PackedInt32Array([2, 1]))
+
+
+func restart() -> void:
+	restarts += 1
+	age = 0
+
+
+func info():
+	return {"age": age, "restarts": restarts}

@@ -1,0 +1,66 @@
+"""What every manager promises, promised by a GodotEnvManager too, with the fake engine in the place of Godot.
+
+The exceptions are named, each with its reason; all of them follow from engines that are no Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envmanager import EnvManager
+from envmanager.testing import FaultContract, ManagerContract
+from envmanager.testing.fake_engine_manager import FakeEngineManager
+
+_OBJECTS = "an engine says what JSON and arrays can say: no objects of Python"
+_LIMITS = "an array of an engine has a limit, and a frame too"
+NOT_FOR_ENGINES = {
+    "test_spaces_that_are_empty_work": "a behavior of an engine has an observation and an action",
+    "test_a_function_is_called_with_each_environment": "a function cannot travel into an engine",
+    "test_a_factory_without_a_return_is_named": "an engine has no factory",
+    "test_send_takes_some_environments_and_leaves": "the arenas of an engine move together",
+    "test_case_06": "an engine says what it raised in words, so there is nothing that could fail to travel",
+    "test_case_15_a_segmentation_fault_brings": "Python's report of a crash; an engine's is in its output",
+    "test_case_16_a_worker_killed_while_it_sends": _LIMITS,
+    "test_case_20_a_new_generation_has_seeds": _OBJECTS,
+    "test_case_23_a_new_generation_has_slot": _OBJECTS,
+    "test_case_25_a_worker_stopped_while_it_sends": _LIMITS,
+    "test_case_32": _OBJECTS,
+    "test_case_34": _LIMITS,
+    "test_case_36_a_factory": "an engine has no factory",
+}
+"""Tests of the contracts that cannot apply, by the beginning of their names."""
+
+
+def _skip_what_cannot_apply(request: pytest.FixtureRequest) -> None:
+    for beginning, reason in NOT_FOR_ENGINES.items():
+        if request.node.originalname.startswith(beginning):
+            pytest.skip(reason)
+
+
+class _OfEngines:
+    exceptions_travel = False
+
+    @pytest.fixture(autouse=True)
+    def _applies(self, request: pytest.FixtureRequest) -> None:
+        _skip_what_cannot_apply(request)
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        options.pop("zero_copy", None)  # each answer of an engine has arrays of its own
+        return FakeEngineManager(env_factory, n_envs, **options)
+
+
+class TestEngines(_OfEngines, ManagerContract):
+    """An engine for each environment."""
+
+
+@pytest.mark.start_methods
+class TestSeveralArenasPerEngine(_OfEngines, ManagerContract):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return super().make_manager(env_factory, n_envs, n_workers=max(1, n_envs // 2), **options)
+
+
+@pytest.mark.start_methods
+class TestEnginesUnderFaults(_OfEngines, FaultContract):
+    has_processes = True

@@ -1,0 +1,282 @@
+"""GodotEnvManager with real engines: what they play, what becomes of them, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
+from envmanager._workers.descriptors import wait_for
+from envmanager.data.steps import StepInfo
+from envmanager.errors import WorkerError
+from envmanager.godot.manager import GodotEnvManager
+from envmanager.observe.events import Restarted
+from envmanager.system import process_tree
+
+TROUBLED = "res://troubled.tscn"
+SHORT = Timeouts(step_s=2.0, reset_s=5.0)
+NEVER = RestartPolicy(max_restarts=0)
+
+Play = Callable[..., GodotEnvManager]
+
+
+@pytest.fixture
+def play(program: str, major: int, project_of: Callable[[str, int], Path]) -> Play:
+    """A function that starts a manager on a game, for an engine of this major version."""
+
+    def start(game: str, n_envs: int, *, engine: dict[str, Any] | None = None, **options: Any) -> GodotEnvManager:
+        chosen = {"binary": program, **(engine or {})}
+        manager = GodotEnvManager(str(project_of(game, major)), n_envs, engine=chosen, **options)
+        for behavior, spec in manager.behavior_specs.items():
+            manager.set_policy(behavior, RandomPolicy(spec, 3))
+        return manager
+
+    return start
+
+
+def bits_of(infos: list[StepInfo]) -> dict[int, bytes]:
+    """By environment, all that an agent of it saw and got."""
+    found: dict[int, bytes] = {}
+    for info in infos:
+        for steps in info.current.values():
+            for row, env_id in enumerate(steps.env_id.tolist()):
+                mine = steps.obs[row].tobytes() + steps.reward[row].tobytes() + steps.terminated[row].tobytes()
+                found[env_id] = found.get(env_id, b"") + mine
+    return found
+
+
+def take_steps(manager: GodotEnvManager, n_steps: int) -> None:
+    for _ in range(n_steps):
+        manager.step("all")
+
+
+def played(manager: GodotEnvManager, n_steps: int) -> list[dict[int, bytes]]:
+    with manager:
+        return [bits_of(manager.reset({"seed": 0})), *(bits_of(manager.step("all")) for _ in range(n_steps))]
+
+
+@pytest.mark.parametrize("n_envs", [1, 8])
+def test_real_time_and_full_speed_give_the_same_bits(play: Play, n_envs: int) -> None:
+    n_steps = 30  # 120 ticks, two seconds
+    slowly = played(play("rolling_ball", n_envs, engine={"speed": "realtime"}), n_steps)
+    fast = played(play("rolling_ball", n_envs), n_steps)
+
+    assert slowly == fast
+    assert len(set(map(str, fast))) > n_steps // 2, "something moves"
+
+
+def test_the_environments_of_isolated_arenas_do_not_depend_on_how_many_engines_there_are(
+    play: Play, major: int
+) -> None:
+    if major == 4:
+        pytest.skip("isolated arenas of Godot 4 are tried by test_addon, which needs one engine less")
+    one = played(play("rolling_ball", 4, engine={"isolate": True}), 40)
+    two = played(play("rolling_ball", 4, n_workers=2, engine={"isolate": True}), 40)
+
+    assert one == two
+
+
+def test_two_behaviors_play_together_and_every_step_is_paired(play: Play) -> None:
+    with play("coin_chase", 4, n_workers=2) as manager:
+        assert set(manager.behavior_specs) == {"hero", "target"}
+        manager.reset({"seed": 1})
+        n_transitions = {"hero": 0, "target": 0}
+        for _ in range(60):
+            for info in manager.step():
+                for behavior in n_transitions:
+                    n_transitions[behavior] += len(info.transitions(behavior).reward)
+        assert n_transitions["hero"] == n_transitions["target"] > 0
+
+
+def test_send_and_recv_serve_a_game_of_one_agent_per_arena(play: Play) -> None:
+    with play("rolling_ball", 4, n_workers=2) as manager:
+        manager.reset({"seed": 0})
+        batch = manager.recv("all")
+        assert batch.obs.shape == (4, 6)
+        manager.send(np.zeros((4, 2), np.float32), batch.env_ids)
+        assert sorted(manager.recv("all").env_ids.tolist()) == [0, 1, 2, 3]
+        with pytest.raises(Exception, match="move together"):
+            manager.send(np.zeros((1, 2), np.float32), [0])
+
+
+def test_methods_and_attributes_of_arenas_can_be_had(play: Play) -> None:
+    with play("games", 3, engine={"scene": TROUBLED}) as manager:
+        manager.reset()
+        assert manager.get_attr("index") == [0, 1, 2]
+        manager.set_attr("actions", [5, 6], env_ids=[2, 0])
+        assert manager.get_attr("actions") == [6, 0, 5]
+        with pytest.raises(UsageError, match="cannot travel into an engine"):
+            manager.call(print)
+        with pytest.raises(EnvRaised):
+            manager.call("no_such_method")
+        assert manager.step("all"), "the engine stays usable"
+
+
+@pytest.mark.parametrize("fail", ["act", "after_tick", "observe"])
+def test_an_error_of_a_script_is_raised_with_its_place_and_a_reset_revives(play: Play, fail: str) -> None:
+    with play("games", 2, n_workers=2, engine={"scene": TROUBLED}, restarts=NEVER) as manager:
+        manager.reset({"options": {"fail": fail}})
+        with pytest.raises(EnvRaised, match=r"troubled\.gd:\d+") as raised:
+            take_steps(manager, 4)
+        assert raised.value.type_name == "ScriptError"
+        assert raised.value.phase == "step"
+        manager.reset({"options": {}})
+        for _ in range(4):
+            manager.step("all")
+
+
+def test_an_error_in_reset_is_raised_by_reset(play: Play) -> None:
+    with play("games", 1, engine={"scene": TROUBLED}) as manager:
+        with pytest.raises(EnvRaised, match=r"troubled\.gd:\d+") as raised:
+            manager.reset({"options": {"fail": "reset"}})
+        assert raised.value.phase == "reset"
+        manager.reset()
+        assert manager.step("all")
+
+
+def test_what_has_the_wrong_size_is_named(play: Play) -> None:
+    with play("games", 2, engine={"scene": TROUBLED}) as manager:
+        manager.reset({"options": {"fail": "size", "in": 1}})
+        with pytest.raises(WorkerError) as raised:
+            take_steps(manager, 3)
+        assert raised.value.env_ids == (1,)
+
+
+HARM: dict[str, Callable[[int], None]] = {
+    "SIGKILL": lambda pid: os.kill(pid, signal.SIGKILL),
+    "SIGSEGV": lambda pid: os.kill(pid, signal.SIGSEGV),
+    "SIGSTOP": lambda pid: os.kill(pid, signal.SIGSTOP),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_an_engine_that_fails_is_replaced_and_the_other_goes_on(play: Play, harm: str) -> None:
+    with play("rolling_ball", 4, n_workers=2, timeouts=SHORT) as manager:
+        manager.reset({"seed": 0})
+        manager.step("all")
+        pid = manager.stats().workers[0].pid
+        assert pid is not None
+        HARM[harm](pid)
+
+        deadline = time.monotonic() + 60
+        while not any(info.lost is not None for info in manager.step()):
+            assert time.monotonic() < deadline, "no lost step was told"
+        assert manager.stats().restarts == 1
+        assert [event.worker_id for event in manager.events if isinstance(event, Restarted)] == [0]
+        for _ in range(5):
+            assert len(manager.step("all")) == 2
+
+
+@pytest.mark.parametrize(("harm", "error"), [("SIGKILL", WorkerDied), ("SIGSTOP", WorkerTimedOut)])
+def test_without_restarts_the_fault_is_raised_and_a_reset_brings_a_new_engine(
+    play: Play, harm: str, error: type[WorkerError]
+) -> None:
+    with play("rolling_ball", 2, n_workers=2, timeouts=SHORT, restarts=NEVER) as manager:
+        manager.reset({"seed": 0})
+        pid = manager.stats().workers[1].pid
+        assert pid is not None
+        HARM[harm](pid)
+        with pytest.raises(error) as raised:
+            take_steps(manager, 3)
+        assert raised.value.worker_id == 1
+        manager.reset({"seed": 0})
+        assert len(manager.step("all")) == 2
+
+
+def test_an_engine_that_is_given_up_leaves_the_others_alone(play: Play) -> None:
+    restarts = RestartPolicy(max_restarts=0, then="drop")
+    with play("rolling_ball", 2, n_workers=2, restarts=restarts) as manager:
+        manager.reset({"seed": 0})
+        pid = manager.stats().workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        seen = [info.worker_id for _ in range(6) for info in manager.step()]
+        assert seen[-1] == 1
+
+
+@pytest.mark.parametrize(("fail", "error"), [("loop", WorkerTimedOut), ("quit", WorkerDied)])
+def test_a_game_that_loops_or_quits_is_a_fault(play: Play, fail: str, error: type[WorkerError]) -> None:
+    with play("games", 1, engine={"scene": TROUBLED}, timeouts=SHORT, restarts=NEVER) as manager:
+        manager.reset({"options": {"fail": fail}})
+        with pytest.raises(error) as raised:
+            take_steps(manager, 3)
+        assert raised.value.phase == "step"
+        if isinstance(raised.value, WorkerDied):
+            assert raised.value.exit == "EXIT(3)"
+        manager.reset({"options": {}})
+        assert manager.step("all")
+
+
+def test_a_scene_that_is_not_there_fails_the_start_with_its_name(play: Play) -> None:
+    with pytest.raises(WorkerError, match=r"nowhere\.tscn"):
+        play("games", 1, engine={"scene": "res://nowhere.tscn"}, timeouts=Timeouts(start_s=20.0))
+
+
+TRAINER = """
+import sys
+from envmanager import RandomPolicy, Timeouts
+from envmanager.godot.manager import GodotEnvManager
+
+game, binary, scene, doing = sys.argv[1:]
+manager = GodotEnvManager(game, 2, n_workers=2, engine={"binary": binary, "scene": scene})
+for behavior, spec in manager.behavior_specs.items():
+    manager.set_policy(behavior, RandomPolicy(spec, 0))
+manager.reset({"options": {"fail": "loop"} if doing == "loop" else {}})
+print(*(worker.pid for worker in manager.stats().workers), flush=True)
+while doing != "idle":
+    manager.step()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("doing", ["idle", "steps", "loop", "stopped"])
+def test_when_the_trainer_is_killed_its_engines_end(
+    program: str, major: int, project_of: Callable[[str, int], Path], doing: str
+) -> None:
+    game = str(project_of("games", major))
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER, game, program, TROUBLED, doing],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(pids) == 2
+        fds = [os.pidfd_open(pid) for pid in pids]
+        if doing == "stopped":
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+        trainer.kill()
+        for fd in fds:
+            _await_end(fd)
+            os.close(fd)
+
+
+def _await_end(pidfd: int) -> None:
+    assert wait_for([pidfd], 20.0), "the engine lives on"
+
+
+def test_sixteen_engines_start_at_once_and_leave_nothing(play: Play) -> None:
+    with play("rolling_ball", 64, n_workers=16) as manager:
+        manager.reset({"seed": 0})
+        infos = manager.step("all")
+        assert sorted(info.worker_id for info in infos) == list(range(16))
+        assert len(process_tree.descendants(os.getpid())) >= 16
+
+
+def test_waiting_for_any_hands_out_the_fast_engine_while_the_slow_one_works(play: Play) -> None:
+    with play("games", 2, n_workers=2, engine={"scene": TROUBLED, "ticks_per_action": 1}) as manager:
+        manager.reset({"options": {"fail": "slow", "in": 0}})
+        manager.set_attr("fail", [""], env_ids=[1])
+        seen = [info.worker_id for _ in range(20) for info in manager.step(Wait.any())]
+        assert seen.count(1) > seen.count(0)

@@ -1,0 +1,132 @@
+"""What may be said about engines, and what is said about mistakes in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmanager import ConfigError, UsageError, make_manager
+from envmanager.godot import engines
+from envmanager.godot.engines import Game, command_for, find_binary, find_game, import_command
+from envmanager.godot.options import EngineOptions
+
+
+def program(path: Path) -> str:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def project(folder: Path, *, version: int = 5, more: str = "") -> Path:
+    folder.mkdir()
+    (folder / "project.godot").write_text(f"config_version={version}\n\n[physics]\n\n{more}\n")
+    return folder
+
+
+def test_a_mapping_becomes_options() -> None:
+    assert EngineOptions.of({"ticks_per_action": 8, "speed": "realtime"}).ticks_per_action == 8
+    assert EngineOptions.of(None) == EngineOptions()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"tick_per_action": 8}, "did you mean engine.ticks_per_action"),
+        ({"ticks_per_action": 0}, "ticks_per_action must be a whole number of at least 1"),
+        ({"speed": "fast"}, "speed must be 'max' or 'realtime'"),
+        ({"attach": "10.0.0.1:4000"}, "attach must be"),
+        ({"attach": "127.0.0.1:99999"}, "attach must be"),
+        ({"parameters": {"when": object()}}, "parameters must be what JSON can say"),
+        ({"window": 1}, "true or false"),
+    ],
+)
+def test_a_mistake_is_named_with_its_path(value: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        EngineOptions.of(value)
+
+
+def test_other_kinds_of_managers_refuse_an_engine() -> None:
+    with pytest.raises(ConfigError, match="'simple' has no option engine"):
+        make_manager({"kind": "simple", "env": "CartPole-v1", "engine": {"speed": "max"}})
+
+
+def test_a_game_that_is_not_there_is_named_with_what_there_could_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no Godot game.*demo:rolling_ball"):
+        find_game(str(tmp_path / "nothing"), EngineOptions(), tmp_path)
+    with pytest.raises(UsageError, match="there is no demo 'chess'"):
+        find_game("demo:chess", EngineOptions(binary=program(tmp_path / "godot")), tmp_path)
+
+
+def test_a_folder_without_a_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no project\.godot"):
+        find_game(str(tmp_path), EngineOptions(), tmp_path)
+
+
+def test_a_file_that_is_no_game_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("?")
+    with pytest.raises(UsageError, match="nor a program that may be run"):
+        find_game(str(tmp_path / "notes.txt"), EngineOptions(), tmp_path)
+
+
+@pytest.mark.parametrize(("version", "name"), [(5, "godot4"), (4, "godot3-server")])
+def test_the_engine_that_fits_the_project_is_found_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, name: str
+) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    found = program(bin_folder / name)
+    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(bin_folder))
+
+    game = find_game(str(project(tmp_path / "game", version=version)), EngineOptions(), tmp_path)
+
+    assert (game.binary, game.major) == (found, version - 1)
+
+
+def test_without_an_engine_the_error_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="apt-get install godot3-server"):
+        find_binary(3)
+    with pytest.raises(UsageError, match=r"godotengine\.org"):
+        find_game("demo:rolling_ball", EngineOptions(), tmp_path)
+
+
+def test_an_engine_that_was_chosen_comes_before_the_variable_and_that_before_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, variable = program(tmp_path / "chosen"), program(tmp_path / "variable")
+    monkeypatch.setenv(engines.VARIABLE, variable)
+    assert find_binary(4, chosen) == chosen
+    assert find_binary(4) == variable
+    with pytest.raises(UsageError, match=r"engine\.binary is .*no program"):
+        find_binary(4, str(tmp_path / "nothing"))
+
+
+def test_the_simulated_time_is_the_projects_own(tmp_path: Path) -> None:
+    godot4 = project(tmp_path / "four", more="common/physics_ticks_per_second=120")
+    godot3 = project(tmp_path / "three", version=4, more="common/physics_fps=30")
+    options = EngineOptions(binary=program(tmp_path / "godot"))
+
+    assert "--fixed-fps 120" in " ".join(command_for(find_game(str(godot4), options, tmp_path), options))
+    assert "--fixed-fps 30" in " ".join(command_for(find_game(str(godot3), options, tmp_path), options))
+
+
+def test_real_time_and_a_window_are_asked_of_the_engine(tmp_path: Path) -> None:
+    game = Game(tmp_path, "godot4", 4, 60)
+    assert "--headless" in command_for(game, EngineOptions())
+    command = command_for(game, EngineOptions(window=True, speed="realtime"))
+    assert "--headless" not in command
+    assert "--fixed-fps" not in command
+
+
+def test_a_project_is_imported_only_when_it_has_something_that_is_not(tmp_path: Path) -> None:
+    folder = project(tmp_path / "game")
+    game = Game(folder, "godot4", 4, 60)
+    assert import_command(game) is None
+    (folder / "icon.png.import").write_text("")
+    assert import_command(game) is not None
+    (folder / ".godot").mkdir()
+    assert import_command(game) is None

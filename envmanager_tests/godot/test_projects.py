@@ -1,0 +1,111 @@
+"""Folders with Godot projects; no engine is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envmanager.errors import UsageError
+from envmanager.godot.projects import AUTOLOAD, copy_demo, demos, install_addon, new_project
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Path:
+    """A game of somebody for Godot 4, who has heard of nothing."""
+    text = 'config_version=5\n\n[application]\n\nconfig/name="Mine"\n\n[rendering]\n\nx=1\n'
+    (tmp_path / "project.godot").write_text(text)
+    return tmp_path
+
+
+def test_the_addon_is_copied_and_becomes_an_autoload(game: Path) -> None:
+    addon = install_addon(game)
+
+    assert addon == game / "addons" / "envmanager"
+    assert (addon / "bridge.gd").read_text().startswith("extends Node")
+    text = (game / "project.godot").read_text()
+    assert text.endswith(f"[autoload]\n\n{AUTOLOAD}\n")
+    assert 'config/name="Mine"' in text
+
+
+def test_a_second_time_changes_nothing_but_the_addon(game: Path) -> None:
+    addon = install_addon(game)
+    before = (game / "project.godot").read_text()
+    (addon / "bridge.gd").write_text("# an older one")
+
+    install_addon(str(game))
+
+    assert (game / "project.godot").read_text() == before
+    assert "extends Node" in (addon / "bridge.gd").read_text()
+
+
+def test_other_autoloads_stay(game: Path) -> None:
+    file = game / "project.godot"
+    file.write_text(file.read_text() + '\n[autoload]\n\nMusic="*res://music.gd"\n')
+
+    install_addon(game)
+
+    assert file.read_text().count("[autoload]") == 1
+    assert f"[autoload]\n\n{AUTOLOAD}\n" in file.read_text()
+    assert 'Music="*res://music.gd"' in file.read_text()
+
+
+def test_a_project_of_godot_3_gets_the_addon_for_it(game: Path) -> None:
+    (game / "project.godot").write_text("; a comment\nconfig_version=4\n")
+
+    assert "PoolByteArray" in (install_addon(game) / "wire.gd").read_text()
+
+
+@pytest.mark.parametrize("text", [None, "config_version=3\n", "no version\n"])
+def test_a_folder_without_a_project_of_these_versions_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "project.godot").write_text(text)
+
+    with pytest.raises(UsageError, match=r"project\.godot"):
+        install_addon(tmp_path)
+    assert not (tmp_path / "addons").exists()
+
+
+def test_an_autoload_of_the_same_name_is_not_written_over(game: Path) -> None:
+    file = game / "project.godot"
+    file.write_text(file.read_text() + '\n[autoload]\n\nEnvManager="*res://mine.gd"\n')
+
+    with pytest.raises(UsageError, match="another name"):
+        install_addon(game)
+    assert not (game / "addons").exists()
+
+
+@pytest.mark.parametrize("major", [4, 3])
+@pytest.mark.parametrize("name", ["coin_chase", "rolling_ball"])
+def test_a_demo_is_copied_with_the_addon(tmp_path: Path, name: str, major: int) -> None:
+    project = copy_demo(name, major, tmp_path / "demo")
+
+    assert (project / f"{name}.tscn").is_file()
+    assert (project / "addons" / "envmanager" / "plugin.cfg").is_file()
+    assert f"config_version={major + 1}" in (project / "project.godot").read_text()
+
+
+def test_there_are_two_demos() -> None:
+    assert demos() == ("coin_chase", "rolling_ball")
+
+
+def test_an_unknown_demo_and_an_unknown_version_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="coin_chase, rolling_ball"):
+        copy_demo("chess", 4, tmp_path)
+    with pytest.raises(UsageError, match="Godot 5"):
+        copy_demo("coin_chase", 5, tmp_path)
+
+
+@pytest.mark.parametrize("major", [4, 3])
+def test_a_new_project_has_the_name_of_its_folder(tmp_path: Path, major: int) -> None:
+    project = new_project(tmp_path / "wumpus", major)
+
+    text = (project / "project.godot").read_text()
+    assert 'config/name="wumpus"' in text
+    assert text.count(AUTOLOAD) == 1
+    assert {"arena.gd", "player.gd", "game.tscn", "addons"} <= {path.name for path in project.iterdir()}
+
+
+def test_a_new_project_writes_over_no_other(game: Path) -> None:
+    with pytest.raises(UsageError, match="already"):
+        new_project(game)

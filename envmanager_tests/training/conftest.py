@@ -1,0 +1,41 @@
+"""Managers of Duels whose workers are fakes, and answer when a test says so."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pytest_mock import MockerFixture
+
+from envmanager import EnvironmentResponse, SubprocessEnvManager
+from envmanager.testing import FakeWorker
+from envmanager_tests.envs import Duel
+
+
+class Answers(queue.Queue[EnvironmentResponse]):
+    """A step queue whose workers answer late when somebody waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when_waiting: Callable[[], None] = lambda: None
+
+    def get(self, *args: Any, **options: Any) -> EnvironmentResponse:
+        if self.empty() and options.get("timeout", 0) is None:
+            self.when_waiting()
+        return super().get(*args, **options)
+
+
+@pytest.fixture
+def duels(mocker: MockerFixture) -> Iterator[Any]:
+    """Three Duels, one per worker. ``manager.env_workers[k].hold = True`` has one answer late."""
+    answers = Answers()
+    mocker.patch.object(
+        SubprocessEnvManager,
+        "create_worker",
+        side_effect=lambda worker_id, _, factory: FakeWorker(worker_id, answers, factory),
+    )
+    with SubprocessEnvManager(Duel, n_envs=3) as manager:
+        manager.step_queue = answers
+        yield manager
