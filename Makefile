@@ -58,7 +58,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench coverage test-mlagents test-matrix clean
+.PHONY: help run test faults check docs soak bench coverage godot godot4 test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -105,7 +105,7 @@ test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Ag
 test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
 
 clean: ## remove virtual environments and whatever was built
-	rm -rf .venv .venv-*/ build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-*/ .godot4 build dist site out .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

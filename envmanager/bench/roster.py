@@ -66,7 +66,7 @@ ROSTER = {
     # Placed by the manager: with a share in the trainer's process, and whatever it finds best.
     "ours-share": Entry("envmanager ({rest} + local)", "Share"),
     "ours-auto": Entry("envmanager (auto)", "Auto"),
-    "ours-auto-local": Entry("envmanager (auto, local)", "Auto", {"local_envs": "auto"}),
+    "ours-auto-local": Entry("envmanager (auto, local)", "Auto", {"local_envs": "auto", "wait": "all"}),
     # step() and a policy that does nothing, against send() and recv().
     "ours-step": Entry("envmanager (a worker each, step())", "Stepped"),
     "ours-forkserver": Entry("envmanager (forkserver)", "Processes", {"start_method": "forkserver"}),

@@ -9,22 +9,26 @@ import typer
 from rich.console import Console
 
 from envmanager.cli.check import show_findings
+from envmanager.godot.engines import find_major
 from envmanager.godot.projects import install_addon, new_project
 from envmanager.testing.game_check import check_game
 
 app = typer.Typer(help="Games of Godot as environments.", no_args_is_help=True)
 
-Major = Annotated[int, typer.Option("--godot", metavar="4|3", help="For which major version of Godot.")]
+Major = Annotated[
+    int | None, typer.Option("--godot", metavar="4|3", help="For which major version of Godot; that which is here.")
+]
 
 
 @app.command("new")
 def new_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist, or is empty.")],
-    major: Major = 4,
+    major: Major = None,
 ) -> None:
     """Make a small game to start from: an arena with one agent, and the addon."""
-    made = new_project(directory, major)
-    typer.echo(f"{made} is a game for Godot {major}. Next: envmanager godot check {made}")
+    version = major or find_major(None) or 4
+    made = new_project(directory, version)
+    typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
 
 
 @app.command("install-addon")

@@ -114,15 +114,19 @@ def find_binary(major: int, chosen: str | None = None) -> str:
     )
 
 
-def _any_engine(chosen: str | None) -> tuple[int, str]:
-    """An engine, and its major version, which its name tells; Godot 4 first."""
+def find_major(chosen: str | None) -> int | None:
+    """The major version of the engine that is here, which its name tells; Godot 4 first. None when there is none."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
-        major = 3 if "3" in os.path.basename(given) else 4
+        return 3 if "3" in os.path.basename(given) else 4
+    return next((major for major, names in BY_MAJOR.items() if any(map(shutil.which, names))), None)
+
+
+def _any_engine(chosen: str | None) -> tuple[int, str]:
+    """An engine, and its major version."""
+    major = find_major(chosen)
+    if major is not None:
         return major, find_binary(major, chosen)
-    for major in BY_MAJOR:
-        if any(shutil.which(name) for name in BY_MAJOR[major]):
-            return major, find_binary(major)
     raise UsageError(
         f"there is no Godot on PATH ({', '.join(BY_MAJOR[4] + BY_MAJOR[3])}). {HOW_TO_GET[4]}. For Godot 3: "
         f"{HOW_TO_GET[3]}. Or name it: engine.binary in the config, or ${VARIABLE}."

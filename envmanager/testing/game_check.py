@@ -25,8 +25,8 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.policy import RandomPolicy
 from envmanager.testing.environment_check import Finding
+from envmanager.testing.playthrough import ByRow
 
 N_ARENAS = 4
 _START_S = 60.0
@@ -129,7 +129,7 @@ def _play_findings(manager: EnvManager, n_steps: int, seed: int) -> Iterator[Fin
 def _play(manager: EnvManager, n_steps: int, seed: int) -> _Played:
     played = _Played()
     for name, spec in manager.behavior_specs.items():
-        manager.set_policy(name, RandomPolicy(spec, seed))
+        manager.set_policy(name, ByRow(spec, seed))
     try:
         _note(played, manager.reset({"seed": seed}))
         began = time.monotonic()
@@ -147,7 +147,7 @@ def _note(played: _Played, infos: list[StepInfo]) -> None:
     for name, steps in info.current.items():
         spec = info.specs[name].observation if info.specs is not None else None
         arrays = leaves_like(spec, steps.obs) if spec is not None else []
-        rows[name] = [np.ascontiguousarray(each).tobytes() for each in [*arrays, steps.reward, steps.agent_id]]
+        rows[name] = [np.ascontiguousarray(each).tobytes() for each in [*arrays, steps.reward, steps.env_id]]
         played.n_ended += int((steps.terminated | steps.truncated).sum())
         played.n_agent_steps += len(steps.agent_id)
     played.rows.append(rows)

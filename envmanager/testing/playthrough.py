@@ -67,7 +67,7 @@ def play(
     that an exception can be blamed on the restart of an episode.
     """
     played = Playthrough()
-    policies: dict[str, _ByRow] = {}
+    policies: dict[str, ByRow] = {}
     n_resets = resets()
     try:
         steps = group.reset(seeds=[None if env_seed is None else derive_seed(env_seed, 0)], options=None)
@@ -76,7 +76,7 @@ def play(
         for _ in range(n_steps):
             played.failed_in, n_resets = "step", resets()
             for behavior, spec in group.behavior_specs.items():
-                policies.setdefault(behavior, _ByRow(spec, seed))
+                policies.setdefault(behavior, ByRow(spec, seed))
             taken = call_policies([StepInfo(None, steps, None, 0)], policies, group.behavior_specs)[0]
             steps = group.step({behavior: info.action for behavior, info in taken.items()})
             _record(played, steps, group.behavior_specs)
@@ -91,7 +91,7 @@ def play(
     return played
 
 
-class _ByRow:
+class ByRow:
     """Random actions by row, so that agents who get new numbers after a second reset still do the same."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from pytest_mock import MockerFixture
 
-from envmanager._workers.resources import Resources
+from envmanager._workers.resources import ProcessResources
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
 
 
 def test_a_worker_that_was_started_while_everything_was_given_back_is_given_back_too(mocker: MockerFixture) -> None:
-    resources = Resources(mocker.Mock(), EventLog(), 1.0)
+    resources = ProcessResources(mocker.Mock(), EventLog(), 1.0)
     resources.close()
     handle = mocker.Mock()
     with pytest.raises(ManagerClosed):

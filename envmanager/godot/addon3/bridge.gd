@@ -116,7 +116,8 @@ func _physics_process(_delta: float) -> void:
 	if not _is_built:
 		_is_built = true
 		_build()
-	elif _ticks_left > 0:
+		return  # what has just come into the tree has no tick of its own yet: the first action would be shorter for it
+	if _ticks_left > 0:
 		for copy in _copies.all:
 			if copy.has_after_tick and copy.ended_bits == 0:
 				copy.arena.after_tick()
