@@ -1,7 +1,8 @@
-"""The commands about Godot games: a game to start from, the addon, a look at a game."""
+"""The commands about Godot games: a game to start from, the addon, a look at a game, and at a training."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from envmanager.cli.check import show_findings
+from envmanager.cli.loading import loading
 from envmanager.godot.engines import find_major
 from envmanager.godot.projects import install_addon, new_project
 from envmanager.testing.game_check import check_game
@@ -54,3 +56,33 @@ def check_command(
     engine = {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
     findings = check_game(game, engine=engine, n_steps=steps, seed=seed)
     raise typer.Exit(show_findings(game, findings, Console(highlight=False)))
+
+
+@app.command("watch")
+def watch_command(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME.")],
+    shown: Annotated[int, typer.Option(min=1, help="How many arenas.")] = 3,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="NAME|DIR", help="One checkpoint; else the newest, always.")
+    ] = None,
+    binary: Annotated[str | None, typer.Option(metavar="PATH", help="The engine; else that of the training.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Without a window.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Only so many steps; without an end if unset.")] = None,
+) -> None:
+    """Play the policies of a training in a window, in real time, and those of its next checkpoint when it is there.
+
+    Ends when the window is closed, with exit code 0; 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C
+    and 143 after SIGTERM. The training may be over, or go on meanwhile.
+    """
+    with loading():
+        watch = importlib.import_module("envmanager.cli.watch")  # PyTorch takes a second to import
+    raise typer.Exit(
+        watch.watch(
+            directory=directory,
+            checkpoint=checkpoint,
+            shown=shown,
+            binary=binary,
+            headless=headless,
+            steps=steps,
+        )
+    )

@@ -56,8 +56,17 @@ class Game:
 
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     """The game that ``env`` names; a demo is copied into ``scratch``. UsageError when there is none, or no engine
-    for it.
+    for it, or one without a window where one is wanted.
     """
+    game = _named(env, options, scratch)
+    if options.window and _is_server(game.binary):
+        raise UsageError(
+            f"{game.binary} has no window: name an engine that has one (engine.binary), or leave out engine.window."
+        )
+    return game
+
+
+def _named(env: str, options: EngineOptions, scratch: Path) -> Game:
     if env.startswith(_DEMO):
         return _demo(env.removeprefix(_DEMO), options, scratch)
     path = Path(env).expanduser().resolve()
@@ -142,12 +151,16 @@ def command_for(game: Game, options: EngineOptions) -> list[str]:
         command += ["--main-pack", str(game.path)]
     if not options.window and game.major >= 4:
         command += ["--headless"]
-    elif not options.window and not os.path.basename(game.binary).endswith("-server"):
+    elif not options.window and not _is_server(game.binary):
         command += ["--no-window"]
     command += ["--audio-driver", "Dummy"]
     if options.speed == "max":
         command += ["--fixed-fps", str(options.fixed_fps or game.ticks_per_second)]
     return command
+
+
+def _is_server(binary: str) -> bool:
+    return os.path.basename(binary).endswith("-server")
 
 
 def import_command(game: Game) -> Sequence[str] | None:

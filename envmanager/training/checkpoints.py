@@ -34,6 +34,7 @@ with needed_by("envmanager.training", extra="torch"):
     from safetensors.numpy import load_file, save_file
 
 LATEST, _STATE = "latest", "state.json"
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
 @attrs.frozen
@@ -69,17 +70,31 @@ def save(directory: Path, name: str, checkpoint: Checkpoint) -> Path:
 def load_latest(directory: Path) -> Checkpoint:
     """The newest checkpoint. Raises UsageError when there is none, or it cannot be read."""
     try:
-        name = (directory / LATEST).read_text().strip()
-        path = directory / Path(name).name
-        facts = json.loads((path / _STATE).read_text())
-        arrays = {file: load_file(_arrays_in(path, file)) for file in facts["files"]}
+        return _read(latest(directory))
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no checkpoint in {directory} to resume from ({error.filename} is missing)."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except _UNREADABLE as error:
         raise UsageError(f"the checkpoint in {directory} cannot be read: {error}.") from error
-    return Checkpoint(facts, arrays)
+
+
+def latest(directory: Path) -> Path:
+    """Where the newest checkpoint is. Raises OSError when there is none."""
+    return directory / Path((directory / LATEST).read_text().strip()).name
+
+
+def load(path: Path) -> Checkpoint:
+    """The checkpoint in this folder. Raises UsageError when it cannot be read."""
+    try:
+        return _read(path)
+    except _UNREADABLE as error:
+        raise UsageError(f"the checkpoint {path} cannot be read: {error}.") from error
+
+
+def _read(path: Path) -> Checkpoint:
+    facts = json.loads((path / _STATE).read_text())
+    return Checkpoint(facts, {file: load_file(_arrays_in(path, file)) for file in facts["files"]})
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:

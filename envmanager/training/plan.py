@@ -9,6 +9,8 @@ The rule: what can be known to be wrong without an environment is found here, be
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,22 @@ class TrainingPlan:
             training = attrs.evolve(training, rounds=_rounds(tables["rounds"], trainers))
         return cls(manager, training, trainers, directory, resume, force)
 
+    def to_json(self) -> dict[str, Any] | None:
+        """What plays and who learns, as plain data: enough to play with the policies of a checkpoint later.
+
+        None when it cannot be said so: an environment that is no text, options of a trainer that are objects.
+        ``directory`` is that of this process, in which the environment's name means what it does.
+        """
+        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", "engine")}
+        told = {"manager": of_manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
+        if not isinstance(self.manager.env, str):
+            return None
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(told, default=_as_plain))
+        except (TypeError, ValueError):
+            return None
+        return plain
+
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
@@ -96,6 +114,10 @@ class TrainingPlan:
     def control(self) -> Path:
         """Where a person may put the file that changes the training while it runs."""
         return self.directory / run_folder.CONTROL
+
+
+def _as_plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else os.fspath(value)
 
 
 def _without_rounds(tables: Any) -> Any:

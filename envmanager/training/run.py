@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from envmanager.data.seeding import derive_seed
-from envmanager.errors import ConfigError, UsageError
+from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
@@ -35,7 +35,7 @@ from envmanager.training.learners import LearnersChanged
 from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
-from envmanager.training.trainers import make_trainer
+from envmanager.training.trainers import PART, make_trainer, restore, table_for
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -120,6 +120,7 @@ class TrainingRun:
         """How many steps the training that this one goes on with had taken."""
         # In every checkpoint, also of a training that goes on with this one.
         self._id: str | None = secrets.token_hex(8)
+        self._plan = plan.to_json()
         self._report = report
         self._stops = False
         self._saved_at = 0
@@ -173,9 +174,7 @@ class TrainingRun:
             training.rounds.check(known)
         made: dict[str, Trainer] = {}
         for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
-            table = plan.trainers.get(behavior, plan.trainers.get(ANY_BEHAVIOR))
-            if table is None:
-                raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
+            table = table_for(behavior, plan.trainers)
             made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
             stack.callback(made[behavior].close)
         return made
@@ -232,13 +231,14 @@ class TrainingRun:
         return evaluate(manager, policies, episodes_per_env=-(-n_episodes // manager.n_envs))
 
     def _save(self, controller: TrainerController) -> None:
-        states = {f"trainer-{behavior}": trainer.state() for behavior, trainer in self.trainers.items()}
+        states = {PART.format(behavior): trainer.state() for behavior, trainer in self.trainers.items()}
         facts = {
             "n_steps": controller.n_steps,
             "recent_returns": list(controller.episodes.recent),
             "learners": controller.state(),
             "frozen_in_config": sorted(self._frozen_in_config),
             "control": None if self._control is None else self._control.state,
+            "plan": self._plan,
         }
         states["controller"] = (generators.states(), facts)
         checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
@@ -247,17 +247,8 @@ class TrainingRun:
 
     def _restore(self, controller: TrainerController) -> None:
         checkpoint = checkpoints.load_latest(self.plan.checkpoints)
-        for behavior, trainer in self.trainers.items():
-            name = f"trainer-{behavior}"
-            if name not in checkpoint.arrays:
-                raise UsageError(f"the checkpoint in {self.plan.checkpoints} has no behavior {behavior!r}.")
-            try:
-                trainer.restore(checkpoint.arrays[name], checkpoint.facts["parts"][name])
-            except (KeyError, RuntimeError, ValueError) as error:
-                raise UsageError(
-                    f"the checkpoint in {self.plan.checkpoints} does not fit the trainer of {behavior!r}: {error}. "
-                    "Resume with the config it was written with."
-                ) from error
+        for trainer in self.trainers.values():
+            restore(trainer, checkpoint, self.plan.checkpoints, "Resume with the config it was written with.")
         facts = checkpoint.facts["parts"]["controller"]
         controller.n_steps = self._saved_at = self.n_steps_before = int(facts["n_steps"])
         controller.episodes.recent.extend(facts.get("recent_returns", ()))

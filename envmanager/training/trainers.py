@@ -7,17 +7,22 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from envmanager.data.specs import BehaviorSpec
-from envmanager.errors import ConfigError
+from envmanager.errors import ConfigError, UsageError
 from envmanager.registry import structure
 from envmanager.training.apart import Apart
+from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.plan import ANY_BEHAVIOR
 from envmanager.training.ppo import PPO, PPOOptions
 from envmanager.training.trainer import Trainer
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
+PART = "trainer-{}"
+"""What a behavior's trainer is called in a checkpoint."""
 
 MakeTrainer = Callable[..., Trainer]
 """``make(behavior, spec, options, seed=…, device=…)``, where ``options`` is the config's table without ``kind``."""
@@ -59,6 +64,27 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     trainer = make() if apart is None else Apart(make, max_ahead=apart)
     trainer.frozen = frozen
     return trainer
+
+
+def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The table of this behavior's trainer, or that for any; ConfigError when there is neither."""
+    table = tables.get(behavior, tables.get(ANY_BEHAVIOR))
+    if table is None:
+        raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
+    return table
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str) -> None:
+    """Have a trainer go on from a checkpoint, which was read at ``where``; UsageError when it does not fit."""
+    name = PART.format(trainer.behavior)
+    if name not in checkpoint.arrays:
+        raise UsageError(f"the checkpoint in {where} has no behavior {trainer.behavior!r}.")
+    try:
+        trainer.restore(checkpoint.arrays[name], checkpoint.facts["parts"][name])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the checkpoint in {where} does not fit the trainer of {trainer.behavior!r}: {error}. {advice}"
+        ) from error
 
 
 def known_kinds() -> list[str]:

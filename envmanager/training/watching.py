@@ -1,0 +1,262 @@
+"""Watching a training: its policies play its game in a window, and get better as it goes on.
+
+::
+
+    run/checkpoints/latest ── its plan, its trainers ──▶ greedy policies ──▶ one engine, in real time
+             └── looked at once a second, between two steps
+
+The rule: nothing is written into the training's folder. A newer checkpoint that cannot be played leaves the policies
+before it playing, and that is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from envmanager.data.specs import BehaviorSpec
+from envmanager.errors import EnvManagerError, UsageError, WorkerDied
+from envmanager.extras import needed_by
+from envmanager.observe.episodes import Episodes
+from envmanager.options import ManagerOptions, RestartPolicy, Wait
+from envmanager.policy import Policy
+from envmanager.registry import make_manager
+from envmanager.training import checkpoints, run_folder
+from envmanager.training.checkpoints import Checkpoint
+from envmanager.training.trainers import make_trainer, restore, table_for
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+LOOK_EVERY_S = 1.0
+"""How often to look for a newer checkpoint, and to tell of the episodes that have ended."""
+_CLOSED_BY_HAND = "EXIT(0)"
+_TRIES = 5
+"""A training may remove a checkpoint that is being read; then there is a newer one."""
+
+_logger = logging.getLogger("envmanager")
+
+
+@attrs.frozen(kw_only=True)
+class WatchPlan:
+    """Which training to watch, and how. ``directory`` is its folder, as TrainingPlan has it.
+
+    ``checkpoint``: the name of one there, or the folder of one elsewhere, which is then played all the time; None is
+    the newest, always. ``shown``: how many arenas. ``binary``: another engine than the training's. ``headless``:
+    without a window. ``steps``: so many actions of each agent; None has no end.
+    """
+
+    directory: Path
+    checkpoint: str | None = None
+    shown: int = 3
+    binary: str | None = None
+    headless: bool = False
+    steps: int | None = None
+
+
+class Report(Protocol):
+    """Who is told how it goes."""
+
+    def plays(self, game: str, checkpoint: str) -> None:
+        """The policies of this checkpoint play from now on."""
+
+    def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
+        """After so many steps: what the episodes brought that ended lately, by behavior."""
+
+
+class Watching:
+    """One look at a training. ``go()`` returns after ``plan.steps``, or when the window is closed."""
+
+    def __init__(self, plan: WatchPlan, report: Report) -> None:
+        self._plan = plan
+        self._report = report
+        self._source = Source(plan.directory, plan.checkpoint)
+        self._game = ""
+        self._n_steps = 0
+        self._returns: dict[str, list[float]] = {}
+
+    def go(self) -> None:
+        """Play. Raises UsageError when there is nothing to play, and the error of the engine."""
+        checkpoint = self._source.first()
+        options = manager_options(checkpoint, self._plan)
+        self._game = str(options.env)
+        torch.set_num_threads(1)  # the engine and the training want the other cores
+        with make_manager(options) as manager:
+            self._take(manager, checkpoint)
+            try:
+                self._play(manager)
+            except WorkerDied as error:
+                if error.phase != "step" or error.exit != _CLOSED_BY_HAND:
+                    raise
+            finally:
+                self._tell()
+
+    def _play(self, manager: EnvManager) -> None:
+        episodes = Episodes(on_end=self._episode_ended, keeps_returns=False)
+        for info in manager.reset():
+            episodes.add(info)
+        due = time.monotonic() + LOOK_EVERY_S
+        while self._plan.steps is None or self._n_steps < self._plan.steps:
+            for info in manager.step():
+                episodes.add(info)
+            self._n_steps += 1
+            if time.monotonic() >= due:
+                self._tell()
+                self._look(manager)
+                due = time.monotonic() + LOOK_EVERY_S
+
+    def _episode_ended(self, behavior: str, _: int, total: float) -> None:
+        self._returns.setdefault(behavior, []).append(total)
+
+    def _tell(self) -> None:
+        returns, self._returns = self._returns, {}
+        if returns:
+            self._report.ended(self._n_steps, returns)
+
+    def _look(self, manager: EnvManager) -> None:
+        try:
+            newer = self._source.newer()
+            if newer is not None:
+                self._take(manager, newer)
+        except EnvManagerError as error:
+            _logger.warning("a newer checkpoint cannot be played, the one before it plays on: %s", error)
+
+    def _take(self, manager: EnvManager, checkpoint: Checkpoint) -> None:
+        policies = policies_of(checkpoint, manager.behavior_specs, self._source.path)
+        for behavior, policy in policies.items():
+            manager.set_policy(behavior, policy)
+        self._report.plays(self._game, self._source.path.name)
+
+
+class Source:
+    """The checkpoints of one training: the newest, or always the one that was named."""
+
+    def __init__(self, directory: Path, name: str | None) -> None:
+        self._directory = directory
+        self._checkpoints = directory / run_folder.CHECKPOINTS
+        self._name = name
+        self.path = self._checkpoints
+        """The one that was read last."""
+
+    def first(self) -> Checkpoint:
+        """What to begin with. Raises UsageError when there is nothing."""
+        if not self._directory.is_dir():
+            raise UsageError(
+                f"there is no training in {self._directory}: name the folder that `envmanager train` writes to, such "
+                "as runs/NAME."
+            )
+        if self._name is not None:
+            self.path = self._named(self._name)
+            return checkpoints.load(self.path)
+        for _ in range(_TRIES):
+            found = self._newest()
+            if found is None:
+                break
+            self.path = found
+            try:
+                return checkpoints.load(found)
+            except UsageError:
+                if self._newest() == found:
+                    raise
+        raise UsageError(
+            f"the training in {self._directory} has no checkpoint yet. One is written at its end, every "
+            f"training.checkpoint_every steps, and when {run_folder.CONTROL} says `checkpoint = true`."
+        )
+
+    def newer(self) -> Checkpoint | None:
+        """A checkpoint that was not read before. Raises UsageError when it cannot be read, once."""
+        found = None if self._name is not None else self._newest()
+        if found is None or found == self.path:
+            return None
+        self.path = found
+        try:
+            return checkpoints.load(found)
+        except UsageError:
+            if self._newest() == found:
+                raise
+            return None  # its training has just replaced it
+
+    def _newest(self) -> Path | None:
+        try:
+            return checkpoints.latest(self._checkpoints)
+        except (OSError, ValueError):
+            return None
+
+    def _named(self, name: str) -> Path:
+        there = checkpoints.written(self._checkpoints)
+        for path in (self._checkpoints / name, Path(name)):
+            if path in there or path in checkpoints.written(path.parent):
+                return path
+        known = ", ".join(path.name for path in there) or "none"
+        raise UsageError(f"there is no checkpoint {name!r}. In {self._checkpoints} there is: {known}.")
+
+
+def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
+    """One engine with the game of the training, in real time. Raises UsageError when that was no Godot game."""
+    told = _plan_in(checkpoint, plan.directory)
+    of_manager = told["manager"]
+    if of_manager["kind"] != "godot":
+        raise UsageError(
+            f"the training in {plan.directory} plays {of_manager['env']!r} with the manager {of_manager['kind']!r}, "
+            "which is no Godot game: there is nothing to watch."
+        )
+    engine = {
+        **(of_manager["engine"] or {}),
+        "window": not plan.headless,
+        "speed": "realtime",
+        "shown": plan.shown,
+        "pin": False,  # it would share the core of a training's first engine
+        "attach": None,
+    }
+    directory = Path(told["directory"])
+    if plan.binary is not None:
+        engine["binary"] = plan.binary
+    elif engine.get("binary") is not None:
+        engine["binary"] = _name_from_here(engine["binary"], directory)
+    return ManagerOptions(
+        kind="godot",
+        env=_name_from_here(of_manager["env"], directory),
+        n_envs=plan.shown,
+        wait=Wait.all(),
+        restarts=RestartPolicy(max_restarts=0),
+        engine=engine,
+    )
+
+
+def policies_of(checkpoint: Checkpoint, specs: Mapping[str, BehaviorSpec], where: Path) -> dict[str, Policy]:
+    """The greedy policies of a checkpoint, by behavior. UsageError when they do not fit the game's behaviors."""
+    tables = _plan_in(checkpoint, where)["trainers"]
+    policies = {}
+    for behavior, spec in specs.items():
+        table = {name: value for name, value in table_for(behavior, tables).items() if name != "apart"}
+        trainer = make_trainer(behavior, spec, table, seed=0, device="cpu")
+        try:
+            restore(trainer, checkpoint, where, "Does the game still have the observations and actions of then?")
+            policies[behavior] = trainer.greedy_policy()
+        finally:
+            trainer.close()
+    return policies
+
+
+def _plan_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
+    told: dict[str, Any] | None = checkpoint.facts["parts"]["controller"].get("plan")
+    if told is None:
+        raise UsageError(
+            f"the checkpoint in {where} does not say what it plays: it is of an earlier version of this library, or "
+            "its environment or trainers were given as objects. Train on with --resume, or from a config."
+        )
+    return told
+
+
+def _name_from_here(env: str, directory: Path) -> str:
+    """A relative path means what it did where the training ran."""
+    there = directory / env
+    return str(there) if there.exists() else env

@@ -1,0 +1,204 @@
+"""Watching a training: what plays, when a newer checkpoint is there, and what cannot be watched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envmanager import UsageError
+from envmanager.cli.app import run_command_line
+from envmanager.training import checkpoints
+from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.watching import Source, Watching, WatchPlan, manager_options, policies_of
+
+COMMAND = "import sys; from envmanager.cli import main; sys.exit(main())"
+END_S = 60.0
+PPO = {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64, "hidden": [8]}
+
+
+def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool = False) -> None:
+    tables = {
+        "manager": manager,
+        "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu"},
+        "trainers": {"*": PPO},
+    }
+
+    class Quiet(Report):
+        pass
+
+    TrainingRun(TrainingPlan.parse(tables, folder, resume=resume), Quiet()).go()
+
+
+@pytest.fixture
+def ball(program: str) -> dict[str, Any]:
+    """The table ``manager`` of a training with the demo."""
+    return {"kind": "godot", "env": "demo:rolling_ball", "n_envs": 8, "wait": "all", "engine": {"binary": program}}
+
+
+@pytest.fixture
+def run(tmp_path: Path, ball: dict[str, Any]) -> Path:
+    """The folder of a training that has ended."""
+    folder = tmp_path / "run"
+    train(folder, ball, steps=300)
+    return folder
+
+
+class Seen:
+    """A report that remembers."""
+
+    def __init__(self, when_it_plays: Callable[[], None] = lambda: None) -> None:
+        self.played: list[str] = []
+        self.n_steps: list[int] = []
+        self.returns: list[float] = []
+        self._when_it_plays = when_it_plays
+
+    def plays(self, game: str, checkpoint: str) -> None:
+        assert game == "demo:rolling_ball"
+        self.played.append(checkpoint)
+        if len(self.played) == 1:
+            self._when_it_plays()
+
+    def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
+        self.n_steps.append(n_steps)
+        self.returns += returns["default"]
+
+
+def test_the_policies_of_a_training_play_as_many_steps_as_wanted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["godot", "watch", str(run), "--headless", "--steps", "50", "--shown", "2"]) == 0
+    assert capsys.readouterr().out.startswith("demo:rolling_ball: checkpoint 000000000")
+
+
+def test_a_newer_checkpoint_is_picked_up_while_it_plays(run: Path, ball: dict[str, Any]) -> None:
+    first = checkpoints.latest(run / "checkpoints").name
+    seen = Seen(lambda: train(run, ball, steps=600, resume=True))
+
+    Watching(WatchPlan(directory=run, headless=True, steps=60), seen).go()
+
+    newest = checkpoints.latest(run / "checkpoints").name
+    assert seen.played == [first, newest]
+    assert first < newest
+
+
+def test_a_checkpoint_that_was_named_is_played_all_the_time(run: Path, ball: dict[str, Any]) -> None:
+    first = checkpoints.latest(run / "checkpoints")
+    kept = first.rename(run / "kept")
+    seen = Seen()
+
+    Watching(WatchPlan(directory=run, checkpoint=str(kept), headless=True, steps=30), seen).go()
+
+    assert seen.played == ["kept"]
+    with pytest.raises(UsageError, match=r"there is no checkpoint 'another'.*there is: none"):
+        Source(run, "another").first()
+
+
+def test_a_newer_checkpoint_that_cannot_be_read_is_told_and_the_one_before_plays_on(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_it() -> None:
+        (run / "checkpoints" / "latest").write_text("broken")
+
+    seen = Seen(break_it)
+    Watching(WatchPlan(directory=run, headless=True, steps=40), seen).go()
+
+    assert len(seen.played) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_it_plays_greedily_what_was_trained(run: Path) -> None:
+    checkpoint = checkpoints.load_latest(run / "checkpoints")
+    options = manager_options(checkpoint, WatchPlan(directory=run, shown=5))
+
+    assert (options.kind, options.env, options.n_envs) == ("godot", "demo:rolling_ball", 5)
+    assert options.engine is not None
+    assert (options.engine["window"], options.engine["speed"], options.engine["shown"]) == (True, "realtime", 5)
+
+
+def test_ctrl_c_ends_it(run: Path) -> None:
+    arguments = ["godot", "watch", str(run), "--headless"]
+    with subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert "plays" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(END_S) == 130
+
+
+def test_a_game_that_was_closed_by_hand_ends_it_in_order(
+    tmp_path: Path, program: str, major: int, project_of: Callable[[str, int], Path]
+) -> None:
+    quits = {"kind": "godot", "env": str(project_of("games", major)), "n_envs": 1, "engine": {"binary": program}}
+    quits["engine"] |= {"scene": "res://troubled.tscn"}
+    train(tmp_path, quits, steps=64)
+    state = next((tmp_path / "checkpoints").glob("*/state.json"))
+    state.write_text(state.read_text().replace('"scene": ', '"parameters": {"fail": "close"}, "scene": '))
+
+    Watching(WatchPlan(directory=tmp_path, headless=True), Ended()).go()
+
+
+class Ended:
+    """A report that remembers nothing."""
+
+    def plays(self, game: str, checkpoint: str) -> None:
+        pass
+
+    def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
+        pass
+
+
+def test_a_relative_path_means_what_it_did_where_the_training_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_game").mkdir()
+    told = {
+        "manager": {"kind": "godot", "env": "my_game", "engine": {"binary": "godot4"}},
+        "trainers": {},
+        "directory": str(tmp_path),
+    }
+    checkpoint = checkpoints.Checkpoint({"parts": {"controller": {"plan": told}}}, {})
+    monkeypatch.chdir("/")
+
+    options = manager_options(checkpoint, WatchPlan(directory=tmp_path))
+
+    assert options.env == str(tmp_path / "my_game")
+    assert options.engine is not None
+    assert options.engine["binary"] == "godot4"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_without_a_training_or_a_checkpoint_is_refused(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "run"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(UsageError, match="has no checkpoint yet" if exists else "there is no training in"):
+        Source(folder, None).first()
+    assert run_command_line(["godot", "watch", str(folder), "--headless"]) == 2
+
+
+def test_what_is_no_godot_game_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}, steps=64)
+    with pytest.raises(UsageError, match="'CartPole-v1' with the manager 'simple', which is no Godot game"):
+        Watching(WatchPlan(directory=tmp_path), Ended()).go()
+
+
+def test_a_training_of_what_no_text_names_says_that_it_cannot_be_watched(tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    train(tmp_path, {"kind": "simple", "env": lambda: gymnasium.make("CartPole-v1"), "n_envs": 2}, steps=64)
+    with pytest.raises(UsageError, match="does not say what it plays"):
+        Watching(WatchPlan(directory=tmp_path), Ended()).go()
+
+
+def test_policies_that_do_not_fit_the_game_are_refused(tmp_path: Path) -> None:
+    train(tmp_path, {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}, steps=64)
+    checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
+    from envmanager import make_manager
+
+    with make_manager({"kind": "simple", "env": "Acrobot-v1"}) as manager, pytest.raises(UsageError, match="not fit"):
+        policies_of(checkpoint, manager.behavior_specs, tmp_path)
