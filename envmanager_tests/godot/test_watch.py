@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envmanager import UsageError
+from envmanager import UsageError, make_manager
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints
+from envmanager.training import checkpoints, watching
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.watching import Source, Watching, WatchPlan, manager_options, policies_of
+from envmanager_tests.godot.driver import MISSING, find_engine
 
 COMMAND = "import sys; from envmanager.cli import main; sys.exit(main())"
 END_S = 60.0
@@ -38,18 +39,38 @@ def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool 
     TrainingRun(TrainingPlan.parse(tables, folder, resume=resume), Quiet()).go()
 
 
-@pytest.fixture
-def ball(program: str) -> dict[str, Any]:
+def ball_of(program: str) -> dict[str, Any]:
     """The table ``manager`` of a training with the demo."""
     return {"kind": "godot", "env": "demo:rolling_ball", "n_envs": 8, "wait": "all", "engine": {"binary": program}}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function: the folder of a training by this engine, which has ended. It is for copying."""
+    there: dict[str, Path] = {}
+
+    def train_once(program: str) -> Path:
+        if program not in there:
+            there[program] = tmp_path_factory.mktemp("trained")
+            train(there[program], ball_of(program), steps=300)
+        return there[program]
+
+    return train_once
+
+
 @pytest.fixture
-def run(tmp_path: Path, ball: dict[str, Any]) -> Path:
-    """The folder of a training that has ended."""
-    folder = tmp_path / "run"
-    train(folder, ball, steps=300)
-    return folder
+def run(tmp_path: Path, program: str, trained: Callable[[str], Path]) -> Path:
+    """The folder of a training that has ended, by each engine."""
+    return shutil.copytree(trained(program), tmp_path / "run")
+
+
+@pytest.fixture
+def one_run(tmp_path: Path, trained: Callable[[str], Path]) -> Path:
+    """The folder of a training that has ended, by the first engine that is here."""
+    program = find_engine(4) or find_engine(3)
+    if program is None:
+        pytest.skip(f"{MISSING[4]}; {MISSING[3]}")
+    return shutil.copytree(trained(program), tmp_path / "run")
 
 
 class Seen:
@@ -62,7 +83,6 @@ class Seen:
         self._when_it_plays = when_it_plays
 
     def plays(self, game: str, checkpoint: str) -> None:
-        assert game == "demo:rolling_ball"
         self.played.append(checkpoint)
         if len(self.played) == 1:
             self._when_it_plays()
@@ -72,63 +92,80 @@ class Seen:
         self.returns += returns["default"]
 
 
+CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}
+
+
+def test_the_returns_of_episodes_are_told_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path, CARTPOLE, steps=64)
+    state = next((tmp_path / "checkpoints").glob("*/state.json"))
+    state.write_text(state.read_text().replace('"kind": "simple"', '"kind": "godot"'))
+    monkeypatch.setattr(watching, "make_manager", lambda _: make_manager({**CARTPOLE, "wait": "all"}))
+    monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+    seen = Seen()
+
+    Watching(WatchPlan(directory=tmp_path, steps=600), seen).go()
+
+    assert len(seen.n_steps) > 1, "not only at the end"
+    assert 600 * 2 - 2 * 500 <= sum(seen.returns) <= 600 * 2, "one for each step of an episode that has ended"
+
+
 def test_the_policies_of_a_training_play_as_many_steps_as_wanted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["godot", "watch", str(run), "--headless", "--steps", "50", "--shown", "2"]) == 0
     assert capsys.readouterr().out.startswith("demo:rolling_ball: checkpoint 000000000")
 
 
-def test_a_newer_checkpoint_is_picked_up_while_it_plays(run: Path, ball: dict[str, Any]) -> None:
+def test_a_newer_checkpoint_is_picked_up_while_it_plays(run: Path, program: str) -> None:
     first = checkpoints.latest(run / "checkpoints").name
-    seen = Seen(lambda: train(run, ball, steps=600, resume=True))
+    seen = Seen(lambda: train(run, ball_of(program), steps=600, resume=True))
 
-    Watching(WatchPlan(directory=run, headless=True, steps=60), seen).go()
+    Watching(WatchPlan(directory=run, headless=True, steps=40), seen).go()
 
     newest = checkpoints.latest(run / "checkpoints").name
     assert seen.played == [first, newest]
     assert first < newest
 
 
-def test_a_checkpoint_that_was_named_is_played_all_the_time(run: Path, ball: dict[str, Any]) -> None:
-    first = checkpoints.latest(run / "checkpoints")
-    kept = first.rename(run / "kept")
+def test_a_checkpoint_that_was_named_is_played_all_the_time(one_run: Path) -> None:
+    first = checkpoints.latest(one_run / "checkpoints")
+    kept = first.rename(one_run / "kept")
     seen = Seen()
 
-    Watching(WatchPlan(directory=run, checkpoint=str(kept), headless=True, steps=30), seen).go()
+    Watching(WatchPlan(directory=one_run, checkpoint=str(kept), headless=True, steps=10), seen).go()
 
     assert seen.played == ["kept"]
     with pytest.raises(UsageError, match=r"there is no checkpoint 'another'.*there is: none"):
-        Source(run, "another").first()
+        Source(one_run, "another").first()
 
 
 def test_a_newer_checkpoint_that_cannot_be_read_is_told_and_the_one_before_plays_on(
-    run: Path, caplog: pytest.LogCaptureFixture
+    one_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_it() -> None:
-        (run / "checkpoints" / "latest").write_text("broken")
+        (one_run / "checkpoints" / "latest").write_text("broken")
 
     seen = Seen(break_it)
-    Watching(WatchPlan(directory=run, headless=True, steps=40), seen).go()
+    Watching(WatchPlan(directory=one_run, headless=True, steps=40), seen).go()
 
     assert len(seen.played) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_it_plays_greedily_what_was_trained(run: Path) -> None:
-    checkpoint = checkpoints.load_latest(run / "checkpoints")
-    options = manager_options(checkpoint, WatchPlan(directory=run, shown=5))
+def test_it_plays_greedily_what_was_trained(one_run: Path) -> None:
+    checkpoint = checkpoints.load_latest(one_run / "checkpoints")
+    options = manager_options(checkpoint, WatchPlan(directory=one_run, shown=5))
 
     assert (options.kind, options.env, options.n_envs) == ("godot", "demo:rolling_ball", 5)
     assert options.engine is not None
     assert (options.engine["window"], options.engine["speed"], options.engine["shown"]) == (True, "realtime", 5)
 
 
-def test_ctrl_c_ends_it(run: Path) -> None:
-    arguments = ["godot", "watch", str(run), "--headless"]
-    with subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert "plays" in watching.stdout.readline()
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(END_S) == 130
+def test_ctrl_c_ends_it(one_run: Path) -> None:
+    arguments = ["godot", "watch", str(one_run), "--headless"]
+    with subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        assert "plays" in watch.stdout.readline()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(END_S) == 130
 
 
 def test_a_game_that_was_closed_by_hand_ends_it_in_order(
@@ -198,7 +235,5 @@ def test_a_training_of_what_no_text_names_says_that_it_cannot_be_watched(tmp_pat
 def test_policies_that_do_not_fit_the_game_are_refused(tmp_path: Path) -> None:
     train(tmp_path, {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}, steps=64)
     checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
-    from envmanager import make_manager
-
     with make_manager({"kind": "simple", "env": "Acrobot-v1"}) as manager, pytest.raises(UsageError, match="not fit"):
         policies_of(checkpoint, manager.behavior_specs, tmp_path)

@@ -39,6 +39,8 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 			pass
 	elif fail == "quit":
 		get_tree().quit(3)
+	elif fail == "close":
+		get_tree().quit()
 	elif fail == "stranger":
 		var stranger = load("res://rat.tscn").instance()
 		add_child(stranger)

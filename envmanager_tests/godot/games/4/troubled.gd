@@ -39,6 +39,8 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 			pass
 	elif fail == "quit":
 		get_tree().quit(3)
+	elif fail == "close":
+		get_tree().quit()
 	elif fail == "stranger":
 		var stranger: Node = load("res://rat.tscn").instantiate()
 		add_child(stranger)
