@@ -122,6 +122,14 @@ def test_real_time_and_a_window_are_asked_of_the_engine(tmp_path: Path) -> None:
     assert "--fixed-fps" not in command
 
 
+def test_an_engine_without_a_window_is_refused_where_one_is_wanted(tmp_path: Path) -> None:
+    folder = project(tmp_path / "game", version=4)
+    server = program(tmp_path / "godot3-server")
+    assert find_game(str(folder), EngineOptions(binary=server), tmp_path).major == 3
+    with pytest.raises(UsageError, match="godot3-server has no window"):
+        find_game(str(folder), EngineOptions(binary=server, window=True), tmp_path)
+
+
 def test_a_project_is_imported_only_when_it_has_something_that_is_not(tmp_path: Path) -> None:
     folder = project(tmp_path / "game")
     game = Game(folder, "godot4", 4, 60)

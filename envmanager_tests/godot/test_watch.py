@@ -209,6 +209,29 @@ def test_a_relative_path_means_what_it_did_where_the_training_ran(
     assert options.engine["binary"] == "godot4"
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_gives_way_to_the_newer_one(
+    one_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = checkpoints.latest(one_run / "checkpoints")
+    latest = one_run / "checkpoints" / "latest"
+    latest.write_text("removed")
+    load = checkpoints.load
+
+    def load_late(path: Path) -> checkpoints.Checkpoint:
+        latest.write_text(newest.name)
+        return load(path)
+
+    monkeypatch.setattr(checkpoints, "load", load_late)
+    source = Source(one_run, None)
+    assert source.first().arrays
+    assert source.path == newest
+    assert source.newer() is None
+
+    latest.write_text("removed too")
+    assert source.newer() is None
+    assert source.newer() is not None
+
+
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_folder_without_a_training_or_a_checkpoint_is_refused(tmp_path: Path, exists: bool) -> None:
     folder = tmp_path / "run"
