@@ -290,6 +290,7 @@ class RemoteWorker(ABC):
             phase=_phase(during),
             reason=self.channel.broken,
             output=self._last_words(),
+            ticket=self.channel.ticket,
         )
 
     def _no_response(self, during: CommandName, output: str) -> WorkerTimedOut:

@@ -12,12 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
+from envmanager.godot.engines import find_major
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "tag_in_rounds": "mpe2", "dqn_speedups": "ale_py"}
-STEPS = {"dqn_pong": 120, "dqn_cartpole": 300, "tag_in_rounds": 50 * 16 * (3 + 1)}
+STEPS = {"dqn_pong": 120, "dqn_cartpole": 300, "tag_in_rounds": 50 * 16 * (3 + 1), "godot_coin_chase": 64 * 64 * 3}
 """How many steps to take; others take as many as a rollout has."""
 SHORTER: dict[str, dict[str, Any]] = {
     "dqn_pong": {"learning_starts": 100},
@@ -33,6 +34,8 @@ class Silent(Report):
 def test_a_config_trains(path: Path, tmp_path: Path) -> None:
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
+    if path.stem.startswith("godot") and find_major(None) is None:
+        pytest.skip("there is no Godot here: `apt-get install godot3-server` brings one")
     tables = load_config(path, TRAINING_TABLES)
     for trainer in tables["trainers"].values():
         trainer.update(SHORTER.get(path.stem, {}))
