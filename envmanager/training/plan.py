@@ -95,13 +95,13 @@ class TrainingPlan:
         None when it cannot be said so: an environment that is no text, options of a trainer that are objects.
         ``directory`` is that of this process, in which the environment's name means what it does.
         """
-        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", "engine")}
-        told = {"manager": of_manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
         if not isinstance(self.manager.env, str):
             return None
+        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", "engine")}
         try:
+            told = {"manager": of_manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             plain: dict[str, Any] = json.loads(json.dumps(told, default=_as_plain))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, FileNotFoundError):  # the last: the directory was deleted
             return None
         return plain
 

@@ -24,13 +24,21 @@ from envmanager_tests.godot.driver import MISSING, find_engine
 COMMAND = "import sys; from envmanager.cli import main; sys.exit(main())"
 END_S = 60.0
 PPO = {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64, "hidden": [8]}
+CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}
 
 
-def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool = False) -> None:
+def train(
+    folder: Path,
+    manager: Mapping[str, Any],
+    *,
+    steps: int,
+    resume: bool = False,
+    trainer: Mapping[str, Any] = PPO,
+) -> None:
     tables = {
         "manager": manager,
         "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu"},
-        "trainers": {"*": PPO},
+        "trainers": {"*": trainer},
     }
 
     class Quiet(Report):
@@ -90,9 +98,6 @@ class Seen:
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
         self.n_steps.append(n_steps)
         self.returns += returns["default"]
-
-
-CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}
 
 
 def test_the_returns_of_episodes_are_told_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +248,7 @@ def test_a_folder_without_a_training_or_a_checkpoint_is_refused(tmp_path: Path, 
 
 
 def test_what_is_no_godot_game_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}, steps=64)
+    train(tmp_path, CARTPOLE, steps=64)
     with pytest.raises(UsageError, match="'CartPole-v1' with the manager 'simple', which is no Godot game"):
         Watching(WatchPlan(directory=tmp_path), Ended()).go()
 
@@ -255,8 +260,30 @@ def test_a_training_of_what_no_text_names_says_that_it_cannot_be_watched(tmp_pat
         Watching(WatchPlan(directory=tmp_path), Ended()).go()
 
 
+def test_what_learned_in_a_process_of_its_own_plays_here(tmp_path: Path) -> None:
+    apart = {"kind": "dqn", "capacity": 500, "learning_starts": 64, "train_every": 16, "hidden": [8], "apart": 50}
+    train(tmp_path, CARTPOLE, steps=128, trainer=apart)
+    checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
+
+    with make_manager(CARTPOLE) as manager:
+        policies = policies_of(checkpoint, manager.behavior_specs, tmp_path)
+        manager.set_policy("default", policies["default"])
+        manager.reset()
+        assert manager.step()
+
+
+def test_a_training_whose_directory_was_deleted_is_saved_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    plan = TrainingPlan.parse({"manager": CARTPOLE, "trainers": {"*": PPO}}, tmp_path)
+    assert plan.to_json() is None
+
+
 def test_policies_that_do_not_fit_the_game_are_refused(tmp_path: Path) -> None:
-    train(tmp_path, {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}, steps=64)
+    train(tmp_path, CARTPOLE, steps=64)
     checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
     with make_manager({"kind": "simple", "env": "Acrobot-v1"}) as manager, pytest.raises(UsageError, match="not fit"):
         policies_of(checkpoint, manager.behavior_specs, tmp_path)
