@@ -282,7 +282,7 @@ def _carried_out(group: EnvGroup, call: Call) -> list[Any]:
 
 def _text_of(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = str(error) or repr(error)
     except Exception as broken:  # a __str__ that raises must not hide the error
         text = f"(its text cannot be shown: {type(broken).__name__})"
     return text.encode("utf-8", "backslashreplace").decode()
