@@ -112,9 +112,11 @@ class _StepContract:
         with self.make_manager(EchoEnvironment, 3) as manager:
             manager.set_policy("default", policy)
             manager.reset()
-            for _ in range(60):
+            for number in range(20_000):
                 for info in manager.step(wait):
                     check_echo(info, policy.given, n_steps)
+                if number >= 60 and len(n_steps) == 3:  # a busy machine may run one of them late
+                    break
 
             assert len(n_steps) == 3, "some environment never got a step"
 

@@ -378,11 +378,12 @@ class ForksInAThread(FakeEnvironment):
     def __init__(self) -> None:
         super().__init__()
         self._codes: list[int] = []
-        self._is_over = threading.Event()
+        self._has_begun, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._fork_on)
         self._thread.start()
 
     def _fork_on(self) -> None:
+        self._has_begun.wait()  # a fork while start() has not returned is a fatal error of Python's own, now and then
         while not self._is_over.is_set():
             fork = os.fork()
             if fork == 0:
@@ -390,6 +391,7 @@ class ForksInAThread(FakeEnvironment):
             self._codes.append(exit_code(fork))
 
     def step(self, taken: Any) -> Any:
+        self._has_begun.set()
         results = super().step(taken)
         results["default"].info = [{"number": self._n_steps, "large": b"x" * 300_000}]
         return results
