@@ -77,6 +77,9 @@ class _Use(enum.Enum):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
 
+_STEP, _SEND_RECV = _Use.STEP, _Use.SEND_RECV  # in Python 3.11 looking one up takes as long as a call
+
+
 class EnvManager(ABC):
     """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
 
@@ -118,7 +121,7 @@ class EnvManager(ABC):
         self._listener = listener = Listener(table, recovery.events.add)
         castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
         self._policy_steps = PolicySteps(table, recovery, listener, castings, self._calls)
-        self._row_steps = RowSteps(table, recovery, self._env_rows, listener.specs, castings, zero_copy=zero_copy)
+        self._row_steps = RowSteps(table, recovery, self._env_rows, listener, castings, zero_copy=zero_copy)
         self._resets = Resets(table, recovery, collector, listener.specs, launcher, seed)
         self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
         self._leave_interrupts = interrupts.stay_for(self)
@@ -233,12 +236,12 @@ class EnvManager(ABC):
         others' steps come with the next call.
         """
         with self._named["step"]:
-            if self._use is not _Use.STEP:
-                self._use.require(_Use.STEP)
+            if self._use is not _STEP:
+                self._use.require(_STEP)
             chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 self._policy_steps.send_actions(chosen)
-                self._use = _Use.STEP
+                self._use = _STEP
                 try:
                     self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
                 except WorkerError as error:
@@ -260,20 +263,21 @@ class EnvManager(ABC):
         still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
         with self._named["send"]:
-            if self._use is not _Use.SEND_RECV:
-                self._use.require(_Use.SEND_RECV)
-            row_steps = self._row_steps
-            actions, groups = row_steps.checked(actions, env_ids, is_begun=self._use is _Use.SEND_RECV)
+            is_begun = self._use is _SEND_RECV
+            if not is_begun:
+                self._use.require(_SEND_RECV)
             if self._undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
                     "first. Nothing was sent."
                 )
-            row_steps.check_can_send(groups)
-            if self._listener.has_objects:
-                self._some_host.check_can_travel(actions)
-            self._use, self._collector.holds_back = _Use.SEND_RECV, True
-            row_steps.send(actions, groups)
+            actions, groups = self._row_steps.checked(actions, env_ids, is_begun)
+            if not is_begun:
+                self._begin_send_recv()
+            self._row_steps.send(actions, groups)
+
+    def _begin_send_recv(self) -> None:
+        self._use, self._collector.holds_back = _SEND_RECV, True
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.
@@ -282,14 +286,12 @@ class EnvManager(ABC):
         ``step()`` does.
         """
         with self._named["recv"]:
-            if self._use is not _Use.SEND_RECV:
-                self._use.require(_Use.SEND_RECV)
-            self._row_steps.behavior(is_begun=self._use is _Use.SEND_RECV)
             chosen = self._wait if wait is None else Wait.parse(wait)
+            if self._use is not _SEND_RECV:
+                self._use.require(_SEND_RECV)
+                self._row_steps.offer_first_observations()
+                self._begin_send_recv()
             if self._undelivered is None:
-                if self._use is not _Use.SEND_RECV:
-                    self._row_steps.offer_first_observations()
-                    self._use, self._collector.holds_back = _Use.SEND_RECV, True
                 try:
                     self._undelivered = self._row_steps.batch_of(self._collector.collect(chosen))
                 except WorkerError as error:

@@ -116,10 +116,15 @@ class LocalHost(WorkerHost):
             self._events,
             on_news=self._listener.hear,
             rotates=options.zero_copy,
+            lends=not options.zero_copy,
         )
 
     def await_start(self) -> dict[int, StartReport]:
-        return {0: self.workers[0].start()}
+        (worker,) = self.workers
+        report = worker.start()
+        if worker.lends:
+            self.rewrites_arrays = False
+        return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """While the environments are stepped, the trainer waits for them."""

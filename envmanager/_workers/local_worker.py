@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from envmanager._workers.hosting import COMMANDS, GroupFactory, Reporter, describe_failure, env_ids_of_failure, phase_of
+from envmanager._workers.lent_rows import LentRows, RotatingRows, is_worth_lending
 from envmanager.core.sources import ResponseSource
 from envmanager.data.reports import News, StartReport
 from envmanager.data.specs import SpecConflict
@@ -23,6 +25,8 @@ from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import let_through
 
 _logger = logging.getLogger("envmanager")
+_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
+_STEPPING = (CommandName.STEP, CommandName.STEP_ROWS, CommandName.RESET)
 
 
 class LocalWorker:
@@ -37,9 +41,11 @@ class LocalWorker:
         *,
         on_news: Callable[[News, int], None],
         rotates: bool,
+        lends: bool = False,
     ) -> None:
         """``on_news(news, worker_id)``: what there is to report besides a response. ``rotates``: let the environments
-        write into three sets of arrays in turn, so that a StepInfo stays valid for a while.
+        write into three sets of arrays in turn, so that a StepInfo stays valid for a while. ``lends``: respond with
+        arrays that are the trainer's, if they are large.
         """
         self.worker_id = worker_id
         self.times = times
@@ -49,13 +55,14 @@ class LocalWorker:
         self._on_news = on_news
         self._reporter = Reporter()
         self._rotates = rotates
+        self._lends = lends
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
         self._stepped: EnvironmentResponse | None = None
         self._begun: CommandName | None = None
         """A step or reset that has begun and not ended: if nobody is in it, it was interrupted half-way."""
-        self._buffers: list[RowBuffer] = []
-        self._slot = 0
+        self._rows: RotatingRows | LentRows | None = None
+        self._user_code = let_through()
         self._ended_ns = time.monotonic_ns()
 
     def start(self) -> StartReport:
@@ -73,8 +80,7 @@ class LocalWorker:
         self._ended_ns = time.monotonic_ns()
         self.times.started(asked_ns, self._ended_ns, generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
-        if self._rotates:
-            self._make_buffers(self.group)
+        self._make_rows(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         return report
 
@@ -82,7 +88,12 @@ class LocalWorker:
         """Have the environments write into these ``WorkerRows``, one slot after the other."""
         buffers = [worker_rows.buffer(slot) for slot in range(worker_rows.layout.n_slots)]
         if None not in buffers:
-            self._buffers = buffers
+            self._rows = RotatingRows(buffers)
+
+    @property
+    def lends(self) -> bool:
+        """Whether the arrays of its responses are the trainer's, and are not written again while it has them."""
+        return isinstance(self._rows, LentRows)
 
     def close_quietly(self) -> None:
         """Close the environments, whatever they say to that."""
@@ -92,17 +103,25 @@ class LocalWorker:
             except (Exception, SystemExit):
                 _logger.exception("an environment failed to close")
 
-    def _make_buffers(self, group: EnvGroup) -> None:
-        if len(group.behavior_specs) == 1:
-            ((behavior, spec),) = group.behavior_specs.items()
-            if len(group.env_ids) == group.max_agents[behavior]:
-                ids = only_agents(group.env_ids)
-                self._buffers = [RowBuffer.empty(spec.observation, ids) for _ in range(3)]
+    def _make_rows(self, group: EnvGroup) -> None:
+        if len(group.behavior_specs) != 1:
+            return
+        ((behavior, spec),) = group.behavior_specs.items()
+        if len(group.env_ids) != group.max_agents[behavior]:
+            return
+        make = partial(RowBuffer.empty, spec.observation, only_agents(group.env_ids))
+        if self._rotates:
+            self._rows = RotatingRows([make() for _ in range(3)])
+        elif self._lends and is_worth_lending(spec.observation, len(group.env_ids)):
+            self._rows = LentRows(make)
 
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its response is asked for, and never before a step in flight."""
-        command = name if name.__class__ is CommandName else CommandName(name)
-        if command in (CommandName.STEP, CommandName.STEP_ROWS):
+        if name is _STEP or name is _STEP_ROWS:
+            self._step = (name, payload)
+            return
+        command = CommandName(name)
+        if command in (_STEP, _STEP_ROWS):
             self._step = (command, payload)
             return
         if self._step is not None:
@@ -124,6 +143,8 @@ class LocalWorker:
         started_ns = time.monotonic_ns()
         if name is CommandName.RESET:
             self._begun = name
+            if isinstance(self._rows, LentRows):
+                self.group.offer_rows(self._rows.next())
         response = self._obey(name, payload)
         if name is CommandName.RESET:
             self._begun = None
@@ -136,40 +157,47 @@ class LocalWorker:
 
         A failure, when the environments were interrupted half-way: whoever goes on after that must reset first.
         """
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            return self._failed(KeyboardInterrupt(), begun)
-        if self._stepped is not None:
-            stepped, self._stepped = self._stepped, None
-            return stepped
+        if self._begun is not None or self._stepped is not None:
+            return self._left_behind()
         if self._step is None:
             return None
         (name, actions), self._step = self._step, None
         self._begun = name
-        if self._buffers:
-            self._slot = (self._slot + 1) % len(self._buffers)
-            self.group.offer_rows(self._buffers[self._slot])
+        if self._rows is not None:
+            self.group.offer_rows(self._rows.next())
         started_ns = time.monotonic_ns()
         response = self._obey(name, actions)
         self._begun = None
-        idle_ns, self._ended_ns = started_ns - self._ended_ns, time.monotonic_ns()
-        self.times.stepped(self._ended_ns - started_ns, idle_ns, self._ended_ns)
+        ended_ns = time.monotonic_ns()
+        self.times.stepped(ended_ns - started_ns, started_ns - self._ended_ns, ended_ns)
+        self._ended_ns = ended_ns
         return response
 
+    def _left_behind(self) -> EnvironmentResponse | None:
+        """The response to a step that was interrupted, or that was taken before it was asked for."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return self._failed(KeyboardInterrupt(), begun)
+        stepped, self._stepped = self._stepped, None
+        return stepped
+
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
+        group = self.group
         try:
-            with let_through():
-                result = COMMANDS[name](self.group, payload)
+            with self._user_code:
+                result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self._failed(error, name)
-        if self.group.casts or len(self.group.behavior_specs) != self._reporter.n_reported:
+        if group.casts or len(group.behavior_specs) != self._reporter.n_reported:
             try:
                 self._report()
             except SpecConflict as error:
                 return self._failed(error, name)
-        return EnvironmentResponse(CommandName.STEP if name is CommandName.STEP_ROWS else name, self.worker_id, result)
+        if self._rows is not None and name in _STEPPING:
+            result = self._rows.handed_out(result)
+        return EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
 
     def _report(self) -> None:
         news = self._reporter.news(self.group)
@@ -203,7 +231,8 @@ class LocalStepQueue(ResponseSource):
         To have that, it takes the step.
         """
         if self._others is None:
-            return self._take_step()
+            response = self._workers[self._worker_id].take_step()
+            return () if response is None else (response,)
         if self._n_of_others < len(self._workers) - 1:
             taken = self._others.take()
             self._n_of_others += len(taken)

@@ -16,13 +16,11 @@ from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_num
 from envmanager.adapters.spaces import behavior_spec, rows_reader
 from envmanager.data.fitting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
-from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents, take_rows
+from envmanager.data.trees import Tree, leaves, leaves_like, paths
 from envmanager.environment import Abandoned, EnvGroup
 
 BEHAVIOR = "default"
-MAX_KNOWN_BUFFERS = 8
-"""A transport rotates a few buffers; one that offers a new one each time must not make us keep them all."""
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """``(views of one row's leaves, observation, casting)``: check the observation and copy it there."""
@@ -56,6 +54,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._castings = [Casting(env_id, check_values, self.casts) for env_id in self.env_ids]
         self.casting = self._castings[0]
         self._number = finite_number if check_values else real_number
+        self._plain_reward = None if check_values else float
         self._plain_rewards = frozenset() if check_values else REAL_NUMBERS
         first = self._envs[0]
         spec = behavior_spec(first.observation_space, first.action_space)
@@ -64,10 +63,9 @@ class GymnasiumEnvironment(EnvGroup):
         self._read_actions = rows_reader(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
-        self._plain_obs = (spec.observation.dtype, spec.observation.shape) if is_plain else (np.dtype(object), None)
+        self._plain_obs = (_usual(spec.observation.dtype), spec.observation.shape) if is_plain else (None, None)
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
-        self._known: dict[int, _BufferViews] = {}
         self._views = self._new_views(self._all)
 
     @classmethod
@@ -95,13 +93,10 @@ class GymnasiumEnvironment(EnvGroup):
         self._envs[:] = [Abandoned(env, error) for env in self._envs]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``, whose views are kept for when it is offered again."""
-        views = self._known.get(id(buffer))
-        if views is None:
-            if len(self._known) >= MAX_KNOWN_BUFFERS:
-                self._known.clear()
-            views = _BufferViews(buffer, self._castings)
-            self._known[id(buffer)] = views  # it holds the buffer, so the id stays the buffer's
+        """Write the next steps into ``buffer``, which keeps its views for when it is offered again."""
+        views = buffer.views
+        if views is None or views.castings is not self._castings:
+            views = buffer.views = _BufferViews(buffer, self._castings)
             buffer.steps.agent_id[:] = self._agent_id
         self._views = views
 
@@ -114,7 +109,7 @@ class GymnasiumEnvironment(EnvGroup):
             self.current_env_id = self.env_ids[row]
             infos.append(self._restart(env, row, views.obs[row], seed=seeds[row]))
         self.current_env_id = None
-        return {BEHAVIOR: views.finish(0, infos, [], keep_infos=self._infos)}
+        return {BEHAVIOR: views.finish(0, infos, [], self._infos)}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         if rows is None:
@@ -139,18 +134,21 @@ class GymnasiumEnvironment(EnvGroup):
         envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
         write_obs, plain_rewards = self._write_obs, self._plain_rewards
         plain_dtype, plain_shape = self._plain_obs
-        array_class, keeps_infos = np.ndarray, self._infos
+        array_class, number_class, keeps_infos = np.ndarray, self._plain_reward, self._infos
         rewards: list[Any] = []
         infos: list[Any] = []
         ended: list[Any] = []  # their reset infos
-        out.forget_ends()
+        out.terminated.fill(False)  # steps of some rows are copied into the same memory by others
+        out.truncated.fill(False)
         try:
-            for env, action, view in zip(envs, self._read_actions(batch, len(envs)), out.first_leaf, strict=True):
+            actions = self._read_actions(batch, len(envs))
+            for env, action, view in zip(envs, actions, out.first_leaf):  # noqa: B905  (asking takes as long as a step)
                 result = env.step(action)
-                if result.__class__ is not tuple or len(result) != 5:
-                    result = _five(result)
-                obs, reward, terminated, truncated, info = result
-                if reward.__class__ not in plain_rewards:
+                try:
+                    obs, reward, terminated, truncated, info = result
+                except (TypeError, ValueError) as error:
+                    raise _not_five(result) from error
+                if reward.__class__ is not number_class and reward.__class__ not in plain_rewards:
                     reward = self._number(reward, "reward", out.obs[len(rewards)][-1])
                 if (terminated is not False or truncated is not False) and _has_ended(
                     out, len(rewards), terminated, truncated
@@ -158,11 +156,7 @@ class GymnasiumEnvironment(EnvGroup):
                     views = out.obs[len(rewards)]
                     write_obs(out.final_obs[len(ended)], obs, views[-1])
                     ended.append(self._restart(env, chosen[len(rewards)], views))
-                elif (
-                    obs.__class__ is array_class
-                    and (obs.dtype is plain_dtype or obs.dtype == plain_dtype)
-                    and obs.shape == plain_shape
-                ):
+                elif obs.__class__ is array_class and obs.dtype is plain_dtype and obs.shape == plain_shape:
                     view[...] = obs
                 else:
                     views = out.obs[len(rewards)]
@@ -175,21 +169,31 @@ class GymnasiumEnvironment(EnvGroup):
         except BaseException:
             self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
             raise
-        out.reward[:] = rewards
-        return out.finish(len(ended), infos, ended, keep_infos=self._infos)
+        out.reward[...] = rewards
+        if not (ended or keeps_infos):
+            return out.steps
+        return out.finish(len(ended), infos, ended, keeps_infos)
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
         result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("what reset returned", "a tuple of 2 (obs, info)", describe_value(result))
-        check_info(result[1], "info of reset")
-        self._write_obs(views, result[0], views[-1])
-        return result[1]
+        obs, info = result
+        if info.__class__ is not dict:
+            check_info(info, "info of reset")
+        self._write_obs(views, obs, views[-1])
+        return info
 
     def _new_views(self, chosen: Sequence[int]) -> _BufferViews:
         buffer = RowBuffer.empty(self._spec.observation, self._agent_id[list(chosen)])
         return _BufferViews(buffer, [self._castings[row] for row in chosen])
+
+
+def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The object that arrays of this dtype mostly have: one that was unpickled is equal, not the same."""
+    usual: np.dtype[Any] = np.dtype(dtype.type)
+    return usual if usual == dtype else dtype
 
 
 class _BufferViews:
@@ -199,8 +203,9 @@ class _BufferViews:
     """
 
     def __init__(self, buffer: RowBuffer, castings: Sequence[Casting]) -> None:
-        self.buffer = buffer
+        self.castings = castings
         self.steps = buffer.steps
+        self.all_final_obs = buffer.final_obs
         views = _row_views(buffer.steps.obs, len(buffer.steps))
         self.obs = [[*own, casting] for own, casting in zip(views, castings, strict=True)]
         self.first_leaf = [own[0] for own in self.obs]
@@ -209,26 +214,23 @@ class _BufferViews:
         self.terminated = buffer.steps.terminated
         self.truncated = buffer.steps.truncated
 
-    def forget_ends(self) -> None:
-        """Nobody has ended so far. (Steps of some rows are copied into the same memory by others.)"""
-        self.terminated.fill(False)
-        self.truncated.fill(False)
-
     def clear(self) -> None:
         """Reward 0 and nobody ended, as after a reset."""
-        self.reward.fill(0)
-        self.forget_ends()
+        for column in (self.reward, self.terminated, self.truncated):
+            column.fill(0)
 
-    def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], *, keep_infos: bool) -> AgentSteps:
+    def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], keep_infos: bool) -> AgentSteps:
         """The buffer's own steps; when episodes ended, steps on the same arrays with the final observations."""
         steps = self.steps
         if n_ended == 0:
             steps.info = info if keep_infos else None
             return steps
-        final_obs = map_tree(lambda leaf: leaf[:n_ended], self.buffer.final_obs)
+        final_obs = self.all_final_obs
+        final_obs = final_obs[:n_ended] if final_obs.__class__ is np.ndarray else take_rows(final_obs, slice(n_ended))
+        if not keep_infos:
+            return AgentSteps(steps.agent_id, steps.obs, self.reward, self.terminated, self.truncated, final_obs)
         flags = (self.terminated, self.truncated)
-        infos = (info, reset_info) if keep_infos else (None, None)
-        return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, *infos)
+        return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, info, reset_info)
 
 
 def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
@@ -237,11 +239,11 @@ def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> 
         casting = out.obs[row][-1]
         terminated = flag(terminated, "terminated", casting)
         truncated = flag(truncated, "truncated", casting)
-    if not (terminated or truncated):
-        return False
-    out.terminated[row] = terminated
-    out.truncated[row] = truncated
-    return True
+    if terminated:
+        out.terminated[row] = True
+    if truncated:
+        out.truncated[row] = True
+    return bool(terminated or truncated)
 
 
 class _ObjectRow:
@@ -276,10 +278,10 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
 
 
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
-    dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
+    dtype, shape, array_class = _usual(spec.dtype), spec.shape, np.ndarray
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
-        if obs.__class__ is not array_class or obs.dtype != dtype or obs.shape != shape:
+        if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
             obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
             check_values(spec, obs, path)
@@ -288,11 +290,9 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
     return write
 
 
-def _five(result: Any) -> Any:
-    """What ``step`` returned, if it is some tuple of five after all."""
-    if isinstance(result, tuple) and len(result) == 5:
-        return result
+def _not_five(result: Any) -> SpecMismatch:
+    """What is wrong with what ``step`` returned."""
     got = describe_value(result)
     if isinstance(result, tuple) and len(result) == 4:
         got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"
-    raise SpecMismatch("what step returned", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)
+    return SpecMismatch("what step returned", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)

@@ -21,9 +21,12 @@ class Resetter:
         self._always = [name for name in _ARGUMENTS if name in named]
         self._if_given = [name for name in _ARGUMENTS if name not in named and takes_any]
         self._never = [name for name in _ARGUMENTS if name not in named and not takes_any]
+        self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
         """What ``reset`` returns; UsageError when it does not take what was given."""
+        if self._takes_both:
+            return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}
         for name in self._never:
             if _is_there(given[name]):

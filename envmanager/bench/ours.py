@@ -47,6 +47,13 @@ class InProcess(Managed):
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         super().__init__(SimpleEnvManager(env_fns(env, n_envs), n_envs, **options), env, n_envs)
 
+    def run(self, n_calls: int) -> int:  # one worker: every batch is of all environments, as those of the peers
+        send, recv, env_ids = self._manager.send, self._manager.recv, self._env_ids
+        for actions in islice(self._actions, n_calls):
+            send(actions, env_ids)
+            recv()
+        return n_calls * self._n_envs
+
 
 class Processes(Managed):
     """One environment per process."""

@@ -29,14 +29,17 @@ class _Forks:
     all the rest of a call's beginning.
     """
 
-    count = 0
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def one_more(self) -> None:
+        self.count += 1
 
 
-def _after_fork_in_child() -> None:
-    _Forks.count += 1
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_forks = _Forks()
+os.register_at_fork(after_in_child=_forks.one_more)
 
 
 class Calls:
@@ -45,7 +48,7 @@ class Calls:
     def __init__(self, give_back: Callable[[], None]) -> None:
         """``give_back()`` is called when the manager is closed and no call is on its way any more."""
         self.closed = False
-        self.owner_pid, self.n_forks = os.getpid(), _Forks.count
+        self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
         """Each inside the one before it."""
@@ -127,11 +130,11 @@ class _Call:
 
     def __enter__(self) -> None:
         calls = self._calls
-        if calls.closed or calls.n_forks != _Forks.count:
+        if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
         begin_held()
         try:
-            if not calls.lock.acquire(blocking=False):
+            if not calls.lock.acquire(False):
                 calls.wait_for_turn(self._what)
             if self._is_move and calls.on_their_way:
                 calls.lock.release()

@@ -57,12 +57,12 @@ class Collector:
         """Put responses into the entries of their workers."""
         if self._left:
             responses, self._left = [*self._left, *responses], ()
-        n_taken = 0
+        n_taken, n_responses = 0, len(responses)
         try:
-            while n_taken < len(responses):
+            while n_taken < n_responses:
                 if not (self._recovery.recycles or self._calls.closed):
                     n_taken = self._table.arrived(responses, n_taken)
-                if n_taken < len(responses):
+                if n_taken < n_responses:
                     n_taken += 1
                     self.arrive(responses[n_taken - 1])
         except BaseException:  # a Ctrl-C while a replacement was launched, for one

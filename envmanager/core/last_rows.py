@@ -14,11 +14,11 @@ from envmanager.core.table import Entry
 from envmanager.data.steps import AgentSteps, Batch, Steps, take_rows, with_rows
 
 
-def batches_with(entry: Entry, steps: AgentSteps, batch: Batch) -> list[Batch]:
-    """What is to be kept of a worker once ``batch``, in which it has ``steps``, has been handed out."""
-    if len(steps.agent_id) == len(entry.env_ids):
-        return [batch]
-    # The other rows are in earlier batches, which must outlive the memory they are views of.
+def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
+    """What is to be kept of a worker once ``batch``, in which it has some of its rows, has been handed out.
+
+    The others are in earlier batches, which must outlive the memory they are views of.
+    """
     kept = [each.copy() if each.is_view else each for each in (*entry.batches, batch)]
     return _still_last(kept, entry.env_ids)
 

@@ -21,6 +21,8 @@ from envmanager.options import Wait
 from envmanager.policy import Policy
 from envmanager.system.interrupts import let_through
 
+_IDLE, _STEP = WorkerState.IDLE, CommandName.STEP
+
 
 class PolicySteps:
     """Asks the policies of one manager, sends what they decide and makes StepInfos of what comes back."""
@@ -45,7 +47,7 @@ class PolicySteps:
 
     def send_actions(self, wait: Wait) -> None:
         """Have the policies decide for every worker that is idle, and not too far ahead, and send that."""
-        idle = [entry for entry in self._table.entries if entry.state is WorkerState.IDLE]
+        idle = [entry for entry in self._table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:
             slowest = self._table.slowest()
             idle = [entry for entry in idle if entry.steps_since_reset - slowest < wait.max_lead]
@@ -66,8 +68,8 @@ class PolicySteps:
         if self._listener.has_objects:
             self.host.check_can_travel(payloads)
         for entry, actions, payload in zip(idle, taken, payloads, strict=True):
-            if entry.state is WorkerState.IDLE:
-                self.host.workers[entry.worker_id].send(CommandName.STEP, payload)
+            if entry.state is _IDLE:
+                self.host.workers[entry.worker_id].send(_STEP, payload)
                 entry.actions = actions
                 self._table.sent(entry, len(entry.env_ids))
             else:  # it failed in a call that the policy made

@@ -17,6 +17,7 @@ import numpy as np
 
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.listening import Listener
 from envmanager.core.policy_calls import checked_actions
 from envmanager.core.recovery import Cut, Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
@@ -35,6 +36,8 @@ from envmanager.data.steps import (
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, UsageError
 
+_IDLE, _STEP, _STEP_ROWS = WorkerState.IDLE, CommandName.STEP, CommandName.STEP_ROWS
+
 
 class RowSteps:
     """Sends actions to environments and makes batches of their steps, for one manager."""
@@ -44,7 +47,7 @@ class RowSteps:
         table: WorkerTable,
         recovery: Recovery,
         env_rows: EnvRows,
-        specs: Mapping[str, BehaviorSpec],
+        listener: Listener,
         castings: Mapping[str, Casting],
         *,
         zero_copy: bool,
@@ -53,7 +56,8 @@ class RowSteps:
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows
-        self._specs = specs
+        self._listener = listener
+        self._specs = listener.specs
         self._castings = castings
         self._zero_copy = zero_copy
         self._behavior: tuple[str, BehaviorSpec | None] | None = None
@@ -88,7 +92,8 @@ class RowSteps:
         return behavior, spec
 
     def offer_first_observations(self) -> None:
-        """What a reset returned is the first batch too."""
+        """What a reset returned is the first batch too; raises what ``behavior`` does."""
+        self.behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is WorkerState.IDLE and entry.previous_step is not None:
                 steps = entry.previous_step.current
@@ -96,20 +101,23 @@ class RowSteps:
 
     # Actions.
 
-    def checked(self, actions: Tree, env_ids: Any, *, is_begun: bool) -> tuple[Tree, list[RowsOfWorker]]:
-        """Actions that fit, and whose they are; BadAction when they do not."""
+    def checked(self, actions: Tree, env_ids: Any, is_begun: bool) -> tuple[Tree, list[RowsOfWorker]]:
+        """Actions that fit, and whose they are, by worker.
+
+        Raises BadAction when they do not or a worker is still waiting, or the error of one that was given up.
+        """
         behavior, spec = self.behavior(is_begun=is_begun)
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        return checked_actions(spec, actions, n, "send", self._castings[behavior]), groups
-
-    def check_can_send(self, groups: list[RowsOfWorker]) -> None:
-        """Raise BadAction when a worker is still waiting, or the error of one that was given up."""
+        own = checked_actions(spec, actions, n, "send", self._castings[behavior])
         entries = self._table.entries
         for group in groups:
-            if entries[group.worker_id].state is not WorkerState.IDLE:
+            if entries[group.worker_id].state is not _IDLE:
                 self._check_not_idle(entries[group.worker_id], group)
         if not self.host.steps_some_rows:
             self._check_whole(groups)
+        if self._listener.has_objects:
+            self.host.check_can_travel(own)
+        return own, groups
 
     def _check_not_idle(self, entry: Entry, group: RowsOfWorker) -> None:
         if entry.ignores_action:
@@ -142,19 +150,21 @@ class RowSteps:
                 continue
             n_rows = len(group.rows)
             places = group.places
-            own = {behavior: actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)}
-            if n_rows == len(entry.env_ids):
-                workers[group.worker_id].send(CommandName.STEP, own)
+            if len(groups) > 1 or places.__class__ is not slice:  # else all actions, as they lie, are for one worker
+                own = {behavior: actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)}
             else:
-                workers[group.worker_id].send(CommandName.STEP_ROWS, (group.rows, own))
+                own = {behavior: actions}
+            if n_rows == len(entry.env_ids):
+                workers[group.worker_id].send(_STEP, own)
+            else:
+                workers[group.worker_id].send(_STEP_ROWS, (group.rows, own))
             self._table.sent(entry, n_rows)
 
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
         """What is handed out of their responses; then they are handed out."""
-        assert self._behavior is not None
-        behavior = self._behavior[0]
+        behavior = self.behavior(is_begun=True)[0]
         cuts: list[Cut] = []
         parts: list[AgentSteps] = []
         holders: list[Entry] = []
@@ -165,20 +175,31 @@ class RowSteps:
                 if cut is not None:
                     cuts.append(cut)
                     payload = cut.payload
-            if behavior in payload:
-                parts.append(payload[behavior])
+            steps = payload.get(behavior)
+            if steps is not None:
+                parts.append(steps)
                 holders.append(entry)
         batch = self._batch(behavior, parts, holders)
         for cut in cuts:
             batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
-        kept: list[Sequence[Batch]] = []
-        for entry, steps in zip(holders, parts, strict=True):
-            is_all = len(steps.agent_id) == len(entry.env_ids)
-            kept.append((batch,) if is_all else batches_with(entry, steps, batch))
+        only_this = (batch,)
+        more = [] if len(batch.env_ids) == self._env_rows.n_envs else self._earlier_too(holders, parts, batch)
         self._table.handed_out(entries)
-        for entry, batches in zip(holders, kept, strict=True):
+        for entry in holders:
+            entry.batches = only_this
+        for entry, batches in more:
             entry.batches = batches
         return batch
+
+    def _earlier_too(
+        self, holders: list[Entry], parts: list[AgentSteps], batch: Batch
+    ) -> list[tuple[Entry, Sequence[Batch]]]:
+        """The workers of which ``batch`` has not all environments, and the batches that have them."""
+        return [
+            (entry, batches_with(entry, batch))
+            for entry, steps in zip(holders, parts, strict=True)
+            if len(steps.agent_id) < len(entry.env_ids)
+        ]
 
     def _batch(self, behavior: str, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
         """The rows of some workers as one Batch, in env_id order when it holds all environments."""
@@ -186,7 +207,7 @@ class RowSteps:
         if len(parts) == 1:
             (steps,) = parts
             env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
-            return Batch.of(steps, env_ids) if self._zero_copy else Batch.copied(steps, env_ids)
+            return self._handed_out(steps, env_ids)
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[behavior].take(np.arange(0)))
@@ -198,6 +219,11 @@ class RowSteps:
         whole = self.host.whole(behavior, parts) if len(parts) == len(self._table.entries) else None
         if whole is None:
             return Batch.joined(parts, env_ids)
-        batch = Batch.of(whole, env_ids) if self._zero_copy else Batch.copied(whole, env_ids)
+        batch = self._handed_out(whole, env_ids)
         add_ends_and_infos(batch, parts)
         return batch
+
+    def _handed_out(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
+        if self.host.rewrites_arrays:
+            return Batch.copied(steps, env_ids)
+        return Batch.of(steps, env_ids, is_view=self._zero_copy)

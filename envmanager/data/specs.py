@@ -80,7 +80,7 @@ class ArraySpec:
         """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""
         return (
             batch.__class__ is np.ndarray
-            and batch.dtype == self.dtype
+            and (batch.dtype is self.dtype or batch.dtype == self.dtype)
             and batch.ndim == 1
             and self._choices.issuperset(batch.tolist())
         )

@@ -195,6 +195,8 @@ class RowBuffer:
 
     steps: AgentSteps
     final_obs: Tree
+    views: Any = attrs.field(default=None, init=False, repr=False)
+    """What the environments that write here keep with it."""
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
@@ -339,8 +341,8 @@ class Batch:
     is_view: bool = False
 
     @classmethod
-    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """A view of the same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
+        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
         return cls(
             steps.env_id if env_ids is None else env_ids,
             steps.obs,
@@ -351,7 +353,7 @@ class Batch:
             steps.final_obs,
             steps.info,
             steps.reset_info,
-            True,
+            is_view,
         )
 
     @classmethod
@@ -376,9 +378,7 @@ class Batch:
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
             steps = steps.take(np.argsort(steps.agent_id))
-        batch = cls.of(steps, env_ids)
-        batch.is_view = False
-        return batch
+        return cls.of(steps, env_ids, is_view=False)
 
     def __len__(self) -> int:
         return len(self.env_ids)

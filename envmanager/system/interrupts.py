@@ -52,15 +52,19 @@ _thread = threading.get_ident
 class _State:
     """What the main thread is in; other threads get no signals."""
 
-    main_thread = threading.main_thread().ident
-    was_interrupted = False
-    managers: dict[int, weakref.ref[object]] = {}  # noqa: RUF012  (there is one state)
-    """Those that are open, by id."""
-    found_another = False
-    """Whether the handler that was found is not Python's own."""
-    pythons_c_handler: Any = None
+    __slots__ = ("found_another", "main_thread", "managers", "pythons_c_handler", "was_interrupted")
+
+    def __init__(self) -> None:
+        self.main_thread = threading.main_thread().ident
+        self.was_interrupted = False
+        self.managers: dict[int, weakref.ref[object]] = {}
+        """Those that are open, by id."""
+        self.found_another = False
+        """Whether the handler that was found is not Python's own."""
+        self.pythons_c_handler: Any = None
 
 
+_state = _State()
 _levels = [0]
 """How many ``held`` blocks one is in; one more number for each ``let_through`` around them."""
 
@@ -75,7 +79,7 @@ class _Handler:
 
     def __call__(self, number: int, frame: Any) -> None:
         if _levels[-1]:
-            _State.was_interrupted = True
+            _state.was_interrupted = True
             return
         n_levels = len(_levels)
         try:
@@ -92,8 +96,8 @@ def _take_over() -> None:
     It has none where the default is in place, or nothing, or somebody's handler in C.
     """
     found = _get_handler(_SIGINT)
-    if callable(found) and _c_handler(_SIGINT) == (_State.pythons_c_handler or _learn_pythons_c_handler()):
-        _State.found_another = found is not signal.default_int_handler
+    if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
+        _state.found_another = found is not signal.default_int_handler
         _set_handler(_SIGINT, _Handler(found))
 
 
@@ -105,9 +109,9 @@ def _learn_pythons_c_handler() -> Any:
         if signal.getsignal(number) is signal.SIG_DFL and not _c_handler(number)
     )
     signal.signal(unused, lambda *_: None)
-    _State.pythons_c_handler = _c_handler(unused)
+    _state.pythons_c_handler = _c_handler(unused)
     signal.signal(unused, signal.SIG_DFL)
-    return _State.pythons_c_handler
+    return _state.pythons_c_handler
 
 
 def _go_away() -> None:
@@ -115,7 +119,7 @@ def _go_away() -> None:
     ours = _get_handler(_SIGINT)
     if ours.__class__ is not _Handler:
         return
-    if _c_handler(_SIGINT) == _State.pythons_c_handler:
+    if _c_handler(_SIGINT) == _state.pythons_c_handler:
         _set_handler(_SIGINT, ours.found)
         return
     # Somebody took the signal over in C meanwhile, and may hand it on to Python.
@@ -127,7 +131,7 @@ def _go_away() -> None:
 
 def begin_held() -> None:
     """The beginning of ``held``, for who is a context manager too."""
-    if _thread() == _State.main_thread:
+    if _thread() == _state.main_thread:
         if _get_handler(_SIGINT).__class__ is not _Handler:
             _take_over()
         _levels[-1] += 1
@@ -135,21 +139,21 @@ def begin_held() -> None:
 
 def end_held() -> None:
     """The end of ``held``."""
-    if _levels[-1] and _thread() == _State.main_thread:
+    if _levels[-1] and _thread() == _state.main_thread:
         _levels[-1] -= 1
-        if _levels[-1] == 0 and (_State.was_interrupted or _State.found_another or not _State.managers):
+        if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
             _leave()
 
 
 def _leave() -> None:
     """At the end of the outermost block: what came meanwhile is passed on to the handler that would have got it."""
-    if len(_levels) == 1 and (_State.found_another or not _State.managers):
+    if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
 
 
 def _raise_what_came() -> None:
-    was_interrupted, _State.was_interrupted = _State.was_interrupted, False
+    was_interrupted, _state.was_interrupted = _state.was_interrupted, False
     if was_interrupted:
         handler = _get_handler(_SIGINT)
         if callable(handler):
@@ -179,10 +183,10 @@ class let_through:  # noqa: N801
 
     def __enter__(self) -> None:
         self._n_levels = 0
-        if _levels[-1] and _thread() == _State.main_thread:
+        if _levels[-1] and _thread() == _state.main_thread:
             self._n_levels = len(_levels)
             _levels.append(0)
-            if _State.was_interrupted:
+            if _state.was_interrupted:
                 _raise_what_came()
 
     def __exit__(self, *_: object) -> None:
@@ -195,15 +199,15 @@ def stay_for(manager: object) -> Callable[[], Any]:
 
     It ends too when the manager is garbage. After the last one the handler goes with the next ``held`` block.
     """
-    leave = functools.partial(_State.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
-    _State.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
+    leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
+    _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
     return leave
 
 
 def _after_fork_in_child() -> None:
     """The thread that forked is the main one now; what other threads were in has ended."""
-    if _thread() != _State.main_thread:
-        _State.main_thread, _State.was_interrupted = _thread(), False
+    if _thread() != _state.main_thread:
+        _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]
 
 

@@ -1,5 +1,7 @@
 """GymnasiumEnvironment against the same environments stepped by hand."""
 
+import weakref
+
 import gymnasium
 import numpy as np
 import pytest
@@ -219,15 +221,28 @@ def test_final_observations_lie_close_together_in_the_order_of_rows():
     assert steps.reward is slot.steps.reward
 
 
-def test_many_different_buffers_are_not_all_kept():
+def test_a_buffer_that_was_offered_once_is_not_kept():
     group = GymnasiumEnvironment([Scripted(result())])
     group.reset(seeds=[None], options=None)
-
-    for slot in buffers_for(group, 30):
+    slots = buffers_for(group, 2)
+    for slot in slots:
         group.offer_rows(slot)
         assert group.step({"default": np.array([0])})["default"] is slot.steps
+    first = weakref.ref(slots[0])
 
-    assert len(group._known) < 10
+    del slot
+    slots.clear()
+
+    assert first() is None
+
+
+def test_a_buffer_that_other_environments_have_written_serves_the_next():
+    (slot,) = buffers_for(GymnasiumEnvironment([Scripted(result())], [3]), 1)
+    for env_id in (3, 4):
+        group = GymnasiumEnvironment([Scripted(result())], [env_id])
+        group.offer_rows(slot)
+
+        assert group.reset(seeds=[None], options=None)["default"].env_id.tolist() == [env_id]
 
 
 def test_a_step_of_some_rows_leaves_the_other_environments_alone():

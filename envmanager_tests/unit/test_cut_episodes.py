@@ -277,7 +277,7 @@ def last_of(worker_id, *batches, blocks=((0, 1, 2), (3, 4))):
         for entry in entries:
             own = rows([env_id for env_id in env_ids if env_id in entry.env_ids], says)
             if len(own):
-                entry.batches = batches_with(entry, own, batch)
+                entry.batches = batches_with(entry, batch)
     return last_steps(entries[worker_id])["default"].obs.tolist()
 
 
