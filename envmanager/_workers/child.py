@@ -60,7 +60,8 @@ from envmanager.data.reports import News
 from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 
-STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
+_STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
+STEPPING = (_STEP, CommandName.STEP_ROWS)
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
@@ -85,11 +86,11 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
             command = parent_conn.recv()
         except EOFError:
             break
-        if command.name == CommandName.CLOSE:
+        if command.name is _CLOSE:
             break
         respond = step_queue.put if command.name in STEPPING else parent_conn.send
         if failure is not None or group is None:
-            respond(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+            respond(EnvironmentResponse(_FAILED, worker_id, failure))
         else:
             _obey(group, command, respond, worker_id)
     if group is not None:
@@ -97,7 +98,7 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
 
 
 def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id: int) -> None:
-    name = CommandName.STEP if command.name in STEPPING else command.name
+    name = _STEP if command.name in STEPPING else command.name
     try:
         payload = command.payload
         if payload.__class__ is Undecoded:
@@ -116,7 +117,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
             error, worker_id=worker_id, env_ids=env_ids_of_failure(group, worker_id), phase=phase_of(command.name)
         )
         group.current_env_id = None
-        respond(EnvironmentResponse(CommandName.FAILED, worker_id, failure))
+        respond(EnvironmentResponse(_FAILED, worker_id, failure))
 
 
 @attrs.frozen
@@ -260,7 +261,7 @@ class Connection:
 
     def send(self, response: EnvironmentResponse) -> None:
         """Respond to a command other than a step."""
-        if response.name is CommandName.FAILED:
+        if response.name is _FAILED:
             self._transport.write_message(FAILED_CODE, dumps_failure(response.payload))
         else:
             self._respond(CODES[response.name], response.payload)
@@ -284,7 +285,7 @@ class Connection:
                 return transport.worker_rows.actions
             if flags & IN_MEMORY:
                 actions = transport.worker_rows.read_actions()
-                return actions if name is CommandName.STEP else (transport.worker_rows.read_row_numbers(), actions)
+                return actions if name is _STEP else (transport.worker_rows.read_row_numbers(), actions)
         return Undecoded(data) if data else None
 
     def _offer_rows(self, worker_rows: WorkerRows, group: EnvGroup, slot: int) -> None:
@@ -336,7 +337,7 @@ class StepQueueWriter:
 
     def put(self, response: EnvironmentResponse) -> None:
         """Announce a step: its arrays in shared memory where they fit, the rest pickled before anything is written."""
-        if response.name is CommandName.FAILED:
+        if response.name is _FAILED:
             self._put(FAILED_CODE, 0, dumps_failure(response.payload))
             return
         transport, steps = self._transport, response.payload

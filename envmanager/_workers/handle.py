@@ -22,6 +22,8 @@ from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
 
+_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
+
 
 class WorkerHandle(RemoteWorker):
     """A worker process: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
@@ -46,9 +48,9 @@ class WorkerHandle(RemoteWorker):
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
-        if command is CommandName.STEP:
+        if command is _STEP:
             self._send_step(command, payload, payload, None)
-        elif command is CommandName.STEP_ROWS:
+        elif command is _STEP_ROWS:
             self._send_step(command, payload, payload[1], payload[0])
         else:
             data = b"" if payload is None else dumps_command(payload)

@@ -54,6 +54,9 @@ _MOVES = {
 }
 
 
+_STEP = CommandName.STEP
+
+
 class Alarm:
     """When the step queue must look for responses that are late: no later than the first is due."""
 
@@ -179,7 +182,7 @@ class RemoteWorker(ABC):
 
     def _await_step(self, deadline: float) -> None:
         """A step has been sent."""
-        self.awaited, self.due_at = CommandName.STEP, deadline
+        self.awaited, self.due_at = _STEP, deadline
         if deadline < self.alarm.at:
             self.alarm.at = deadline
 

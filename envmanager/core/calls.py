@@ -121,12 +121,14 @@ class Calls:
 class _Call:
     """``with`` one call of a manager. It holds nothing of its own, so one serves for all calls of that name."""
 
-    __slots__ = ("_calls", "_is_move", "_what")
+    __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")
 
     def __init__(self, calls: Calls, what: str) -> None:
         self._calls = calls
         self._what = what
         self._is_move = what in _MOVES
+        self._acquire, self._release = calls.lock.acquire, calls.lock.release
+        self._on_their_way = calls.on_their_way
 
     def __enter__(self) -> None:
         calls = self._calls
@@ -134,15 +136,15 @@ class _Call:
             calls.require_usable(self._what)
         begin_held()
         try:
-            if not calls.lock.acquire(False):
+            if not self._acquire(False):
                 calls.wait_for_turn(self._what)
-            if self._is_move and calls.on_their_way:
-                calls.lock.release()
+            if self._is_move and self._on_their_way:
+                self._release()
                 calls.refuse_inside_a_call(self._what)
         except BaseException:
             end_held()
             raise
-        calls.on_their_way.append(self._what)
+        self._on_their_way.append(self._what)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         calls = self._calls
@@ -151,8 +153,8 @@ class _Call:
             if error is None or isinstance(error, Exception):
                 raise ManagerClosed(self._what) from error
             return
-        calls.on_their_way.pop()
-        calls.lock.release()
+        self._on_their_way.pop()
+        self._release()
         end_held()
 
 
