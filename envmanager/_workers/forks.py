@@ -11,11 +11,11 @@ raises or calls ``sys.exit`` where the worker does the same, it would take comma
 
 A fork that another thread of the worker made never comes back to the worker's code. When its last thread had ended, the
 C library would do what is registered for the end of a program, such as destructors of libraries; but Python has no
-thread left by then, and those that need one (PyTorch's) abort: "thread state already initialized". So the fork ends
-before that, as part of the end of the thread that made it.
+thread left by then, and those that need one (PyTorch's) abort in Python 3.11 and 3.12: "thread state already
+initialized". So the fork ends before that, as part of the end of the thread that made it.
 
 The rule: a fork ends like a script, but without what was registered to be done at the worker's end: ``atexit``,
-finalizers, ``close`` of the environments.
+finalizers, destructors of libraries, ``close`` of the environments.
 """
 
 from __future__ import annotations
