@@ -9,8 +9,13 @@
 A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it returns,
 raises or calls ``sys.exit`` where the worker does the same, it would take commands and respond to them too.
 
+A fork that another thread of the worker made never comes back to the worker's code. When its last thread had ended, the
+C library would do what is registered for the end of a program, such as destructors of libraries; but Python has no
+thread left by then, and those that need one (PyTorch's) abort in Python 3.11 and 3.12: "thread state already
+initialized". So the fork ends before that, as part of the end of the thread that made it.
+
 The rule: a fork ends like a script, but without what was registered to be done at the worker's end: ``atexit``,
-finalizers, ``close`` of the environments.
+finalizers, destructors of libraries, ``close`` of the environments.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -27,25 +33,43 @@ is_fork = False
 
 _STDERR = 2
 _cut_off: Callable[[], None] | None = None
+_workers_thread: int | None = None
+_of_thread = threading.local()
 
 
 def watch(cut_off: Callable[[], None]) -> None:
-    """Be a worker from now on. ``cut_off`` is called in each process that is forked from it, before anything else."""
-    global is_fork, _cut_off
-    is_fork, _cut_off = False, cut_off
+    """Be a worker from now on. ``cut_off`` is called in each process that is forked from it, before anything else.
+
+    The thread that calls this is the one whose forks call ``end``.
+    """
+    global is_fork, _cut_off, _workers_thread
+    is_fork, _cut_off, _workers_thread = False, cut_off, threading.get_ident()
 
 
 def _after_fork_in_child() -> None:
     global is_fork, _cut_off
-    if _cut_off is not None:
-        is_fork, cut_off, _cut_off = True, _cut_off, None
-        try:
+    try:
+        if _cut_off is not None:
+            is_fork, cut_off, _cut_off = True, _cut_off, None
             cut_off()
-        except BaseException as error:  # Python would print it and go on, as a second worker
-            end(error)
+        if is_fork and threading.get_ident() != _workers_thread and not hasattr(_of_thread, "end"):
+            _of_thread.end = _EndOfThread()  # in a fork of a fork it is there already
+    except BaseException as error:  # Python would print it and go on, as a second worker
+        end(error)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class _EndOfThread:
+    """Ends a fork that a thread made: it goes with what else is that thread's own, when the thread ends."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __del__(self) -> None:
+        if is_fork and threading.get_ident() == self._thread:  # else it goes in a fork that another thread made
+            os._exit(0)  # without a flush: another thread may have held a stream's lock at the fork
 
 
 def end(error: BaseException | None) -> NoReturn:

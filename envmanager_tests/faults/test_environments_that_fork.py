@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -373,17 +374,16 @@ def test_the_crash_of_a_fork_is_not_told_as_the_workers(tmp_path: Path) -> None:
 
 
 class ForksInAThread(FakeEnvironment):
-    """A thread forks all the time, while the worker writes large answers; what it forks returns, raises or exits."""
+    """A thread forks all the time, while the worker writes large answers; what it forks returns."""
 
     def __init__(self) -> None:
         super().__init__()
         self._codes: list[int] = []
-        self._has_begun, self._is_over = threading.Event(), threading.Event()
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._fork_on)
         self._thread.start()
 
     def _fork_on(self) -> None:
-        self._has_begun.wait()  # a fork while start() has not returned is a fatal error of Python's own, now and then
         while not self._is_over.is_set():
             fork = os.fork()
             if fork == 0:
@@ -391,7 +391,6 @@ class ForksInAThread(FakeEnvironment):
             self._codes.append(exit_code(fork))
 
     def step(self, taken: Any) -> Any:
-        self._has_begun.set()
         results = super().step(taken)
         results["default"].info = [{"number": self._n_steps, "large": b"x" * 300_000}]
         return results
@@ -415,6 +414,79 @@ def test_a_thread_may_fork_while_the_worker_answers(start_method: Any) -> None:
         assert n_forks > 0
         assert codes == {0}
         assert manager.stats().late_replies == 0
+
+
+def forks_in_a_thread(work: Callable[[], None]) -> int:
+    """Have a thread fork, and the fork do some work there and return from the thread. Its exit code."""
+    codes = []
+
+    def fork_and_work() -> None:
+        fork = os.fork()
+        if fork == 0:
+            work()
+        else:
+            codes.append(exit_code(fork))
+
+    thread = threading.Thread(target=fork_and_work)
+    thread.start()
+    thread.join()
+    return codes[0]
+
+
+def remove_at_exit(file: Path) -> None:
+    """Have the C library remove a file when this process ends, where it would run the destructors of a library."""
+    libc = ctypes.CDLL(None)
+    libc.strdup.restype = ctypes.c_void_p
+    assert libc.__cxa_atexit(libc.unlink, ctypes.c_void_p(libc.strdup(bytes(file))), None) == 0
+
+
+class HasAThreadFork(FakeEnvironment):
+    """A thread of it forks when told to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        remove_at_exit(file)
+
+    def fork(self, work: Callable[[], None]) -> int:
+        return forks_in_a_thread(work)
+
+
+@every_start_method
+@pytest.mark.parametrize("work", [lambda: None, raise_an_error, sys.exit], ids=["returns", "raises", "sys.exit()"])
+def test_nothing_that_is_registered_in_c_for_the_workers_end_is_done_by_a_threads_fork(
+    start_method: Any, work: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "of the worker"
+    file.touch()
+    with started(lambda: HasAThreadFork(file), 1, start_method=start_method) as manager:
+        assert manager.call("fork", work) == [0]
+        assert file.exists()
+
+
+def forks_itself(work: Callable[[], None]) -> int:
+    """The exit code of a fork that works and returns."""
+    fork = os.fork()
+    if fork == 0:
+        work()
+        return 0
+    return exit_code(fork)
+
+
+@pytest.mark.parametrize("again", [forks_itself, forks_in_a_thread], ids=["itself", "in another thread"])
+def test_a_threads_fork_may_fork_again(again: Callable[..., int], tmp_path: Path) -> None:
+    file, codes, worked = tmp_path / "of the worker", tmp_path / "codes", tmp_path / "worked"
+    file.touch()
+
+    def fork_again() -> None:
+        code = again(worked.touch)
+        with codes.open("a") as lines:
+            lines.write(f"{code}\n")
+
+    with started(lambda: HasAThreadFork(file), 1) as manager:
+        assert manager.call("fork", fork_again) == [0]
+        assert set(codes.read_text().split()) == {"0"}
+        assert worked.exists()
+        assert file.exists()
 
 
 class ForksInAHandler(FakeEnvironment):
