@@ -109,7 +109,7 @@ class GymnasiumEnvironment(EnvGroup):
             self.current_env_id = self.env_ids[row]
             infos.append(self._restart(env, row, views.obs[row], seed=seeds[row]))
         self.current_env_id = None
-        return {BEHAVIOR: views.finish(0, infos, [], self._infos)}
+        return {BEHAVIOR: views.finish(infos if self._infos else None, [])}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         if rows is None:
@@ -170,9 +170,7 @@ class GymnasiumEnvironment(EnvGroup):
             self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
             raise
         out.reward[...] = rewards
-        if not (ended or keeps_infos):
-            return out.steps
-        return out.finish(len(ended), infos, ended, keeps_infos)
+        return out.finish(infos if keeps_infos else None, ended)
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
@@ -219,18 +217,17 @@ class _BufferViews:
         for column in (self.reward, self.terminated, self.truncated):
             column.fill(0)
 
-    def finish(self, n_ended: int, info: list[Any], reset_info: list[Any], keep_infos: bool) -> AgentSteps:
-        """The buffer's own steps; when episodes ended, steps on the same arrays with the final observations."""
+    def finish(self, infos: list[Any] | None, reset_infos: list[Any]) -> AgentSteps:
+        """The buffer's own steps, with the final observations of as many episodes as there are ``reset_infos``.
+
+        ``infos`` is None when nobody asked for them, nor for ``reset_infos``.
+        """
         steps = self.steps
-        if n_ended == 0:
-            steps.info = info if keep_infos else None
-            return steps
-        final_obs = self.all_final_obs
-        final_obs = final_obs[:n_ended] if final_obs.__class__ is np.ndarray else take_rows(final_obs, slice(n_ended))
-        if not keep_infos:
-            return AgentSteps(steps.agent_id, steps.obs, self.reward, self.terminated, self.truncated, final_obs)
-        flags = (self.terminated, self.truncated)
-        return AgentSteps(steps.agent_id, steps.obs, self.reward, *flags, final_obs, None, info, reset_info)
+        n_ended = len(reset_infos)
+        steps.final_obs = take_rows(self.all_final_obs, slice(n_ended)) if n_ended else None
+        steps.info = infos
+        steps.reset_info = reset_infos if n_ended and infos is not None else None
+        return steps
 
 
 def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
