@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.bench.envs import make_env
+from envmanager.bench.games import TICKS
 
 N_BATCHES = 256
 """So many batches of actions are drawn, and then come again."""
@@ -53,7 +54,7 @@ class Together(Contender):
 
 
 class Bare(Contender):
-    """One environment in a ``for`` loop, without any library: what everything is measured by."""
+    """One environment in a ``for`` loop, without any library."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._env = make_env(env, n_envs - 1)  # not environment 0, which in one workload is a bad one
@@ -72,6 +73,15 @@ class Bare(Contender):
         self._env.close()
 
 
+def make_bare(env: str, n_envs: int) -> Contender:
+    """What everything is measured by: the environment alone; of a Godot game, one engine with all arenas."""
+    if env not in TICKS:
+        return Bare(env, n_envs)
+    from envmanager.bench.engine import BareEngine  # a peer's interpreter lacks what it needs
+
+    return BareEngine(env, n_envs)
+
+
 def env_fns(env: str, n_envs: int) -> list[Any]:
     """One callable per environment, which any process can unpickle."""
     return [partial(make_env, env, env_id) for env_id in range(n_envs)]
@@ -80,6 +90,11 @@ def env_fns(env: str, n_envs: int) -> list[Any]:
 def random_actions(env: str, n_envs: int) -> Any:
     """Random actions, int64 ``[N_BATCHES, n_envs]``."""
     return np.random.default_rng(0).integers(0, N_ACTIONS.get(env, 2), (N_BATCHES, n_envs))
+
+
+def random_pushes(n_envs: int) -> Any:
+    """Random actions of the Godot workloads, float32 ``[N_BATCHES, n_envs, 2]``."""
+    return np.random.default_rng(0).uniform(-1, 1, (N_BATCHES, n_envs, 2)).astype(np.float32)
 
 
 def repeated(env: str, n_envs: int) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from envmanager._workers import descriptors
-from envmanager.bench.contender import N_BATCHES, Contender
+from envmanager.bench.contender import Contender, random_pushes
 from envmanager.bench.games import TICKS, find_engine
 from envmanager.godot.codec import StepsDecoder, encode_step
 from envmanager.godot.engine_specs import read_specs
@@ -32,13 +32,8 @@ from envmanager.godot.options import EngineOptions
 
 START_S = 60.0
 END_S = 5.0
-FIXED_FPS = 1
-"""So all ticks of a simulated second are in one frame of the engine's main loop, which is fastest."""
-
-
-def random_pushes(n_envs: int) -> np.ndarray:
-    """Random actions, float32 ``[N_BATCHES, n_envs, 2]``."""
-    return np.random.default_rng(0).uniform(-1, 1, (N_BATCHES, n_envs, 2)).astype(np.float32)
+FRAME_PER_SECOND = 1
+"""Frames of the main loop per simulated second: all its ticks are in one, which is the fastest."""
 
 
 class Engine:
@@ -46,7 +41,7 @@ class Engine:
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="envmanager-bench-"))
-        options = EngineOptions(binary=find_engine(), fixed_fps=FIXED_FPS)
+        options = EngineOptions(binary=find_engine(), fixed_fps=FRAME_PER_SECOND)
         command = command_for(find_game("demo:rolling_ball", options, self._scratch), options)
         lobby = Lobby(("127.0.0.1", 0))
         environ = {**os.environ, ADDRESS: lobby.address, TOKEN: lobby.token}

@@ -1,4 +1,4 @@
-"""The game of the Godot workloads: the demo rolling_ball, for this library's engines and, as the same scene, for a peer.
+"""The game of the Godot workloads: the demo rolling_ball, and the same scene as a game of a peer.
 
 The rule: standard library only, because a peer's interpreter imports it, and one engine for all who take part.
 """
