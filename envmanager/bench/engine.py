@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -50,8 +49,10 @@ class Engine:
         os.sched_setaffinity(self._process.pid, {min(os.sched_getaffinity(0))})  # as the manager does
         self.socket = _arrival(lobby)
         lobby.close()
-        about = {"arenas": n_envs, "ticks_per_action": TICKS[env], "seed": 0}
-        self.specs = read_specs(self.ask(Kind.CONFIGURE, configure_body(**about, **_PLAIN)))
+        configuration = configure_body(
+            arenas=n_envs, ticks_per_action=TICKS[env], seed=0, isolate=False, shown=0, infos=False, scene=None
+        )
+        self.specs = read_specs(self.ask(Kind.CONFIGURE, configuration))
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
 
     def ask(self, kind: Kind, body: bytes) -> bytes:
@@ -73,9 +74,6 @@ class Engine:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-_PLAIN: dict[str, Any] = {"isolate": False, "shown": 0, "infos": False, "scene": None}
 
 
 def _arrival(lobby: Lobby) -> socket.socket:
