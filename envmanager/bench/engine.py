@@ -24,7 +24,7 @@ from envmanager.godot.codec import StepsDecoder, encode_step
 from envmanager.godot.engine_specs import read_specs
 from envmanager.godot.engines import command_for, find_game
 from envmanager.godot.frames import HEADER, FrameReader, Kind, pack
-from envmanager.godot.launch import ADDRESS, SPIN, SPIN_US, TOKEN
+from envmanager.godot.launch import ADDRESS, TOKEN
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, reset_body
 from envmanager.godot.options import EngineOptions
@@ -43,7 +43,7 @@ class Engine:
         options = EngineOptions(binary=find_engine(), fixed_fps=FRAME_PER_SECOND)
         command = command_for(find_game("demo:rolling_ball", options, self._scratch), options)
         lobby = Lobby(("127.0.0.1", 0))
-        environ = {**os.environ, ADDRESS: lobby.address, TOKEN: lobby.token, SPIN: _spin_us()}
+        environ = {**os.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
         with open(self._scratch / "log.txt", "wb") as log:
             self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         os.sched_setaffinity(self._process.pid, {min(os.sched_getaffinity(0))})  # as the manager does
@@ -74,11 +74,6 @@ class Engine:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _spin_us() -> str:
-    """As the manager does: only where a core is left for the trainer."""
-    return str(SPIN_US if len(os.sched_getaffinity(0)) > 1 else 0)
 
 
 def _arrival(lobby: Lobby) -> socket.socket:

@@ -27,7 +27,7 @@ from envmanager.errors import UsageError
 from envmanager.godot.engine_queue import EngineQueue
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
-from envmanager.godot.launch import SPIN_US, EnginePlan
+from envmanager.godot.launch import EnginePlan
 from envmanager.godot.options import EngineOptions
 from envmanager.godot.worker import EngineWorker
 from envmanager.observe.events import EventLog
@@ -114,7 +114,6 @@ class EngineHost(RemoteHost[EngineWorker]):
             guardian_fd=descriptors.CLOSED if self._engine.attach is not None else self._guardian_fd(entry),
             user_data=user_data,
             core=self._cores[worker_id % len(self._cores)] if self._cores else None,
-            spin_us=SPIN_US if len(self._entries) < len(os.sched_getaffinity(0)) else 0,
             environ=self._environ(entry),
             log_dir=self._log_dir,
         )

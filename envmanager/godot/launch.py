@@ -25,10 +25,6 @@ from envmanager.system.interrupts import blocked_in_children
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
-SPIN = "ENVMANAGER_SPIN_US"
-"""And by this, for how long it may look for a request again and again before it sleeps."""
-SPIN_US = 200
-"""Where a core is left for the trainer: four times what waking a core that sleeps takes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,8 +43,6 @@ class EnginePlan(WorkerPlan):
     """A folder of its own for ``user://``."""
     core: int | None
     """To which it is pinned."""
-    spin_us: int
-    """For so long it looks for the next request before it sleeps."""
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 
@@ -111,7 +105,6 @@ def _pinned(core: int | None) -> Iterator[None]:
 def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
     """Start the engine; WorkerError when it cannot be."""
     environ = {**(os.environ if plan.environ is None else plan.environ), ADDRESS: lobby.address, TOKEN: lobby.token}
-    environ[SPIN] = str(plan.spin_us)
     if plan.options.user_data == "private":
         for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
             environ[name] = str(plan.user_data / name.lower())

@@ -20,9 +20,6 @@ const CLOSE = 69
 const MAX_JSON = 1048576  # bytes; the trainer refuses more
 const CONNECT_MS = 10000
 const FALLBACK = {"message": "the answer is over 1 MiB", "script": null, "line": null, "function": null, "arena": null}
-# A look for the next request that took so long has lost its core to another program; so many waits then sleep at once.
-const TAKEN_US = 1500
-const REST = 200
 
 # The request that was received last.
 var kind: int = 0
@@ -31,9 +28,6 @@ var body: PoolByteArray = PoolByteArray()
 var received_us: int = 0
 
 var _peer: StreamPeerTCP = StreamPeerTCP.new()
-var _spin_us: int = OS.get_environment("ENVMANAGER_SPIN_US").to_int()
-var _spin_pays: bool = false
-var _rest: int = 0
 
 
 # Connects to "host:port"; false when nobody is there.
@@ -52,13 +46,7 @@ func connect_to(address: String) -> bool:
 
 # Waits for a request; false when the trainer is gone.
 func receive() -> bool:
-	var began = OS.get_ticks_usec()
-	if _rest > 0:
-		_rest -= 1
-	elif _spin_pays:
-		_look_again(began)
 	var head = _peer.get_data(12)
-	_spin_pays = OS.get_ticks_usec() - began < _spin_us
 	if head[0] != OK:
 		return false
 	var header = to_ints(head[1])
@@ -72,18 +60,6 @@ func receive() -> bool:
 		body = rest[1]
 	received_us = OS.get_ticks_usec()
 	return true
-
-
-# Waking a core that sleeps takes longer than a trainer that answers at once. Only where a core is left for the trainer,
-# which it says, and not after a wait that was long.
-func _look_again(began: int) -> void:
-	var looked = began
-	while looked - began < _spin_us and _peer.get_available_bytes() == 0:
-		var now = OS.get_ticks_usec()
-		if now - looked > TAKEN_US:
-			_rest = REST
-			return
-		looked = now
 
 
 # The body of the request, as the JSON object it is; null when it is none.
