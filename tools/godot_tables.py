@@ -54,7 +54,14 @@ def print_targets(measured: dict[str, Any]) -> None:
             sign = "≤" if target["at_most"] else "≥"
             against = named.get(target["against"], "")
             met = {True: "met", False: "not met", None: ""}[target["met"]]
-            row = target["about"], target["n_envs"], against, f"{sign} {target['goal']:g}", f"{target['value']:.2f}", met
+            row = (
+                target["about"],
+                target["n_envs"],
+                against,
+                f"{sign} {target['goal']:g}",
+                f"{target['value']:.2f}",
+                met,
+            )
             print("|", " | ".join(map(str, row)), "|")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from envmanager.bench.envs import make_env
-from envmanager.bench.games import TICKS
 
 N_BATCHES = 256
 """So many batches of actions are drawn, and then come again."""
@@ -71,15 +70,6 @@ class Bare(Contender):
 
     def close(self) -> None:
         self._env.close()
-
-
-def make_bare(env: str, n_envs: int) -> Contender:
-    """What everything is measured by: the environment alone; of a Godot game, one engine with all arenas."""
-    if env not in TICKS:
-        return Bare(env, n_envs)
-    from envmanager.bench.engine import BareEngine  # a peer's interpreter lacks what it needs
-
-    return BareEngine(env, n_envs)
 
 
 def env_fns(env: str, n_envs: int) -> list[Any]:

@@ -38,7 +38,7 @@ class Entry:
 
 
 FAMILIES = {
-    "bare": Family("contender", "gymnasium", "gymnasium"),
+    "bare": Family("bare", "gymnasium", "gymnasium"),
     "ours": Family("ours", "gymnasium", "gymnasium"),
     "gymnasium": Family("peers.gymnasium_vector", "gymnasium", "gymnasium"),
     "sb3": Family("peers.stable_baselines3", "stable_baselines3", "stable-baselines3"),

@@ -146,7 +146,7 @@ ALL = {
             "the same, 8 ticks per action, godot_rl_agents' default",
             "ball8",
             (1, 8, 64),
-            (*ENGINES, *GODOT_RL),
+            (*ENGINES, "godot_rl-default", "godot_rl-fastest"),
         ),
         Workload(
             "godot-uneven",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envmanager.bench import games
-from envmanager.bench.contender import make_bare
+from envmanager.bench.bare import make_bare
 from envmanager.bench.engine import BareEngine
 from envmanager.bench.games import TICKS, find_engine, find_plugin, make_peer_project
 from envmanager.bench.roster import ROSTER, CannotTakePart, make_contender
