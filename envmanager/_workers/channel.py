@@ -171,10 +171,10 @@ class Channel:
 
     def take(self, ticket: int) -> Message | None:
         """The message with this ticket, once all of it is here."""
-        found = next((message for message in self._messages if message.ticket == ticket), None)
-        if found is not None:
-            self._messages.remove(found)
-        return found
+        for index, message in enumerate(self._messages):
+            if message.ticket == ticket:
+                return self._messages.pop(index)
+        return None
 
 
 def _write(fd: int, data: bytes | memoryview) -> int:

@@ -53,7 +53,7 @@ class Together(Contender):
 
 
 class Bare(Contender):
-    """One environment in a ``for`` loop, without any library: what everything is measured by."""
+    """One environment in a ``for`` loop, without any library."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._env = make_env(env, n_envs - 1)  # not environment 0, which in one workload is a bad one
@@ -80,6 +80,11 @@ def env_fns(env: str, n_envs: int) -> list[Any]:
 def random_actions(env: str, n_envs: int) -> Any:
     """Random actions, int64 ``[N_BATCHES, n_envs]``."""
     return np.random.default_rng(0).integers(0, N_ACTIONS.get(env, 2), (N_BATCHES, n_envs))
+
+
+def random_pushes(n_envs: int) -> Any:
+    """Random actions of the Godot workloads, float32 ``[N_BATCHES, n_envs, 2]``."""
+    return np.random.default_rng(0).uniform(-1, 1, (N_BATCHES, n_envs, 2)).astype(np.float32)
 
 
 def repeated(env: str, n_envs: int) -> Any:

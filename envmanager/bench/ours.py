@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from envmanager.bench.contender import Contender, env_fns, repeated
+from envmanager.bench.engine import Codec
+from envmanager.bench.godot import Engines, Uneven
 from envmanager.bench.roster import CannotTakePart
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.env_manager import EnvManager
@@ -16,6 +18,8 @@ from envmanager.placing.cores import count_cores
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
+
+__all__ = ["Auto", "Codec", "Engines", "InProcess", "Processes", "Share", "Stepped", "Turns", "Uneven", "Workers"]
 
 
 class Managed(Contender):

@@ -38,7 +38,7 @@ class Entry:
 
 
 FAMILIES = {
-    "bare": Family("contender", "gymnasium", "gymnasium"),
+    "bare": Family("bare", "gymnasium", "gymnasium"),
     "ours": Family("ours", "gymnasium", "gymnasium"),
     "gymnasium": Family("peers.gymnasium_vector", "gymnasium", "gymnasium"),
     "sb3": Family("peers.stable_baselines3", "stable_baselines3", "stable-baselines3"),
@@ -47,10 +47,11 @@ FAMILIES = {
     "torchrl": Family("peers.torchrl", "torchrl", "torchrl"),
     "rllib": Family("peers.rllib", "ray", "ray[rllib]"),
     "envpool": Family("peers.envpool", "envpool", "envpool"),
+    "godot_rl": Family("peers.godot_rl", "godot_rl", "godot-rl"),
 }
 
 ROSTER = {
-    "bare": Entry("the bare environment, alone", "Bare"),
+    "bare": Entry("the bare environment, alone", "make_bare"),
     # In this process; one environment per process; several per process, as many processes as cores.
     "ours-simple": Entry("envmanager (in process)", "InProcess"),
     "ours-simple-view": Entry("envmanager (in process, zero_copy)", "InProcess", {"zero_copy": True}),
@@ -72,6 +73,15 @@ ROSTER = {
     "ours-forkserver": Entry("envmanager (forkserver)", "Processes", {"start_method": "forkserver"}),
     "ours-spawn": Entry("envmanager (spawn)", "Processes", {"start_method": "spawn"}),
     "ours-fork": Entry("envmanager (fork)", "Processes", {"start_method": "fork"}),
+    # Godot: one engine by hand, engines by step() and a policy, engines of which every other one is slower.
+    "ours-codec": Entry("envmanager (connection and codec)", "Codec"),
+    "ours-engine": Entry("envmanager (1 engine)", "Engines"),
+    "ours-engine-frames": Entry("envmanager (1 engine, a frame per tick)", "Engines", {"fixed_fps": None}),
+    "ours-engines-2": Entry("envmanager (2 engines)", "Engines", {"n_engines": 2}),
+    "ours-engines-4": Entry("envmanager (4 engines)", "Engines", {"n_engines": 4}),
+    "ours-engines-16": Entry("envmanager (16 engines)", "Engines", {"n_engines": 16}),
+    "ours-uneven-any": Entry("envmanager (uneven engines, any)", "Uneven", {"n_engines": 2, "wait": "any"}),
+    "ours-uneven-all": Entry("envmanager (uneven engines, all)", "Uneven", {"n_engines": 2, "wait": "all"}),
     "gymnasium-sync": Entry("Gymnasium SyncVectorEnv", "Vector", {"kind": "SyncVectorEnv"}),
     "gymnasium-sync-view": Entry(
         "Gymnasium SyncVectorEnv, no copy", "Vector", {"kind": "SyncVectorEnv", "copy": False}
@@ -95,6 +105,10 @@ ROSTER = {
     "rllib-async": Entry("RLlib (async)", "Runner", {"mode": "async"}),
     "envpool-sync": Entry("EnvPool (sync)", "Synchronous"),
     "envpool-async": Entry("EnvPool (async)", "Asynchronous"),
+    # Eight times real time, its default; never waiting; and both, which has eight ticks in one frame.
+    "godot_rl-default": Entry("godot_rl_agents (speedup 8)", "OneEngine", {"speedup": 8}),
+    "godot_rl-fixed": Entry("godot_rl_agents (fixed-fps)", "OneEngine", {"framerate": 60}),
+    "godot_rl-fastest": Entry("godot_rl_agents (fixed-fps, speedup 8)", "OneEngine", {"framerate": 60, "speedup": 8}),
 }
 """All contenders. The part of a name before the first hyphen is the family."""
 

@@ -23,6 +23,9 @@ COPIES = ("ours-simple", "ours-processes", "ours-workers", "ours-share")
 NOT_WAITING_FOR_ALL = ("ours-any",)
 BY_HAND = ("ours-simple", "ours-processes", "ours-workers", "ours-any")
 """What ``kind="auto"`` chooses from; views and local environments must be asked for."""
+GODOT_RL = ("godot_rl-fixed", "godot_rl-fastest")
+"""At its best: it does not wait for real time."""
+BY_STEP = ("ours-engine", "ours-engine-frames")
 PUFFERLIB = ("pufferlib-serial", "pufferlib-processes", "pufferlib-workers")
 
 
@@ -91,6 +94,16 @@ TARGETS = (
     Target("badworker", 8, "any synchronous peer", "times", NOT_WAITING_FOR_ALL, 30.0, SEPARATE),
     Target("waiting", 8, "cores used by the trainer", "cores", NOT_WAITING_FOR_ALL, 0.05),
     Target("start", 8, "forkserver, seconds", "start_s", ("ours-forkserver",), 1.0),
+    Target("godot", 1, "connection and codec", "times", ("ours-codec",), 2.5, GODOT_RL),
+    Target("godot", 64, "connection and codec", "times", ("ours-codec",), 4.0, GODOT_RL),
+    Target("godot", 1, "step()", "times", BY_STEP, 1.0, GODOT_RL),
+    Target("godot", 8, "step()", "times", BY_STEP, 2.0, GODOT_RL),
+    Target("godot", 64, "step()", "times", BY_STEP, 2.5, GODOT_RL),
+    Target("godot", 1, "step(), its default", "times", BY_STEP, 15.0, ("godot_rl-default",)),
+    Target("godot", 64, "two engines", "times", ("ours-engines-2",), 4.0, GODOT_RL),
+    Target("godot-uneven", 64, "any beside all", "times", ("ours-uneven-any",), 1.9, ("ours-uneven-all",)),
+    Target("godot-start", 4, "one engine, seconds", "start_s", ("ours-engine",), 0.2),
+    Target("godot-start", 4, "16 engines, seconds", "start_s", ("ours-engines-16",), 5.0),
     Target("start", 8, "fork, seconds", "start_s", ("ours-fork",), 0.2),
     *(
         Target(workload, n_envs, "auto, local_envs too, beside the best", "times", ("ours-auto-local",), 0.9, best)

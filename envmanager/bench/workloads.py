@@ -23,6 +23,8 @@ RLLIB = ("rllib-sync", "rllib-async")
 ASYNCHRONOUS = ("tianshou-shmem-any", "tianshou-shmem-half", "pufferlib-any", "pufferlib-half")
 SEPARATE = ("gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem", "pufferlib-processes")
 """The synchronous peers that run one environment per process."""
+GODOT_RL = ("godot_rl-default", "godot_rl-fixed", "godot_rl-fastest")
+ENGINES = ("ours-engine", "ours-engines-2", "ours-engines-4")
 ENVPOOL = ("envpool-sync", "envpool-async")
 
 
@@ -130,6 +132,36 @@ ALL = {
             ("ours-any",),
             shows="cores",
             sleeps=True,
+        ),
+        Workload(
+            "godot",
+            "rolling_ball in Godot 4, arenas per engine, 1 tick per action; bare: one engine, nothing decoded",
+            "ball",
+            (1, 8, 64),
+            ("ours-codec", "ours-engine-frames", *ENGINES, *GODOT_RL),
+        ),
+        Workload("godot-4", "the same, 4 ticks per action", "ball4", (1, 8, 64), ENGINES),
+        Workload(
+            "godot-8",
+            "the same, 8 ticks per action, godot_rl_agents' default",
+            "ball8",
+            (1, 8, 64),
+            (*ENGINES, "godot_rl-default", "godot_rl-fastest"),
+        ),
+        Workload(
+            "godot-uneven",
+            "two engines, in one of which an action takes 8 ticks",
+            "ball",
+            (64,),
+            ("ours-uneven-any", "ours-uneven-all"),
+        ),
+        Workload(
+            "godot-start",
+            "from an imported library to the first observations of all engines",
+            "ball",
+            (4,),
+            ("ours-engine", "ours-engines-16"),
+            shows="start_s",
         ),
     )
 }

@@ -18,7 +18,7 @@ from typing import Any
 
 from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel, Message
-from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, BadFrame, Frame, FrameReader, Kind, pack
+from envmanager.godot.frames import FROM_ENGINE, HEADER, PROTOCOL, BadFrame, Frame, FrameReader, Kind
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import Hello, read_note
 
@@ -64,7 +64,7 @@ class EngineChannel(Channel):
     # Out.
 
     def _packed(self, ticket: int, code: int, slot: int, flags: int, data: bytes) -> bytes:
-        return pack(Kind(code), ticket % _TICKETS, data)
+        return HEADER.pack(len(data), code, 0, 0, ticket % _TICKETS) + data
 
     def _push(self, message: bytes, deadline: float) -> None:
         if self._lobby is not None:
@@ -109,8 +109,9 @@ class EngineChannel(Channel):
     def _read(self) -> bool:
         was_midway, any_frame, any_byte = self._reader.is_midway, False, False
         while self.fd != descriptors.CLOSED:
+            space = self._reader.space()
             try:
-                n_bytes = os.readv(self.fd, [self._reader.space()])
+                n_bytes = os.readv(self.fd, [space])
             except BlockingIOError:
                 break
             except OSError:  # it ended with something of ours unread
@@ -123,6 +124,8 @@ class EngineChannel(Channel):
             while (frame := self._reader.next()) is not None:
                 any_frame = True
                 self._note(frame)
+            if n_bytes < len(space):  # there was no more
+                break
         return any_frame or (any_byte and not was_midway)
 
     def _note(self, frame: Frame) -> None:

@@ -33,21 +33,23 @@ from envmanager.godot.engine_specs import (
     read_specs,
 )
 from envmanager.godot.frames import BadFrame, parse_json
+from envmanager.godot.plain_frames import (
+    ACTING,
+    ALL_ACT,
+    COUNT,
+    SAME_ROWS,
+    SOME_ENDED,
+    STEPS_HEAD,
+    STEPS_SECTION,
+    TERMINATED,
+    TRUNCATED,
+    PlainFrame,
+)
 
 __all__ = ["Acting", "Decoded", "EngineSpecs", "StepsDecoder", "bad_numbers", "encode_step", "read_specs"]
 
-SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of steps."""
-TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row."""
-
-COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
 """Behavior, 0, n."""
-STEPS_HEAD = struct.Struct("<II")
-"""busy_us, number of sections."""
-STEPS_SECTION = struct.Struct("<HBBI")
-"""Behavior, flags, 0, n."""
 
 
 def padding(n_bytes: int) -> bytes:
@@ -117,6 +119,10 @@ class StepsDecoder:
         """By behavior, those of the last frame that had a section for it."""
         self._distinct: list[_Rows] = []
         """The rows of the sections of the last frame, of which no agent is in two."""
+        self._plain: PlainFrame | None = None
+        """The frame with these rows that needs no care; None when there can be none."""
+        self._all_act: dict[str, Acting] = {}
+        """Who wants an action after that."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
         """What a steps frame says; BadFrame, and nothing remembered of it, when it is not as it should be.
@@ -124,6 +130,11 @@ class StepsDecoder:
         ``after_reset``: it answers a reset, so there are no ends and no rows to refer to. The arrays are views of
         ``body``, but those that would not be aligned.
         """
+        if self._plain is not None and not after_reset:
+            plain = self._plain.read(body)
+            if plain is not None:
+                self.acting = self._all_act
+                return Decoded(plain, *COUNT.unpack_from(body))
         cursor = _Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
         if n_sections > len(self._specs.behaviors):
@@ -139,10 +150,19 @@ class StepsDecoder:
         rows = [section.rows for section in sections.values()]
         self._check_distinct(rows)
         steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
+        if not self._are_distinct(rows):
+            self._expect_plain(list(sections.values()))
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
         self.acting = {section.behavior.name: section.who_acts() for section in sections.values()}
         return Decoded(steps, busy_us)
+
+    def _expect_plain(self, sections: Sequence[_Section]) -> None:
+        """Prepare for frames with the same rows. Those that are sorted or copied, or have infos, are never plain."""
+        self._plain = None
+        if not self._infos and all(map(_Section.may_be_plain, sections)):
+            self._plain = PlainFrame([(section.behavior, section.rows.agent_id) for section in sections])
+            self._all_act = {section.behavior.name: Acting(len(section.reward)) for section in sections}
 
     def _section(self, cursor: _Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
@@ -186,7 +206,7 @@ class StepsDecoder:
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
         """BadFrame when an agent is there twice, in one behavior or in two."""
-        if len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct)):
+        if self._are_distinct(rows):
             return
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
@@ -195,6 +215,10 @@ class StepsDecoder:
         if len(twice):
             arena = int(np.flatnonzero(self._first_ids == twice[0] >> AGENT_BITS << AGENT_BITS)[0])
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
+
+    def _are_distinct(self, rows: list[_Rows]) -> bool:
+        """Whether they are those of the last frame."""
+        return len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct))
 
     def _read_infos(self, cursor: _Cursor, sections: Mapping[int, _Section]) -> dict[str, Any] | None:
         """The infos by behavior, {} when the engine has none to tell; None when it was not asked."""
@@ -273,6 +297,10 @@ class _Section:
             reset_info,
         )
         return steps if self.rows.order is None else steps.take(self.rows.order)
+
+    def may_be_plain(self) -> bool:
+        """Whether a frame with the same rows may be read by place."""
+        return self.rows.order is None and all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
 
     def who_acts(self) -> Acting:
         """Who wants an action, in which order."""

@@ -106,7 +106,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             generation=entry.generation,
             timeouts=options.timeouts,
             game=None if self._engine.attach is not None else self.game,
-            options=self._engine,
+            options=self.engine_options(worker_id),
             seed=self._engine_seed(entry),
             infos=options.infos,
             check_values=options.check_values,
@@ -119,6 +119,10 @@ class EngineHost(RemoteHost[EngineWorker]):
         )
         with descriptors.standard_open():
             return self._care_for(lambda: EngineWorker(plan, self._events, entry.times))
+
+    def engine_options(self, worker_id: int) -> EngineOptions:
+        """How this engine is started and driven."""
+        return self._engine
 
     def _environ(self, entry: Entry) -> Mapping[str, str] | None:
         """The environment variables of its engine; None: the trainer's."""

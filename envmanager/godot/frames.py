@@ -108,7 +108,7 @@ class FrameReader:
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
         self.kinds = kinds
-        self._max_frame_bytes = max_frame_bytes
+        self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in Kind}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         self._head: tuple[Kind, int] | None = None
@@ -187,7 +187,7 @@ class FrameReader:
             raise self._refusal(f"a frame of kind {number}, where only {expected} may come")
         if zero or zeros:
             raise self._refusal(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")
-        limit = limit_of(kind, self._max_frame_bytes)
+        limit = self._limits[kind]
         if length > limit:
             raise self._refusal(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
         if ticket and kind in WITHOUT_TICKET:

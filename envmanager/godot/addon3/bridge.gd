@@ -207,14 +207,16 @@ func _prepare(copy: Copy) -> void:
 
 # The agents see the end of their episodes, then the next ones begin.
 func _end_action() -> void:
-	for copy in _copies.all:
+	var ending = _copies.ending.duplicate()  # what begins next may end at once, for the next action
+	_copies.ending.clear()
+	for copy in ending:
 		for agent in copy.enders():
 			_roster.close_episode(agent, agent._bits)
 	if _roster.with_infos:
 		_roster.keep_infos()
 	if _wire == null:
 		_show_episodes()
-	for copy in _copies.all:
+	for copy in ending:
 		copy.begin_next()
 	if _wire != null:
 		_send_steps({})

@@ -7,6 +7,7 @@ const Spawner = preload("res://addons/envmanager/spawner.gd")
 const BUSY_AFTER_US = 1000000
 
 var all: Array = []
+var ending: Array = []  # those in which something has ended with this action
 var _at: Dictionary = {}  # root -> copy
 
 
@@ -15,6 +16,7 @@ func add(root: Node, shown: bool) -> void:
 	copy.index = all.size()
 	copy.root = root
 	copy.shown = shown
+	copy.ending = ending
 	all.append(copy)
 	_at[root] = copy
 

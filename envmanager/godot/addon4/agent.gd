@@ -70,7 +70,7 @@ func add_reward(amount: float) -> void:
 func end(truncated := false) -> void:
 	if _k >= 0 and _bits == 0 and _copy.ended_bits == 0:
 		_bits = 2 if truncated else 1
-		_copy.ended_agents.append(self)
+		_copy.end_agent(self)
 
 
 ## The agent leaves the game for ever. Its node may be freed then.

@@ -214,14 +214,16 @@ func _prepare(copy: Copy) -> void:
 
 # The agents see the end of their episodes, then the next ones begin.
 func _end_action() -> void:
-	for copy: Copy in _copies.all:
+	var ending := _copies.ending.duplicate()  # what begins next may end at once, for the next action
+	_copies.ending.clear()
+	for copy: Copy in ending:
 		for agent in copy.enders():
 			_roster.close_episode(agent, agent._bits)
 	if _roster.with_infos:
 		_roster.keep_infos()
 	if _wire == null:
 		_show_episodes()
-	for copy: Copy in _copies.all:
+	for copy: Copy in ending:
 		copy.begin_next()
 	if _wire != null:
 		_send_steps({})

@@ -11,12 +11,27 @@ var next_k := 0
 var ended_bits := 0  # 1 terminated, 2 truncated: the arena's episode is over when the action is
 var ended_agents: Array = []  # those whose own episode is over
 var has_after_tick := false
+var ending: Array = []  # all copies in which something has ended with this action; one list for all
+var _is_listed := false
 
 
 ## The first end of an episode counts.
 func end_episode(bits: int) -> void:
 	if ended_bits == 0:
 		ended_bits = bits
+		_list()
+
+
+## The episode of this agent alone is over.
+func end_agent(agent: Node) -> void:
+	ended_agents.append(agent)
+	_list()
+
+
+func _list() -> void:
+	if not _is_listed:
+		_is_listed = true
+		ending.append(self)
 
 
 ## The agents whose episode is over; when the arena's is, all.
@@ -31,6 +46,7 @@ func enders() -> Array:
 
 ## Begins the next episode of those whose episode is over.
 func begin_next() -> void:
+	_is_listed = false
 	var restarting := ended_agents
 	ended_agents = []
 	if ended_bits != 0:

@@ -15,6 +15,7 @@ var max_agents := 0
 var agents: Array = []
 var leavers: Array = []  # their last rows
 var acting: Array = []  # those who get an action, in the order of the rows sent last
+var some_ended := false  # an episode of some agent, since the frame before
 var changed := true  # other rows than in the frame before
 
 

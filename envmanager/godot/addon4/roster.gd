@@ -58,6 +58,7 @@ func check_specs() -> void:
 func close_episode(agent: Node, bits: int) -> void:
 	agent._bits = bits
 	agent._final = _seen_by(agent)
+	agent._group.some_ended = true
 
 
 ## Keeps the infos of the step taken, before new episodes begin.
@@ -169,17 +170,16 @@ func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
 	var finals := []
 	var acting := group.acting
 	for agent in rows:
-		var bit: int = agent._bits
-		if bit != 0:
-			finals.append(agent._final)
-			agent._bits = 0
-			agent._final = null
 		if agent.wants_action:
-			bit |= ACTING
 			acting.append(agent)
-		bits.append(bit)
 		rewards.append(agent.reward)
 		agent.reward = 0.0
+	if group.some_ended or acting.size() != rows.size():
+		_write_bits(rows, bits, finals)
+		group.some_ended = false
+	else:
+		bits.resize(rows.size())
+		bits.fill(ACTING)
 	for leaver in group.leavers:
 		bits.append(leaver.bits)
 		rewards.append(leaver.reward)
@@ -197,6 +197,15 @@ func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
 		_write_parts(group, finals, out)
 	if with_infos:
 		_add_infos(group, rows, bits)
+
+
+func _write_bits(rows: Array, bits: PackedByteArray, finals: Array) -> void:
+	for agent in rows:
+		if agent._bits != 0:
+			finals.append(agent._final)
+		bits.append(agent._bits | (ACTING if agent.wants_action else 0))
+		agent._bits = 0
+		agent._final = null
 
 
 func _write_observations(group: Group, rows: Array, out: PackedByteArray) -> void:
@@ -264,8 +273,16 @@ func _act_group(group: Group, body: PackedByteArray, from: int) -> int:
 		return end
 	var continuous := body.slice(from, middle).to_float32_array()
 	var discrete := body.slice(middle, end).to_int32_array()
-	for i in n:
-		var agent = group.acting[i]
-		if is_instance_valid(agent) and agent._k >= 0:  # an act() before may have made it leave
-			agent.act(continuous.slice(i * width, (i + 1) * width), discrete.slice(i * choices, (i + 1) * choices))
+	var moves := continuous if n == 1 else PackedFloat32Array()
+	var chosen := discrete if n == 1 else PackedInt32Array()
+	var i := 0
+	for agent in group.acting:
+		if n > 1 and width > 0:
+			moves = continuous.slice(i * width, (i + 1) * width)
+		if n > 1 and choices > 0:
+			chosen = discrete.slice(i * choices, (i + 1) * choices)
+		i += 1
+		# An act() before may have made it leave; then the rows have changed.
+		if not group.changed or (is_instance_valid(agent) and agent._k >= 0):
+			agent.act(moves, chosen)
 	return end

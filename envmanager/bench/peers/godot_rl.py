@@ -1,0 +1,83 @@
+"""godot_rl_agents: JSON over TCP between one engine and Python, by its own GodotEnv.
+
+Observations stay the lists of dicts that GodotEnv gives; making arrays of them is left to whoever wants them.
+
+Its plugin plays the same scene as this library's addon, with the same engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from envmanager.bench.contender import Contender, random_pushes
+from envmanager.bench.games import TICKS, find_engine, make_peer_project
+from envmanager.bench.roster import CannotTakePart
+from envmanager.extras import needed_by
+
+with needed_by("the contender godot_rl", extra=None):
+    from godot_rl.core.godot_env import GodotEnv
+
+IMPORT_S = 100.0
+END_S = 5.0
+
+
+class OneEngine(Contender):
+    """``options``: how fast. ``speedup`` is how many times real time, ``framerate`` has the engine not wait at all."""
+
+    def __init__(self, env: str, n_envs: int, **options: Any) -> None:
+        self._n_envs = n_envs
+        self._folder = Path(tempfile.mkdtemp(prefix="envmanager-bench-"))
+        try:
+            game = _prepare(self._folder)
+            options |= {"port": _free_port(), "action_repeat": TICKS[env], "arenas": n_envs}
+            self._env = GodotEnv(str(game), **options)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._env.reset()
+        self._actions = cycle([[own] for own in random_pushes(n_envs)])  # one kind of action
+
+    def run(self, n_calls: int) -> int:
+        step = self._env.step
+        for actions in islice(self._actions, n_calls):
+            step(actions)
+        return n_calls * self._n_envs
+
+    def close(self) -> None:
+        self._env.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._env.proc.wait(END_S)
+        self._env.proc.kill()
+        self._env.proc.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _prepare(folder: Path) -> Path:
+    """The program that it starts: the engine with the project, whose classes are made known first."""
+    engine = find_engine()
+    project = make_peer_project(folder / "game")
+    command = [engine, "--headless", "--path", str(project), "--import"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_S, check=False)
+    if done.returncode:
+        raise CannotTakePart(f"the engine could not import its plugin: {done.stderr.decode(errors='replace')[-300:]}")
+    program = folder / "game.x86_64"  # it asks for this ending
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(engine)} --path {shlex.quote(str(project))} --audio-driver Dummy "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
