@@ -25,8 +25,7 @@ from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import let_through
 
 _logger = logging.getLogger("envmanager")
-_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
-_STEPPING = (CommandName.STEP, CommandName.STEP_ROWS, CommandName.RESET)
+_STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
 
 
 class LocalWorker:
@@ -139,7 +138,7 @@ class LocalWorker:
             if self.group is None:
                 self.start()
         except EnvManagerError as error:
-            return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
+            return EnvironmentResponse(_FAILED, self.worker_id, error)
         started_ns = time.monotonic_ns()
         if name is CommandName.RESET:
             self._begun = name
@@ -148,6 +147,7 @@ class LocalWorker:
         response = self._obey(name, payload)
         if name is CommandName.RESET:
             self._begun = None
+            self._hand_over(response)
         self._ended_ns = time.monotonic_ns()
         self.times.responded(name, self._ended_ns - started_ns, self._ended_ns)
         return response
@@ -161,25 +161,35 @@ class LocalWorker:
             return self._left_behind()
         if self._step is None:
             return None
+        if self._rows is not None:
+            self.group.offer_rows(self._rows.next())  # first: if there is no memory for them, nothing has begun
         (name, actions), self._step = self._step, None
         self._begun = name
-        if self._rows is not None:
-            self.group.offer_rows(self._rows.next())
         started_ns = time.monotonic_ns()
         response = self._obey(name, actions)
         self._begun = None
         ended_ns = time.monotonic_ns()
         self.times.stepped(ended_ns - started_ns, started_ns - self._ended_ns, ended_ns)
         self._ended_ns = ended_ns
-        return response
+        if self._rows is None:
+            return response
+        self._stepped = response
+        return self._left_behind()
 
     def _left_behind(self) -> EnvironmentResponse | None:
-        """The response to a step that was interrupted, or that was taken before it was asked for."""
+        """The response to a step that was interrupted, or that was taken before."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return self._failed(KeyboardInterrupt(), begun)
+        if self._stepped is not None:
+            self._hand_over(self._stepped)
         stepped, self._stepped = self._stepped, None
         return stepped
+
+    def _hand_over(self, response: EnvironmentResponse) -> None:
+        """Have its arrays be the trainer's; without memory for that it is handed over with the next call."""
+        if self._rows is not None and response.name is not _FAILED:
+            response.payload = self._rows.handed_out(response.payload)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
         group = self.group
@@ -195,8 +205,6 @@ class LocalWorker:
                 self._report()
             except SpecConflict as error:
                 return self._failed(error, name)
-        if self._rows is not None and name in _STEPPING:
-            result = self._rows.handed_out(result)
         return EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
 
     def _report(self) -> None:
@@ -210,7 +218,7 @@ class LocalWorker:
         if self.group is not None:
             self.group.current_env_id = None
         failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase=phase_of(name))
-        return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
+        return EnvironmentResponse(_FAILED, self.worker_id, failure)
 
 
 class LocalStepQueue(ResponseSource):
