@@ -58,7 +58,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench coverage godot godot4 test-mlagents test-matrix clean
+.PHONY: help run test faults check docs soak bench bench-godot coverage godot godot4 test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -92,6 +92,19 @@ bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside ot
 	    if [ -e .venv-bench-$$peer/.installed ]; then pythons="$$pythons --python $$peer=.venv-bench-$$peer/bin/python"; fi; \
 	done; \
 	$(VENV)/bin/envmanager bench $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
+
+# The plugin of the peer is kept outside of the checkout, at the commit that the tool names.
+GODOT_RL_PLUGIN ?= $(HOME)/.cache/envmanager/godot_rl_agents_plugin
+GODOT_WORKLOADS = godot,godot-4,godot-8,godot-uneven,godot-start
+
+bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines beside godot_rl_agents; results in out/bench-godot
+	tools/get_godot_rl_plugin.sh $(GODOT_RL_PLUGIN) || echo "the plugin of godot_rl_agents cannot be fetched here: it is left out" >&2
+	mkdir -p out/bench-godot
+	python=""; \
+	if [ -e .venv-bench-godot_rl/.installed ]; then python="--python godot_rl=.venv-bench-godot_rl/bin/python"; fi; \
+	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/envmanager bench $$python --rounds 3 --seconds 0.6 \
+	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
+	$(VENV)/bin/python tools/godot_tables.py out/bench-godot/bench.json | tee out/bench-godot/tables.md
 
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
@@ -133,6 +146,15 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	if $(if $(filter $*,$(TORCH_PEERS)),.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH) &&) \
 	    .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(BENCH_ENVS) $(BENCH_$*); \
 	then touch .venv-bench-$*/.installed; else echo "$* cannot be installed here and is left out" >&2; fi
+	@touch $@
+
+# It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).
+.venv-bench-godot_rl/.tried:
+	$(PYTHON) -m venv .venv-bench-godot_rl
+	.venv-bench-godot_rl/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	if .venv-bench-godot_rl/bin/python -m pip install $(PIP_FLAGS) numpy 'gymnasium==1.0.0' && \
+	    .venv-bench-godot_rl/bin/python -m pip install $(PIP_FLAGS) --no-deps godot-rl==0.8.2; \
+	then touch .venv-bench-godot_rl/.installed; else echo "godot_rl cannot be installed here and is left out" >&2; fi
 	@touch $@
 
 .venv-mlagents/.installed: pyproject.toml

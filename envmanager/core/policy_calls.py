@@ -45,19 +45,26 @@ def call_policies(
     castings: Castings | None = None,
 ) -> list[dict[str, ActionInfo]]:
     """``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out."""
-    shares: list[dict[str, ActionInfo]] = [{} for _ in infos]
-    for behavior in dict.fromkeys([name for info in infos for name in info.current]):
-        policy = policies.get(behavior)
-        if policy is None:
+    shares: list[dict[str, ActionInfo]] = []
+    members: dict[str, list[dict[str, ActionInfo]]] = {}
+    parts: dict[str, list[AgentSteps]] = {}
+    for info in infos:
+        share: dict[str, ActionInfo] = {}
+        shares.append(share)
+        for behavior, steps in info.current.items():
+            if behavior in policies:
+                members.setdefault(behavior, []).append(share)
+                parts.setdefault(behavior, []).append(steps if steps.acting is None else deciding(steps))
+    for behavior, own in parts.items():
+        casting = None if castings is None else castings[behavior]
+        taken = _call(policies[behavior], behavior, own, specs.get(behavior), casting)
+        if len(own) == 1:
+            members[behavior][0][behavior] = taken
             continue
-        members = [index for index, info in enumerate(infos) if behavior in info.current]
-        parts = [infos[index].current[behavior] for index in members]
-        parts = [steps if steps.acting is None else deciding(steps) for steps in parts]
-        taken = _call(policy, behavior, parts, specs.get(behavior), None if castings is None else castings[behavior])
         stop = 0
-        for index, part in zip(members, parts, strict=True):
+        for share, part in zip(members[behavior], own, strict=True):
             start, stop = stop, stop + len(part.agent_id)
-            shares[index][behavior] = taken.take(slice(start, stop))
+            share[behavior] = taken.take(slice(start, stop))
     return shares
 
 
@@ -72,14 +79,15 @@ def _call(
     policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, casting: Casting | None
 ) -> ActionInfo:
     steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
-    if not len(steps) and spec is not None:
+    n = len(steps.agent_id)
+    if not n and spec is not None:
         return ActionInfo(zeros(spec.action, 0))
     taken = policy.get_action(steps)
     if not isinstance(taken, ActionInfo):
         raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
     return ActionInfo(
-        checked_actions(spec, taken.action, len(steps), f"action of behavior {behavior!r}", casting),
-        _checked_outputs(taken.outputs, len(steps), behavior),
+        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", casting),
+        {} if taken.outputs.__class__ is dict and not taken.outputs else _checked_outputs(taken.outputs, n, behavior),
         taken.version,
     )
 

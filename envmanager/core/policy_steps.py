@@ -53,9 +53,11 @@ class PolicySteps:
             idle = [entry for entry in idle if entry.steps_since_reset - slowest < wait.max_lead]
         if not idle:
             return
-        infos = [entry.previous_step for entry in idle if entry.previous_step is not None]
-        if len(infos) < len(idle):
-            raise UsageError("step() before reset(): call reset() first.")
+        infos = []
+        for entry in idle:
+            if entry.previous_step is None:
+                raise UsageError("step() before reset(): call reset() first.")
+            infos.append(entry.previous_step)
         with let_through():
             taken = self._decide(infos)
         self._calls.require_open("step")
@@ -82,7 +84,9 @@ class PolicySteps:
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Each response with its worker's previous step and actions; then they are handed out."""
-        infos = [self._info_of(entry) for entry in entries]
+        infos = []
+        for entry in entries:  # as above
+            infos.append(self._info_of(entry))
         self._table.handed_out(entries)
         for entry, info in zip(entries, infos, strict=True):
             entry.actions, entry.previous_step = None, info
