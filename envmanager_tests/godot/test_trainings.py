@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SEEDS = pytest.mark.parametrize("seed", range(3))
-HERO_STEPS = 250_000
-TARGET_STEPS = 600_000
+HERO_STEPS = 200_000
+TARGET_STEPS = 400_000
 
 
 @attrs.frozen
