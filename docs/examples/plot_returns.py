@@ -105,7 +105,7 @@ def main() -> None:
     axes.set_xlabel("seconds" if arguments.seconds else arguments.unit.partition("=")[0])
     of_whom = "" if arguments.behavior is None else f" of {arguments.behavior}"
     axes.set_ylabel(f"return{of_whom}, mean of {arguments.window} episodes")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_formatter("{x:g}" if arguments.seconds else "{x:,.0f}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(arguments.out, dpi=120)
