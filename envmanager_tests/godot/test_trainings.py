@@ -19,17 +19,20 @@ pytest.importorskip("torch")
 
 from envmanager import make_manager
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
+from envmanager.testing.fault_checks import SLACK_S
 from envmanager.training import checkpoints
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.watching import policies_of
 
-pytestmark = [pytest.mark.load, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.load, pytest.mark.timeout(1500)]
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SEEDS = pytest.mark.parametrize("seed", range(3))
 HERO_STEPS = 200_000
-TARGET_STEPS = 400_000
+TARGET_STEPS = 300_000
+BUSY = max(1.0, SLACK_S / 2)
+"""How many times as long it may take: 1 on a machine with nothing else to do (`make soak`), elsewhere ten."""
 
 
 @attrs.frozen
@@ -91,7 +94,7 @@ def test_the_ball_finds_its_goal_after_a_minute(seed: int, program: str, tmp_pat
     reached = played(tmp_path, checkpoints.latest(plan.checkpoints), manager_of(plan))
     print(f"rolling_ball, seed {seed}: {result.wall_s:.0f} s, {reached} episodes reach the goal")
     assert reached.share >= 0.95
-    assert result.wall_s <= 60
+    assert result.wall_s <= 60 * BUSY
 
 
 class TakesTurns(Report):
@@ -134,6 +137,6 @@ def test_the_hero_learns_to_catch_and_then_the_target_to_run_away(seed: int, pro
         f"after the target's {target_s:.0f} s"
     )
     assert before.share >= 0.9
-    assert turns.hero_s <= 60
+    assert turns.hero_s <= 60 * BUSY
     assert after.share < 0.6
-    assert target_s <= 90
+    assert target_s <= 90 * BUSY
