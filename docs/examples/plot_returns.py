@@ -1,41 +1,89 @@
 """Draw the returns of trainings over the steps that they took, one line per run and behavior.
 
     python docs/examples/plot_returns.py runs/dqn_pong --unit "frames=4" --out returns.png
+    python docs/examples/plot_returns.py runs/chase-* --behavior hero --seconds --out chase.png
 
-Each line is the mean of the last ``--window`` episodes, each dot one of them, if they are few. Needs matplotlib.
+Each line is the mean of the last ``--window`` episodes, each dot one of them, if they are few. A vertical line is where
+somebody froze a behavior, or let it learn again, while it trained (control.toml). Needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from envmanager.training import episode_log
+from envmanager.training import checkpoints, episode_log
+from envmanager.training.episode_log import EpisodeEnd
 
 MOST_DOTS = 500
 STYLES = ["-", "--", ":", "-."]
 """Of a run's behaviors: where they share their returns, their lines lie on each other."""
 
 
-def draw_run(axes: Any, directory: Path, color: str, *, per_step: float, window: int) -> None:
+def draw_run(axes: Any, directory: Path, color: str, arguments: argparse.Namespace) -> None:
     """The behaviors of one run."""
     directory = directory.resolve()
     episodes = episode_log.read(directory / episode_log.FILE)
     behaviors = list(dict.fromkeys(episode.behavior for episode in episodes))
     for number, behavior in enumerate(behaviors):
+        if arguments.behavior not in (None, behavior):
+            continue
         own = [episode for episode in episodes if episode.behavior == behavior]
-        at = np.array([episode.steps * per_step for episode in own])
+        at = places(own, arguments)
         returns = np.array([episode.total for episode in own])
-        n = min(window, len(own))
+        n = min(arguments.window, len(own))
         means = np.convolve(returns, np.full(n, 1 / n), mode="valid")
-        label = f"{directory.name} {behavior}" if len(behaviors) > 1 else directory.name
+        named = len(behaviors) > 1 and arguments.behavior is None
+        label = f"{directory.name} {behavior}" if named else directory.name
         axes.plot(at[n - 1 :], means, STYLES[number % len(STYLES)], color=color, label=label)
         if len(own) <= MOST_DOTS:
             axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=color)
+    for change in changes_of(directory):
+        mark(axes, change, where(change["n_steps"], episodes, arguments), color)
+
+
+def places(episodes: list[EpisodeEnd], arguments: argparse.Namespace) -> np.ndarray:
+    """Where on the horizontal axis they ended."""
+    if arguments.seconds:
+        return np.array([episode.seconds for episode in episodes])
+    return np.array([episode.steps for episode in episodes]) * per_step(arguments)
+
+
+def where(n_steps: int, episodes: list[EpisodeEnd], arguments: argparse.Namespace) -> float:
+    """The place of a step on the horizontal axis."""
+    if not arguments.seconds:
+        return n_steps * per_step(arguments)
+    steps = [episode.steps for episode in episodes]
+    return float(np.interp(n_steps, steps, [episode.seconds for episode in episodes]))
+
+
+def per_step(arguments: argparse.Namespace) -> float:
+    """How many of what is counted are in a step."""
+    return float(arguments.unit.partition("=")[2] or 1)
+
+
+def changes_of(directory: Path) -> list[Mapping[str, Any]]:
+    """Who was frozen when, and who learned again, as the run's last checkpoint tells."""
+    folder = directory / "checkpoints"
+    if not (folder / checkpoints.LATEST).exists():
+        return []
+    changes: list[Mapping[str, Any]] = checkpoints.load_latest(folder).facts["parts"]["controller"].get("changes", [])
+    return changes
+
+
+def mark(axes: Any, change: Mapping[str, Any], at: float, color: str) -> None:
+    """A vertical line; the first run that has such a change says what it is."""
+    texts = [f"{behavior} frozen" for behavior in change["frozen"]]
+    texts += [f"{behavior} learns" for behavior in change["unfrozen"]]
+    axes.axvline(at, color=color, linestyle=(0, (4, 3)), linewidth=1)
+    text = "\n".join(texts)
+    if text not in [one.get_text() for one in axes.texts]:
+        axes.annotate(text, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
 
 
 def main() -> None:
@@ -43,19 +91,21 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="directories that trainings left")
     parser.add_argument("--out", type=Path, default=Path("returns.png"))
     parser.add_argument("--unit", default="steps of agents=1", help="what to count, and how many of it are in a step")
+    parser.add_argument("--seconds", action="store_true", help="draw them over the time that it took")
+    parser.add_argument("--behavior", help="only this one")
     parser.add_argument("--window", type=int, default=20, help="over how many episodes the mean is taken")
     parser.add_argument("--goal", type=float, help="a return to draw a line at")
     arguments = parser.parse_args()
-    unit, _, per_step = arguments.unit.partition("=")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, directory in enumerate(arguments.runs):
-        draw_run(axes, directory, f"C{number}", per_step=float(per_step or 1), window=arguments.window)
+        draw_run(axes, directory, f"C{number}", arguments)
     if arguments.goal is not None:
         axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1)
-    axes.set_xlabel(unit)
-    axes.set_ylabel(f"return, mean of {arguments.window} episodes")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("seconds" if arguments.seconds else arguments.unit.partition("=")[0])
+    of_whom = "" if arguments.behavior is None else f" of {arguments.behavior}"
+    axes.set_ylabel(f"return{of_whom}, mean of {arguments.window} episodes")
+    axes.xaxis.set_major_formatter("{x:g}" if arguments.seconds else "{x:,.0f}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(arguments.out, dpi=120)

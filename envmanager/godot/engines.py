@@ -61,7 +61,8 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     game = _named(env, options, scratch)
     if options.window and _is_server(game.binary):
         raise UsageError(
-            f"{game.binary} has no window: name an engine that has one (engine.binary), or leave out engine.window."
+            f"{game.binary} has no window: name an engine that has one (engine.binary; --binary of `godot watch`), or "
+            "leave out engine.window (--headless)."
         )
     return game
 

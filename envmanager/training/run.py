@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.evaluation import Evaluation, evaluate
-from envmanager.training.learners import LearnersChanged
+from envmanager.training.learners import KEPT, LearnersChanged
 from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
@@ -127,6 +128,8 @@ class TrainingRun:
         self._log: EpisodeLog | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
+        # Who was frozen and who learned again because somebody asked for it, also before this one went on: for plots.
+        self._changes: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
         """Save and leave after the step that is being taken."""
@@ -214,6 +217,8 @@ class TrainingRun:
         self._report.updated(self, update)
 
     def _changed(self, change: LearnersChanged) -> None:
+        if not change.is_round:
+            self._changes.append(attrs.asdict(change))
         self._report.changed(self, change)
 
     def _episode_ended(self, behavior: str, agent_id: int, total: float) -> None:
@@ -237,6 +242,7 @@ class TrainingRun:
             "recent_returns": list(controller.episodes.recent),
             "learners": controller.state(),
             "frozen_in_config": sorted(self._frozen_in_config),
+            "changes": list(self._changes),
             "control": None if self._control is None else self._control.state,
             "plan": self._plan,
         }
@@ -265,4 +271,5 @@ class TrainingRun:
         differs = self._frozen_in_config ^ set(facts["frozen_in_config"])
         frozen = (set(facts["learners"]["frozen"]) - differs) | (self._frozen_in_config & differs)
         controller.restore({**facts["learners"], "frozen": sorted(frozen)})
+        self._changes = deque(facts.get("changes", ()), maxlen=KEPT)  # that it goes on as it was is no change
         self._control = ControlFile(self.plan.control, self.trainers, seen=facts["control"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -117,6 +118,30 @@ def test_the_returns_of_episodes_are_told_as_they_end(tmp_path: Path, monkeypatc
 def test_the_policies_of_a_training_play_as_many_steps_as_wanted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["godot", "watch", str(run), "--headless", "--steps", "50", "--shown", "2"]) == 0
     assert capsys.readouterr().out.startswith("demo:rolling_ball: checkpoint 000000000")
+
+
+@pytest.mark.skipif(
+    shutil.which("xvfb-run") is None, reason="no virtual display: `apt-get install xvfb libgl1-mesa-dri` brings one"
+)
+@pytest.mark.parametrize("isolate", ["false", "true"])
+def test_several_arenas_play_in_a_window(run: Path, program: str, major: int, isolate: str) -> None:
+    with_window = program if major == 4 else shutil.which("godot3")
+    if with_window is None:
+        pytest.skip("no Godot 3 with a window: `apt-get install godot3` brings one")
+    state = next((run / "checkpoints").glob("*/state.json"))
+    state.write_text(state.read_text().replace('"binary": ', f'"isolate": {isolate}, "binary": '))
+    display = ["xvfb-run", "--auto-servernum", "--server-args=-screen 0 400x400x24"]
+    arguments = ["godot", "watch", str(run), "--shown", "3", "--steps", "30", "--binary", with_window]
+
+    watched = subprocess.run(
+        [*display, sys.executable, "-c", COMMAND, *arguments],
+        env={**os.environ, "LIBGL_ALWAYS_SOFTWARE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=END_S,
+        check=False,
+    )
+    assert watched.returncode == 0, watched.stdout + watched.stderr
 
 
 def test_a_newer_checkpoint_is_picked_up_while_it_plays(run: Path, program: str) -> None:

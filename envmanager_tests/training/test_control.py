@@ -261,6 +261,11 @@ def test_who_was_frozen_still_is_when_a_training_is_resumed_and_the_file_is_not_
     assert again.changes == [("resumed", ("hero",), 0), ("control.toml", ("target",), 3)]
     assert len(again.saves) == 1, "at the end"
     assert len({target for _, target in again.versions[:3]}) == 1
+    told = checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["changes"]
+    assert [(change["cause"], change["frozen"]) for change in told] == [
+        ("control.toml", ["target"]),
+        ("control.toml", ["hero"]),
+    ], "all of the training, without that it went on"
 
 
 def test_what_has_changed_in_the_config_since_a_checkpoint_holds(tmp_path: Path) -> None:

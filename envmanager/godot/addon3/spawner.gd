@@ -32,6 +32,7 @@ func place(copy: Node, index: int) -> void:
 	_tree.root.add_child(copy)
 	if index == 0:
 		_tree.current_scene = copy
+	elif index == 1:  # now it is known how far apart they are
 		_fit_window(copy)
 
 
@@ -39,11 +40,19 @@ func _cell(index: int) -> Vector2:
 	return Vector2(index % _columns, index / _columns)
 
 
-# The first copies of a 2D game fit into the window.
+# How many of the visible copies stand side by side, and how many below each other.
+func _grid() -> Vector2:
+	return Vector2(min(_columns, max(shown, 1)), ceil(min(shown, count) / float(_columns)))
+
+
+# The visible copies of a 2D game fit into the window; one alone fills it.
 func _fit_window(copy: Node) -> void:
-	var wide = min(_columns, max(shown, 1))
-	if _has_window and copy is Node2D and wide > 1:
-		_tree.root.canvas_transform = Transform2D.IDENTITY.scaled(Vector2.ONE / wide)
+	if _has_window and copy is Node2D and shown > 1:
+		var window = _tree.root  # a property of it could not be set through the tree
+		var size = window.get_visible_rect().size
+		var all = size + (_grid() - Vector2.ONE) * spacing
+		var scale = min(size.x / all.x, size.y / all.y)
+		window.canvas_transform = Transform2D(Vector2(scale, 0), Vector2(0, scale), (size - all * scale) / 2)
 
 
 func _world(copy: Node, index: int) -> Node:
@@ -56,7 +65,7 @@ func _world(copy: Node, index: int) -> Node:
 		return world
 	var frame = ViewportContainer.new()
 	frame.stretch = true
-	frame.rect_size = OS.window_size / _columns
+	frame.rect_size = _tree.root.get_visible_rect().size / _grid()
 	frame.rect_position = frame.rect_size * _cell(index)
 	frame.add_child(world)
 	return frame

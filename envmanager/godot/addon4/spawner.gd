@@ -32,6 +32,7 @@ func place(copy: Node, index: int) -> void:
 	_tree.root.add_child(copy)
 	if index == 0:
 		_tree.current_scene = copy
+	elif index == 1:  # now it is known how far apart they are
 		_fit_window(copy)
 
 
@@ -40,11 +41,19 @@ func _cell(index: int) -> Vector2i:
 	return Vector2i(index % _columns, index / _columns)
 
 
-# The first copies of a 2D game fit into the window.
-func _fit_window(copy: Node) -> void:
+# How many of the visible copies stand side by side, and how many below each other.
+func _grid() -> Vector2:
 	var wide := mini(_columns, maxi(shown, 1))
-	if _has_window and copy is Node2D and wide > 1:
-		_tree.root.canvas_transform = Transform2D.IDENTITY.scaled(Vector2.ONE / wide)
+	return Vector2(wide, ceilf(float(mini(shown, count)) / _columns))
+
+
+# The visible copies of a 2D game fit into the window; one alone fills it.
+func _fit_window(copy: Node) -> void:
+	if _has_window and copy is Node2D and shown > 1:
+		var size := _tree.root.get_visible_rect().size
+		var all := size + (_grid() - Vector2.ONE) * spacing
+		var scale := minf(size.x / all.x, size.y / all.y)
+		_tree.root.canvas_transform = Transform2D(0.0, Vector2.ONE * scale, 0.0, (size - all * scale) / 2)
 
 
 func _world(copy: Node, index: int) -> Node:
@@ -56,7 +65,7 @@ func _world(copy: Node, index: int) -> Node:
 		return world
 	var frame := SubViewportContainer.new()
 	frame.stretch = true
-	frame.size = Vector2(DisplayServer.window_get_size()) / _columns
+	frame.size = _tree.root.get_visible_rect().size / _grid()
 	frame.position = frame.size * Vector2(_cell(index))
 	frame.add_child(world)
 	return frame

@@ -6,7 +6,7 @@ const MAX_TICKS := 600
 
 var ticks := 0
 
-@onready var player: Node = $"../Player/Agent"
+@onready var player: Node = $"../Line/Player/Agent"
 
 
 func reset(from: RandomNumberGenerator, _options: Dictionary) -> void:

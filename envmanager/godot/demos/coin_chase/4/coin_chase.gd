@@ -29,7 +29,7 @@ func after_tick() -> void:
 	var before := distance
 	distance = hero.body.position.distance_to(coin.body.position)
 	ticks += 1
-	_hero_wins((before - distance) / WIDTH - 0.001)
+	_hero_wins((before - distance) / WIDTH - 0.003)
 	if distance < REACH:
 		_hero_wins(1.0)
 		end_episode()

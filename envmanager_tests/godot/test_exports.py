@@ -1,0 +1,82 @@
+"""What Godot's editor makes of a game with the addon: it loads it without a word, and what it exports is played."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from envmanager import RandomPolicy
+from envmanager.godot.manager import GodotEnvManager
+from envmanager.godot.projects import new_project
+
+EDITOR_S = 120.0
+PRESETS = """
+[preset.0]
+name="Pack"
+platform="{platform}"
+runnable=true
+export_filter="all_resources"
+include_filter=""
+exclude_filter=""
+export_path=""
+
+[preset.0.options]
+custom_template/debug=""
+custom_template/release=""
+"""
+PLATFORM = {4: "Linux", 3: "Linux/X11"}
+N_STEPS = 20
+
+
+def editor(program: str, project: Path, *arguments: str) -> str:
+    """What the editor prints, which opens the project without a window, does what it is told and quits."""
+    home = {name: str(project.parent / name) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    home["LANG"] = "en"  # Godot 3 complains of "C"
+    command = [program, "--path", str(project), *arguments]
+    ran = subprocess.run(
+        command, env={**os.environ, **home}, capture_output=True, text=True, timeout=EDITOR_S, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def complaints(output: str) -> list[str]:
+    return [line for line in output.splitlines() if re.search(r"\b(ERROR|WARNING)\b", line)]
+
+
+def seen(game: Path, program: str) -> list[bytes]:
+    """What a policy sees in a game, step by step."""
+    with GodotEnvManager(str(game), 2, engine={"binary": program}) as manager:
+        for behavior, spec in manager.behavior_specs.items():
+            manager.set_policy(behavior, RandomPolicy(spec, 0))
+        infos = manager.reset({"seed": 0})
+        found = []
+        for _ in range(N_STEPS):
+            found.append(np.asarray(infos[0].current["default"].obs).tobytes())
+            infos = manager.step("all")
+    return found
+
+
+def test_the_editor_opens_a_new_game_with_the_plugin_without_complaint(
+    tmp_path: Path, program: str, major: int
+) -> None:
+    game = new_project(tmp_path / "game", major)
+    headless = ["--headless"] if major == 4 else []
+    assert complaints(editor(program, game, *headless, "--editor", "--quit")) == []
+
+
+def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: str, major: int) -> None:
+    game = new_project(tmp_path / "game", major)
+    (game / "export_presets.cfg").write_text(PRESETS.format(platform=PLATFORM[major]))
+    pack = tmp_path / "game.pck"
+    headless = ["--headless"] if major == 4 else []
+    editor(program, game, *headless, "--export-pack", "Pack", str(pack))
+
+    played = seen(pack, program)
+
+    assert played == seen(game, program)
+    assert len(set(played)) > N_STEPS // 2, "something moves"
