@@ -127,6 +127,7 @@ class Launch:
     worker_id: int
     generation: int
     seed: int
+    may_spin: bool
     pickled_factory: bytes
 
 
@@ -148,6 +149,7 @@ class Transport:
         self.fds = fds
         self.worker_id = launch.worker_id
         self.generation = launch.generation
+        self.may_spin = launch.may_spin
         self.ticket = 0
         self.slot = 0
         self.block: Block | None = None
@@ -236,7 +238,7 @@ class Connection:
         self._fd = transport.fds["connection"]
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._spinner = Spinner()
+        self._spinner = Spinner(may_spin=transport.may_spin)
         self._header = b""
         self._offered_slot = -1
 

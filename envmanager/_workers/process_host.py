@@ -16,7 +16,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import descriptors
+from envmanager._workers import descriptors, spin
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
@@ -37,6 +37,7 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
 from envmanager.observe.events import EventLog
 from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.system.cores import count_cores
 from envmanager.system.interrupts import held
 
 
@@ -62,6 +63,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         self._listener = listener
         self._local_id = len(entries) - 1 if options.local_envs else None
         self._n_slots = 3 if options.zero_copy else 1
+        self._may_spin = len(entries) <= spin.MANY * count_cores()
         self._slots = 0
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
@@ -122,6 +124,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             guardian_fd=self._guardian_fd(entry),
             crash_fd=resources.crash_fd,
             n_slots=self._n_slots,
+            may_spin=self._may_spin,
             timeouts=options.timeouts,
             environ=environ,
             log_dir=self._log_dir,

@@ -20,13 +20,16 @@ TAKEN_NS = 1_500_000
 """A yield that took so long gave the core to another program, for a whole slice; workers take less."""
 REST = 200
 """How many waits sleep at once after that."""
+MANY = 4
+"""Workers per core: of more than that too many spin at once, and what they win they take from each other."""
 
 
 class Spinner:
     """Remembers how long the last wait took."""
 
-    def __init__(self) -> None:
-        self.pays = True
+    def __init__(self, *, may_spin: bool = True) -> None:
+        self.pays = may_spin
+        self._may_spin = may_spin
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
@@ -37,7 +40,7 @@ class Spinner:
         elif self.pays and self._spin(ready, began_ns):
             return
         sleep()
-        self.pays = time.monotonic_ns() - began_ns < SPIN_NS
+        self.pays = self._may_spin and time.monotonic_ns() - began_ns < SPIN_NS
 
     def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
         looked_ns = began_ns

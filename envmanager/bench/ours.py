@@ -14,7 +14,7 @@ from envmanager.bench.roster import CannotTakePart
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.env_manager import EnvManager
 from envmanager.options import Wait
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager

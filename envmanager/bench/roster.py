@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 
 if TYPE_CHECKING:
     from envmanager.bench.contender import Contender

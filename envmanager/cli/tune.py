@@ -36,7 +36,7 @@ from envmanager.cli.tuning import (
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError
 from envmanager.options import ManagerOptions, Wait
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 from envmanager.placing.probing import measure
 from envmanager.policy import RandomPolicy
 from envmanager.registry import make_manager, structure

@@ -26,7 +26,7 @@ from envmanager.errors import UsageError
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.options import EngineOptions
 from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait, WorkerCount
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 
 _LEAST_ARENAS = 16
 """An engine for fewer is started only when asked for."""

@@ -33,7 +33,7 @@ from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import UsageError
 from envmanager.options import ManagerOptions, RestartPolicy
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 from envmanager.placing.placement import Placement, Probe, choose
 from envmanager.policy import Policy, RandomPolicy
 

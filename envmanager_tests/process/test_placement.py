@@ -30,7 +30,7 @@ from envmanager import (
 )
 from envmanager.environment import EnvContext
 from envmanager.placing import probing
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 from envmanager.simple_env_manager import SimpleEnvManager
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))

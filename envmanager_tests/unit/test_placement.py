@@ -16,7 +16,7 @@ from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
-from envmanager.placing import cores
+from envmanager.system import cores
 from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, round_s
 from envmanager.placing.probing import ProbeFactory, RunDelay, StepTime, probe_group, summarize
 from envmanager.registry import known_kinds, structure

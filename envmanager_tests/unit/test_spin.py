@@ -79,3 +79,10 @@ def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clo
     assert clock.n_yields == 0
     spinner.wait(never, clock.sleep(1))
     assert clock.n_yields == YIELDS
+
+
+def test_a_wait_that_may_not_look_again_always_sleeps(clock: Clock) -> None:
+    spinner = Spinner(may_spin=False)
+    for _ in range(3):
+        spinner.wait(never, clock.sleep(1))
+    assert (clock.n_yields, clock.n_sleeps) == (0, 3)

@@ -11,7 +11,7 @@ import numpy as np
 from envmanager.bench.contender import Contender, env_fns, random_actions
 from envmanager.bench.roster import CannotTakePart
 from envmanager.extras import needed_by
-from envmanager.placing.cores import count_cores
+from envmanager.system.cores import count_cores
 
 with needed_by("the contender pufferlib", extra=None):
     from pufferlib import vector
