@@ -14,10 +14,10 @@ from envmanager.bench.roster import CannotTakePart
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.env_manager import EnvManager
 from envmanager.options import Wait
-from envmanager.system.cores import count_cores
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
+from envmanager.system.cores import count_cores
 
 __all__ = ["Auto", "Codec", "Engines", "InProcess", "Processes", "Share", "Stepped", "Turns", "Uneven", "Workers"]
 

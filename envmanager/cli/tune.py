@@ -36,11 +36,11 @@ from envmanager.cli.tuning import (
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError
 from envmanager.options import ManagerOptions, Wait
-from envmanager.system.cores import count_cores
 from envmanager.placing.probing import measure
 from envmanager.policy import RandomPolicy
 from envmanager.registry import make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
+from envmanager.system.cores import count_cores
 from envmanager.system.new_files import write_anew
 
 if TYPE_CHECKING:

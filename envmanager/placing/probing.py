@@ -33,9 +33,9 @@ from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import UsageError
 from envmanager.options import ManagerOptions, RestartPolicy
-from envmanager.system.cores import count_cores
 from envmanager.placing.placement import Placement, Probe, choose
 from envmanager.policy import Policy, RandomPolicy
+from envmanager.system.cores import count_cores
 
 PROBE_S = 0.5
 """For how long an environment is stepped; a step that takes longer is waited for."""

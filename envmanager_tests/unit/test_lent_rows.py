@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -187,7 +189,7 @@ def test_step_infos_and_what_policies_saw_stay_what_they_were():
     shown = [first_bytes(info.current["default"].obs)[0] for info in infos]
     assert shown == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12]
     assert [first_bytes(steps.obs)[0] for steps in policy.kept] == shown[:-1]
-    for before, info in zip(infos, infos[1:], strict=False):
+    for before, info in itertools.pairwise(infos):
         assert info.previous["default"] is before.current["default"]
 
 

@@ -16,11 +16,10 @@ from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
-from envmanager.system import cores
 from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, round_s
 from envmanager.placing.probing import ProbeFactory, RunDelay, StepTime, probe_group, summarize
 from envmanager.registry import known_kinds, structure
-from envmanager.system import cgroups
+from envmanager.system import cgroups, cores
 
 BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)
 
