@@ -38,6 +38,10 @@ _WATCH_EVERY_S = 0.01
 Worker = TypeVar("Worker", bound=RemoteWorker)
 
 
+_FIRST = (CommandName.START, CommandName.RESET)
+"""What a replacement is asked before its first step."""
+
+
 class Watch(ResponseSource, Generic[Worker]):
     """Responses to "step", in order of completion; subclasses say where they come from."""
 
@@ -156,7 +160,7 @@ class Watch(ResponseSource, Generic[Worker]):
             handle.due_at = max(handle.due_at, time.monotonic() + WHILE_BYTES_COME_S)
         if channel.hung_up:  # it would wake us for ever; the worker's end or its deadline will tell
             self._stop_watching(handle, channel.fd)
-        if handle.awaited in (CommandName.START, CommandName.RESET):
+        if handle.awaited in _FIRST:
             first = handle.take_first()
             if first is not None:
                 self._arrived.append(first)

@@ -8,6 +8,8 @@ and never again.
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -45,6 +47,8 @@ def _bound(value: Any) -> Any:
 
 _FEW = 1024
 """Up to so many choices are looked up one by one."""
+_SMALL = 32
+"""So many numbers are compared sooner by Python than by NumPy."""
 
 
 @attrs.frozen(eq=False)
@@ -63,6 +67,8 @@ class ArraySpec:
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
     """Both bounds of whole numbers, where each is one number for all."""
+    span: tuple[float, float] | None = attrs.field(init=False, repr=False)
+    """What lies between these is within the bounds, and finite; None where each number has bounds of its own."""
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects and so travels pickled."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
@@ -73,8 +79,17 @@ class ArraySpec:
         plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
         bounds = (self.minimum.item(), self.maximum.item()) if plain else None
         object.__setattr__(self, "whole_bounds", bounds)
+        object.__setattr__(self, "span", self._found_span())
         low, high = (0, -1) if bounds is None or self.shape else bounds
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
+
+    def _found_span(self) -> tuple[float, float] | None:
+        if self.dtype.kind not in "iuf" or any(b is not None and b.ndim for b in (self.minimum, self.maximum)):
+            return None
+        widest = sys.float_info.max if self.dtype.kind == "f" else math.inf
+        low = -widest if self.minimum is None else self.minimum.item()
+        high = widest if self.maximum is None else self.maximum.item()
+        return max(low, -widest), min(high, widest)
 
     def is_choices(self, batch: Any) -> bool:
         """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""
@@ -198,6 +213,13 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
     """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
     if spec.is_object:
         return
+    if spec.span is not None and value.__class__ is np.ndarray and value.size <= _SMALL and value.dtype.kind in "biuf":
+        low, high = spec.span
+        for number in value.ravel().tolist():
+            if not low <= number <= high:
+                break
+        else:
+            return
     if spec.dtype.kind in "fc" and not np.isfinite(value).all():
         raise SpecMismatch(path, f"finite {spec}", "NaN or infinite in part")
     if spec.minimum is not None and (value < spec.minimum).any():

@@ -285,3 +285,28 @@ def test_a_spec_has_the_dtype_that_arrays_have_also_when_it_was_unpickled(dtype)
 def test_whole_numbers_of_few_choices_are_seen_at_a_glance(batch, is_one):
     assert ArraySpec((), np.int64, 0, 3).is_choices(batch) == is_one
     assert not ArraySpec((), np.int64).is_choices(np.array([0])), "without bounds it is in doubt"
+
+
+@pytest.mark.parametrize("n", [1, 100], ids=["few numbers", "many numbers"])
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        (ArraySpec((), np.float32), np.nan),
+        (ArraySpec((), np.float32), np.inf),
+        (ArraySpec((), np.float32), -np.inf),
+        (ArraySpec((), np.float64, -1, 1), 1.5),
+        (ArraySpec((), np.float64, -1, np.inf), np.inf),
+        (ArraySpec((), np.float64, -np.inf, 1), -np.inf),
+        (ArraySpec((), np.int64, 0, 3), 4),
+        (ArraySpec((), np.int64, 0), -1),
+        (ArraySpec((2,), np.float32, [0, -1], [1, 2]), [0.5, 3.0]),
+    ],
+)
+def test_numbers_out_of_bounds_and_such_that_are_not_finite_are_found_among_few_and_many(spec, value, n):
+    fitting = np.zeros((n, *spec.shape), spec.dtype)
+    check_values(spec, fitting, "obs")
+
+    fitting[-1] = value
+
+    with pytest.raises(SpecMismatch):
+        check_values(spec, fitting, "obs")
