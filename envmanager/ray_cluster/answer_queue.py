@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from envmanager.ray_cluster.worker import RayWorker
 from envmanager.system.interrupts import let_through
 
 _PING_EVERY_S = 1.0
+_DEAF_S = 0.05
 _LONGEST_WAIT_S = 3600.0
 """A wait may be longer than a lock's argument can be; it is then made of several."""
 
@@ -36,7 +38,9 @@ _LONGEST_WAIT_S = 3600.0
 class AnswerQueue(ResponseSource):
     """Responses to "step" in order of arrival, and of workers that take another's place the first observations."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_connected: Callable[[], bool]) -> None:
+        """``is_connected()``: whether actors can still be reached."""
+        self._is_connected = is_connected
         self._came: deque[tuple[RayWorker, int, Any, int]] = deque()
         self._bell = threading.Lock()
         self._bell.acquire()
@@ -49,6 +53,7 @@ class AnswerQueue(ResponseSource):
         """No worker is late before."""
         self._ping_at = 0.0
         self._is_woken = False
+        self._owner_pid = os.getpid()
 
     # What workers and Ray call.
 
@@ -79,13 +84,18 @@ class AnswerQueue(ResponseSource):
 
     def close_all(self, close_s: float) -> None:
         """Ask all to close, wait until they have, at most so long, and end them."""
+        if os.getpid() != self._owner_pid or not self._is_connected():
+            return  # in a process that the trainer forked, the actors are not its own
         workers = [*self._workers.values(), *self._retiring]
         deadline = time.monotonic() + close_s
         try:
             for worker in workers:
                 worker.ask_to_close(close_s)
-            with let_through():
-                self._wait_until(lambda: all(worker.has_answered for worker in workers), deadline)
+            self._pump()
+            while not all(worker.has_answered for worker in workers) and time.monotonic() < deadline:
+                with let_through():  # a call in another thread may hear the bell instead
+                    self._bell.acquire(timeout=_DEAF_S)
+                self._pump()
         finally:
             for worker in workers:
                 worker.kill()
@@ -150,8 +160,11 @@ class AnswerQueue(ResponseSource):
             self._ended.clear()
 
     def _pump(self) -> None:
-        while self._came:
-            worker, ticket, future, at_ns = self._came.popleft()
+        while True:
+            try:
+                worker, ticket, future, at_ns = self._came.popleft()
+            except IndexError:
+                return
             was_gone = worker.state is State.GONE
             response = worker.take_in(ticket, future, at_ns)
             if response is not None:

@@ -7,13 +7,14 @@ itself: who runs where, and what a lost node means, is Ray's to decide.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
 from envmanager.ray_cluster.actor import EnvActor
 from envmanager.ray_cluster.options import ClusterOptions
+from envmanager.ray_cluster.room import in_words, why_no_room
 from envmanager.system.interrupts import let_through
 
 with needed_by("the manager kind 'ray'", extra="ray"):
@@ -22,8 +23,6 @@ with needed_by("the manager kind 'ray'", extra="ray"):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _CLIENT = "ray://"
-_NOT_FOR_SALE = ("node:", "object_store_memory")
-"""What Ray counts besides what workers ask for."""
 
 _REMOTE: Any = ray.remote(EnvActor)
 
@@ -69,6 +68,8 @@ class ActorHandle:
 
     def obey(self, command: bytes, on_answer: OnAnswer) -> None:
         """Have it carry out a command, after those before."""
+        if not ray.is_initialized():  # or Ray would start another cluster
+            raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
         self._obey.remote(command).future().add_done_callback(on_answer)
 
     def kill(self) -> None:
@@ -119,7 +120,7 @@ class Cluster:
     @property
     def wanted_in_words(self) -> str:
         """The same for people."""
-        return amounts(self.wanted)
+        return in_words(self.wanted)
 
     def why_no_room(self) -> str:
         """Which resource is missing for one more worker."""
@@ -128,37 +129,17 @@ class Cluster:
     def what_it_has(self) -> str:
         """How many nodes, and what is on them."""
         nodes = _alive_nodes()
-        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {amounts(ray.cluster_resources())}"
+        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {in_words(ray.cluster_resources())}"
+
+
+def is_connected() -> bool:
+    """Whether this program is still a driver of the cluster."""
+    return bool(ray.is_initialized())
 
 
 def n_cpus() -> int:
     """How many CPUs the cluster says that it has."""
     return int(ray.cluster_resources().get("CPU", 0))
-
-
-def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Which resource of ``wanted`` no node has, or else which are all taken, or too scattered."""
-    for name, amount in wanted.items():
-        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
-        if most < amount:
-            has = f"the most that one has is {most:g}" if most else "no node has any"
-            return f"no node has {amount:g} {name} ({has})"
-    if not any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
-        return f"no node has all of {amounts(wanted)} at once"
-    taken = [name for name, amount in wanted.items() if free.get(name, 0.0) < amount]
-    if taken:
-        return f"{' and '.join(taken)} is taken: {amounts({name: free.get(name, 0.0) for name in taken})} is free"
-    return f"no node has {amounts(wanted)} free at once, or a node takes its time to start a process"
-
-
-def amounts(resources: Mapping[str, float]) -> str:
-    """``"12 CPU, 2 license"``."""
-    known = {name: amount for name, amount in resources.items() if not name.startswith(_NOT_FOR_SALE)}
-    told = [
-        f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
-        for name, amount in known.items()
-    ]
-    return ", ".join(told) or "nothing"
 
 
 def _alive_nodes() -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ The rule: all workers are asked for before any is waited for, so that one wait i
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import ManagerOptions, ResetConfig
 from envmanager.ray_cluster.answer_queue import AnswerQueue
-from envmanager.ray_cluster.cluster import Cluster
+from envmanager.ray_cluster.cluster import Cluster, is_connected
 from envmanager.ray_cluster.worker import RayWorker
 from envmanager.system.interrupts import held
 
@@ -65,7 +66,8 @@ class RayHost(WorkerHost):
         self._create = create
         self._slots = 0
         self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
-        self._answers = AnswerQueue()
+        self._answers = AnswerQueue(is_connected)
+        self._finalizer = weakref.finalize(self, self._answers.close_all, options.timeouts.close_s)
         self.step_queue = self._answers
         # What Ray has put into its object store is read-only; the copy makes it the trainer's own.
         self.rewrites_arrays = True
@@ -151,3 +153,4 @@ class RayHost(WorkerHost):
 
     def close(self) -> None:
         self._answers.close_all(self._options.timeouts.close_s)
+        self._finalizer.detach()

@@ -25,7 +25,6 @@ import attrs
 from envmanager.options import ManagerOptions
 from envmanager.placing.placement import Probe, describe_seconds
 from envmanager.placing.probing import measure
-from envmanager.ray_cluster.cluster import n_cpus
 from envmanager.ray_cluster.options import ClusterOptions
 
 CALL_S = 400e-6
@@ -50,15 +49,15 @@ class ClusterPlacement:
 
 
 def place_on_cluster(
-    manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, cluster: ClusterOptions
+    manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, cluster: ClusterOptions, n_cpus: int
 ) -> ClusterPlacement:
-    """How many workers suit the cluster, after probing the first environment in an actor; the choice is logged."""
+    """How many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; it is logged."""
     if options.n_envs == 1:
         return ClusterPlacement(1, "1 environment in 1 actor, because there is only one")
     of_one = attrs.evolve(cluster, envs_per_worker=None, placement="pack")
     probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
     each = (cluster.resources or {}).get("CPU", 1.0)
-    most = math.floor(n_cpus() / each) if each else options.n_envs
+    most = math.floor(n_cpus / each) if each else options.n_envs
     chosen = choose(probe, options.n_envs, max(1, most))
     _logger.info("%s", chosen)
     return chosen

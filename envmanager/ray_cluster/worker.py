@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envmanager._workers.hosting import describe_failure, phase_of
 from envmanager._workers.remote import State, WorkerPlan
@@ -28,8 +28,10 @@ from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerErro
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.ray_cluster.cluster import ActorHandle, Cluster
 from envmanager.ray_cluster.wire import STEPPING, Answer, pack_command, unpack_answer, unpack_steps
+
+if TYPE_CHECKING:  # it needs Ray
+    from envmanager.ray_cluster.cluster import ActorHandle, Cluster
 
 _START, _RESET, _STEP, _CLOSE = CommandName.START, CommandName.RESET, CommandName.STEP, CommandName.CLOSE
 _HELLO, _PING = -1, -2
@@ -88,7 +90,8 @@ class RayWorker:
         self._step_ticket = 0
         self._asked_ticket = 0
         self._asked = _START
-        self._answer: EnvironmentResponse | None = None
+        self._answer: tuple[Any, int] | None = None
+        """What it has answered to what it was asked, and when that came."""
         self._deadline = math.inf
         self._first_reset: ResetConfig | None = None
         self._is_pinged = False
@@ -121,7 +124,7 @@ class RayWorker:
         finally:
             self._asked_ticket = 0
             answer, self._answer = self._answer, None
-        return self.failed() if answer is None else answer
+        return self.failed() if answer is None else self._response(answer[0], self._asked, answer[1])
 
     @property
     def has_answered(self) -> bool:
@@ -177,10 +180,9 @@ class RayWorker:
             self._step_ticket, self.due_at = 0, math.inf
             return self._response(future.result(), _STEP, at_ns)
         self._asked_ticket = 0
-        response = self._response(future.result(), self._asked, at_ns)
         if self._first_reset is not None:
-            return self._begun(response)
-        self._answer = response
+            return self._begun(self._response(future.result(), self._asked, at_ns))
+        self._answer = future.result(), at_ns  # its news are told in the order in which the manager asks for answers
         return None
 
     def _note_alive(self, ticket: int, result: Any) -> None:
@@ -296,6 +298,8 @@ class RayWorker:
 
     def kill(self) -> None:
         """End it, whatever it does; what it still answers is late."""
+        if self.state is State.GONE:
+            return
         self.state, self.due_at = State.GONE, math.inf
         self._step_ticket = self._asked_ticket = 0
         self._actor.kill()
