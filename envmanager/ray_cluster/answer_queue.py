@@ -75,6 +75,9 @@ class AnswerQueue(ResponseSource):
 
     def register(self, worker: RayWorker) -> None:
         """Watch over this worker, in the place of another, if there was one."""
+        before = self._workers.get(worker.worker_id)
+        if before is not None and before in self._ended:  # what takes its place must not be taken for what ended
+            self._ended.remove(before)
         self._workers[worker.worker_id] = worker
 
     def retire(self, worker: RayWorker, close_s: float) -> None:
@@ -88,6 +91,7 @@ class AnswerQueue(ResponseSource):
             return  # in a process that the trainer forked, the actors are not its own
         workers = [*self._workers.values(), *self._retiring]
         deadline = time.monotonic() + close_s
+        self._pump()
         try:
             for worker in workers:
                 worker.ask_to_close(close_s)

@@ -1,12 +1,14 @@
 """The cluster: connecting to it, having it make actors and end them, and saying what it has.
 
-The rule: no other module of this library imports Ray, and what this one asks of Ray is all public. It schedules nothing
+The rule: no other module of this folder imports Ray, and what this one asks of Ray is all public. It schedules nothing
 itself: who runs where, and what a lost node means, is Ray's to decide.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +43,7 @@ def connect(address: str | None) -> None:
         )
     if ray.is_initialized():
         return
+    before = signal.getsignal(signal.SIGTERM)
     try:
         with let_through():
             ray.init(address=address)
@@ -49,6 +52,8 @@ def connect(address: str | None) -> None:
             f"there is no Ray cluster at address={address!r}: {error}. Start one with `ray start --head`, or leave the "
             "address out for one of this machine alone."
         ) from error
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray puts its own in the place of any other
 
 
 class ActorHandle:

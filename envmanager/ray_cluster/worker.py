@@ -306,6 +306,8 @@ class RayWorker:
 
     def ask_to_close(self, close_s: float) -> None:
         """Ask it to close its environments, within so long."""
+        if self.pid is None:  # nothing was made, or nobody knows where
+            self.kill()
         if self.state in (State.STARTING, State.RUNNING):
             self._step_ticket = 0
             self.send(_CLOSE)

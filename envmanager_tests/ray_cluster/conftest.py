@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envmanager.testing.fault_checks import SOON_S, until
+from envmanager.testing.fault_checks import SOON_S, is_gone, until
 from envmanager.testing.leaks import descendants
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -23,7 +23,7 @@ STORE_BYTES = 300_000_000
 
 def actors() -> dict[int, str]:
     """The processes that host environments."""
-    return {pid: command for pid, command in descendants().items() if "EnvActor" in command}
+    return {pid: command for pid, command in descendants().items() if "EnvActor" in command and not is_gone(pid)}
 
 
 def start_cluster(n_nodes: int = 3) -> Any:

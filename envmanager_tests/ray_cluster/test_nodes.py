@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ from envmanager.errors import NotPlaced
 from envmanager.observe import events
 from envmanager.testing import EchoEnvironment
 from envmanager.testing.fault_checks import SLACK_S, SOON_S, CheckedTrainer, returns_within
+from envmanager.testing.leaks import descendants
 from envmanager_tests.ray_cluster.conftest import CPUS_OF_A_NODE, STORE_BYTES
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
@@ -36,8 +40,13 @@ def one_more_node(cluster: Any, **resources: Any) -> Iterator[Any]:
 
 def lose(cluster: Any, node: Any) -> None:
     """Have a node go without a word, as a machine does that loses its power. A second time does nothing."""
-    if node in cluster.worker_nodes:
-        cluster.remove_node(node, allow_graceful=False)
+    if node not in cluster.worker_nodes:
+        return
+    (raylet,) = node.all_processes["raylet"]
+    for pid in [raylet.process.pid, *descendants(raylet.process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
 
 
 def node_of(env: EchoEnvironment) -> str:
@@ -153,8 +162,6 @@ def test_batches_are_the_trainers_own_to_write_into(cluster: Any, n_workers: int
 
 
 def test_environment_variables_reach_the_actors(cluster: Any) -> None:
-    import os
-
     options: Any = {"runtime_env": {"env_vars": {"ONE": "1"}}, "worker_env": {"TWO": "2"}}
     with RayEnvManager(EchoEnvironment, 1, **options) as manager:
         (seen,) = manager.call(lambda env: (os.environ.get("ONE"), os.environ.get("TWO")))

@@ -21,14 +21,14 @@ with needed_by("the contender ray", extra="ray"):
 
     from envmanager.ray_cluster.manager import RayEnvManager
 
-N_CPUS = 128
-"""As many as the actors of any size say that they take; what there is, they share."""
+EACH = 0.01
+"""What an actor says that it takes of a CPU, so that any number of them has room on this machine."""
 
 
 def start_ray() -> None:
     """A cluster of this machine alone."""
     if not ray.is_initialized():
-        ray.init(num_cpus=N_CPUS, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
 
 
 class Actors(Managed):
@@ -36,7 +36,10 @@ class Actors(Managed):
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()
-        super().__init__(RayEnvManager(env_fns(env, n_envs), n_envs, n_workers=n_workers, wait="all"), env, n_envs)
+        manager = RayEnvManager(
+            env_fns(env, n_envs), n_envs, n_workers=n_workers, wait="all", resources={"num_cpus": EACH}
+        )
+        super().__init__(manager, env, n_envs)
 
     def close(self) -> None:
         super().close()
@@ -52,7 +55,9 @@ class ByHand(Contender):
         self._actions = repeated(env, n_envs)
         self._blocks = np.array_split(np.arange(n_envs), n_workers or n_envs)
         fns = env_fns(env, n_envs)
-        self._actors = [ray.remote(_Envs).remote([fns[row] for row in block]) for block in self._blocks]
+        self._actors = [
+            ray.remote(_Envs).options(num_cpus=EACH).remote([fns[row] for row in block]) for block in self._blocks
+        ]
         ray.get([actor.reset.remote() for actor in self._actors])
 
     def run(self, n_calls: int) -> int:
