@@ -1,4 +1,4 @@
-"""What a step costs the trainer, by the number of actors. The figures are printed (``-rP``)."""
+"""What a step costs the trainer, by the number of actors, and how fast it goes. The figures are printed (``-rP``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import Timeouts, Wait
+from envmanager import EnvManager, SubprocessEnvManager, Timeouts, Wait
 from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree
 from envmanager.testing import EchoEnvironment
@@ -51,3 +51,34 @@ def test_a_step_costs_the_trainer_the_same_whatever_the_number_of_actors(cluster
     costs = {n_workers: cost_s(n_workers) for n_workers in COUNTS}
     print(", ".join(f"{n_workers} actors: {1e6 * cost:.0f} µs" for n_workers, cost in costs.items()))
     assert costs[64] < 1.5 * costs[16] < 2.25 * costs[4]
+
+
+SHAPES = ((8, 1), (8, 8), (2, 32), (2, 128), (1, 256))
+"""Actors, and environments of each."""
+
+
+def steps_per_s(manager: EnvManager) -> float:
+    """Steps of environments per second, waiting for all."""
+    with manager:
+        manager.reset()
+        batch = manager.recv(Wait.all())
+        actions = np.zeros(manager.n_envs, np.int64)
+        for _ in range(20):
+            manager.send(actions, batch.env_ids)
+            manager.recv(Wait.all())
+        n_calls, began = 0, time.monotonic()
+        while time.monotonic() - began < FOR_S:
+            manager.send(actions, batch.env_ids)
+            manager.recv(Wait.all())
+            n_calls += 1
+        return n_calls * manager.n_envs / (time.monotonic() - began)
+
+
+def test_how_many_environments_share_an_actor_decides_the_speed(cluster: Any) -> None:
+    rates = {}
+    for n_workers, each in SHAPES:
+        on_cluster = steps_per_s(RayEnvManager("CartPole-v1", n_workers * each, n_workers=n_workers))
+        here = steps_per_s(SubprocessEnvManager("CartPole-v1", n_workers * each, n_workers=n_workers))
+        rates[n_workers, each] = on_cluster
+        print(f"{n_workers} x {each}: {on_cluster:,.0f} steps/s in actors, {here:,.0f} in processes")
+    assert rates[2, 128] > 5 * rates[8, 1]

@@ -299,3 +299,9 @@ def test_an_actor_that_has_no_limit_is_never_late() -> None:
     assert list(stage.queue.wait(0.01)) == []
     stage.actor.go_on()
     assert [each.name for each in stage.queue.wait(10)] == [STEP]
+
+
+def test_closing_does_not_wait_for_what_was_never_placed() -> None:
+    stage = Stage()
+    stage.queue.close_all(600)
+    assert stage.actor.killed
