@@ -42,6 +42,7 @@ from envmanager.options import ManagerOptions, Wait
 from envmanager.placing.cores import count_cores
 from envmanager.placing.probing import measure
 from envmanager.policy import RandomPolicy
+from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 from envmanager.system.new_files import write_anew
@@ -208,7 +209,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
     clusters = importlib.import_module("envmanager.ray_cluster.cluster")
-    clusters.connect(None)
+    clusters.connect(ClusterOptions())
     return manager.RayEnvManager, max(1, clusters.n_cpus())
 
 

@@ -31,11 +31,20 @@ _REMOTE: Any = ray.remote(EnvActor)
 OnAnswer = Callable[[Any], None]
 
 
-def connect(address: str | None) -> None:
+class _OwnJob:
+    """The job that this library has begun, and its runtime environment."""
+
+    job_id: str | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+
+def connect(options: ClusterOptions) -> None:
     """Be a driver of the cluster. A program that is one already stays with its cluster; it is left to end at its end.
 
-    UsageError when there is no cluster at ``address``.
+    The runtime environment is then the whole job's, because only that may be made of folders of this machine.
+    UsageError when there is no cluster at that address.
     """
+    address = options.address
     if address is not None and address.startswith(_CLIENT):
         raise UsageError(
             f"address={address!r} is that of Ray's client, which stands between the trainer and the cluster and would "
@@ -44,16 +53,24 @@ def connect(address: str | None) -> None:
     if ray.is_initialized():
         return
     before = signal.getsignal(signal.SIGTERM)
+    runtime_env = None if options.runtime_env is None else dict(options.runtime_env)
     try:
         with let_through():
-            ray.init(address=address)
+            ray.init(address=address, runtime_env=runtime_env)
     except ConnectionError as error:
         raise UsageError(
             f"there is no Ray cluster at address={address!r}: {error}. Start one with `ray start --head`, or leave the "
             "address out for one of this machine alone."
         ) from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"runtime_env or address cannot be used: {error}") from error
+    _OwnJob.job_id, _OwnJob.runtime_env = _job_id(), runtime_env
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray puts its own in the place of any other
+
+
+def _job_id() -> str:
+    return str(ray.get_runtime_context().get_job_id())
 
 
 class ActorHandle:
@@ -90,7 +107,7 @@ class Cluster:
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
         """``environ``: more environment variables for the workers. UsageError when a named node is not there."""
         self._options = options
-        self._runtime_env = _runtime_env(options.runtime_env, environ)
+        self._runtime_env = _runtime_env(_besides_the_jobs(options.runtime_env), environ)
         self._nodes = _node_ids(options.placement, n_workers)
         wanted = dict(options.resources or {})
         self._resources = {
@@ -102,15 +119,18 @@ class Cluster:
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
         """Ask for a new actor; it is placed when there is room for it. Ray restarts and repeats nothing by itself."""
-        actor = _REMOTE.options(
-            max_restarts=0,
-            max_task_retries=0,
-            enable_task_events=False,
-            scheduling_strategy=self._strategy(worker_id),
-            runtime_env=self._runtime_env,
+        options = {
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "enable_task_events": False,
+            "scheduling_strategy": self._strategy(worker_id),
+            "runtime_env": self._runtime_env,
             **self._resources,
-        )
-        return ActorHandle(actor.remote(worker_id, *arguments))
+        }
+        try:
+            return ActorHandle(_REMOTE.options(**options).remote(worker_id, *arguments))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"resources or runtime_env cannot be used: {error}") from error
 
     def _strategy(self, worker_id: int) -> Any:
         if self._nodes:
@@ -149,6 +169,13 @@ def n_cpus() -> int:
 
 def _alive_nodes() -> list[Mapping[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _besides_the_jobs(runtime_env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """``runtime_env``, unless the job has it already."""
+    if runtime_env is None or (_OwnJob.job_id == _job_id() and dict(runtime_env) == _OwnJob.runtime_env):
+        return None
+    return runtime_env
 
 
 def _runtime_env(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None) -> dict[str, Any] | None:

@@ -97,7 +97,7 @@ class RayEnvManager(EnvManager):
             trace=trace,
         )
         factories = factories_for(env_factory, n_envs)
-        clusters.connect(on_cluster.address)
+        clusters.connect(on_cluster)
         if options.n_workers == "auto":
             placement_found = place_on_cluster(RayEnvManager, env_factory, options, on_cluster, clusters.n_cpus())
             options = attrs.evolve(options, n_workers=placement_found.n_workers)

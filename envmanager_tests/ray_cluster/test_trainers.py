@@ -147,3 +147,87 @@ def test_the_command_runs_on_the_cluster(cluster: Any, tmp_path: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert "manager ray" in done.stdout + done.stderr
     until(lambda: not actors(), within_s=10.0)
+
+
+SENDS_A_FOLDER = """
+import sys
+from envmanager.ray_cluster.manager import RayEnvManager
+
+def make():
+    import only_there
+    return only_there.make()
+
+for _ in range(2):  # the second time the program is a driver already
+    with RayEnvManager(make, 1, runtime_env={"working_dir": sys.argv[1]}) as manager:
+        print(manager.get_attr("label"))
+"""
+
+
+def test_a_folder_of_the_trainers_machine_is_sent_along(cluster: Any, tmp_path: Any) -> None:
+    (tmp_path / "only_there.py").write_text(
+        "from envmanager.testing import EchoEnvironment\nfrom envmanager import EnvContext\n"
+        "def make():\n    return EchoEnvironment(EnvContext(0, 0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SENDS_A_FOLDER, str(tmp_path)],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("['env 0']") == 2
+
+
+SIGTERM = """
+import signal, sys
+from envmanager.ray_cluster.manager import RayEnvManager
+from envmanager.testing import EchoEnvironment
+
+class Asked(BaseException): ...
+
+def handler(number, frame):
+    raise Asked
+
+if sys.argv[1] == "own handler":
+    signal.signal(signal.SIGTERM, handler)
+try:
+    with RayEnvManager(EchoEnvironment, 1) as manager:
+        manager.reset()
+        print("ready", flush=True)
+        signal.pause()
+except Asked:
+    print("asked to end", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("what", "said"), [("own handler", "asked to end"), ("none", "")])
+def test_a_trainers_own_handler_of_sigterm_stays_in_place(cluster: Any, what: str, said: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SIGTERM, what],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            if line.startswith("ready"):
+                break
+        program.terminate()
+        assert program.stdout.read().strip() == said
+        program.wait(SOON_S)
+    until(lambda: not actors(), within_s=10.0)
+
+
+def test_the_command_tunes_on_the_cluster(cluster: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "tune", "--env", "CartPole-v1", "--manager", "ray", "--n-envs", "8", "--seconds", "8"],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--manager ray" in done.stdout.replace("\n", " ")
