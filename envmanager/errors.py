@@ -8,6 +8,7 @@
     │   ├── BadObservation       the environment returned what its spec does not allow
     │   ├── WorkerDied           the worker's process ended without being asked to
     │   ├── WorkerTimedOut       the worker did not respond in time
+    │   ├── NotPlaced            no node of the cluster had room for the worker
     │   ├── ProtocolError        the worker, an engine, sent what its protocol does not allow
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                actions that do not fit; raised before anything is sent
@@ -164,6 +165,27 @@ class WorkerTimedOut(WorkerError):
         self.timeout_s = timeout_s
         self.output = output
         self.ticket = ticket
+
+
+class NotPlaced(WorkerError):
+    """No node of the cluster had room for the worker within ``timeout_s``; ``missing`` says of what."""
+
+    def __init__(
+        self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
+    ) -> None:
+        super().__init__(
+            f"{_where(worker_id, env_ids)} wants {wanted} and could not be placed within {timeout_s:g} s: {missing}. "
+            f"The cluster has {cluster}. Ask for less (resources=…), take fewer workers (n_workers=…), or join a node "
+            "that has it. A node that is only slow to start needs a longer Timeouts(start_s=…).",
+            worker_id=worker_id,
+            env_ids=env_ids,
+            phase="start",
+            cause=missing,
+        )
+        self.timeout_s = timeout_s
+        self.wanted = wanted
+        self.missing = missing
+        self.cluster = cluster
 
 
 class ProtocolError(WorkerError):

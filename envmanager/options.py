@@ -292,9 +292,9 @@ def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
 
 
-def _optional_engine(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"{attribute.name} must be a mapping of an engine's options, not {type(value).__name__}.")
+        raise UsageError(f"{attribute.name} must be a mapping of its options, not {type(value).__name__}.")
 
 
 @attrs.frozen(kw_only=True)
@@ -324,7 +324,8 @@ class ManagerOptions:
     worker_env: Mapping[str, str] | None = attrs.field(default=None, validator=_optional_texts_by_name, repr=False)
     log_dir: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_directory)
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
-    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_engine)
+    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options)
+    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options, repr=False)
 
     def __attrs_post_init__(self) -> None:
         local_envs = 0 if self.local_envs == "auto" else self.local_envs

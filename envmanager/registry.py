@@ -37,6 +37,7 @@ __all__ = ["ENTRY_POINT_GROUP", "KINDS", "PROCESS_OPTIONS", "known_kinds", "make
 KINDS = {
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
+    "ray": "envmanager.ray_cluster.manager:RayEnvManager",
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
 }
@@ -49,7 +50,7 @@ PROCESS_OPTIONS = frozenset(
 )
 """Options about worker processes: a kind that has none may leave them out, and they are then unused."""
 
-OF_ONE_KIND = frozenset({"engine"})
+OF_ONE_KIND = frozenset({"engine", "cluster"})
 """Options that only a kind with a parameter of that name gets, also if it takes any others."""
 
 

@@ -46,6 +46,7 @@ FAMILIES = {
     "pufferlib": Family("peers.pufferlib", "pufferlib", "pufferlib-core"),
     "torchrl": Family("peers.torchrl", "torchrl", "torchrl"),
     "rllib": Family("peers.rllib", "ray", "ray[rllib]"),
+    "ray": Family("peers.ray_actors", "ray", "ray"),
     "envpool": Family("peers.envpool", "envpool", "envpool"),
     "godot_rl": Family("peers.godot_rl", "godot_rl", "godot-rl"),
 }
@@ -103,6 +104,11 @@ ROSTER = {
     "torchrl-parallel": Entry("TorchRL ParallelEnv", "Vector", {"kind": "ParallelEnv"}),
     "rllib-sync": Entry("RLlib (sync)", "Runner", {"mode": "sync"}),
     "rllib-async": Entry("RLlib (async)", "Runner", {"mode": "async"}),
+    # This library on a cluster of one machine, beside actors written by hand.
+    "ray-ours": Entry("envmanager (Ray, an actor each)", "Actors"),
+    "ray-ours-2": Entry("envmanager (Ray, 2 actors)", "Actors", {"n_workers": 2}),
+    "ray-hand": Entry("Ray by hand (an actor each)", "ByHand"),
+    "ray-hand-2": Entry("Ray by hand (2 actors)", "ByHand", {"n_workers": 2}),
     "envpool-sync": Entry("EnvPool (sync)", "Synchronous"),
     "envpool-async": Entry("EnvPool (async)", "Asynchronous"),
     # Eight times real time, its default; never waiting; and both, which has eight ticks in one frame.

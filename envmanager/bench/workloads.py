@@ -19,6 +19,7 @@ SYNCHRONOUS = (
     *("tianshou-dummy", "tianshou-subproc", "tianshou-shmem", "pufferlib-serial"),
     *("pufferlib-processes", "pufferlib-workers", "torchrl-serial", "torchrl-parallel"),
 )
+RAY = ("ray-ours", "ray-ours-2", "ray-hand", "ray-hand-2")
 RLLIB = ("rllib-sync", "rllib-async")
 ASYNCHRONOUS = ("tianshou-shmem-any", "tianshou-shmem-half", "pufferlib-any", "pufferlib-half")
 SEPARATE = ("gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem", "pufferlib-processes")
@@ -61,7 +62,7 @@ ALL = {
             "a trivial step: float32[4], Discrete(2), episodes of 200 steps",
             "noop",
             (8, 64),
-            (*PLACED, *CHOSEN, "ours-step", *SYNCHRONOUS, *RLLIB),
+            (*PLACED, *CHOSEN, "ours-step", *SYNCHRONOUS, *RLLIB, *RAY),
         ),
         Workload("cartpole", "CartPole-v1", "cartpole", (8, 32), (*PLACED, *CHOSEN, *SYNCHRONOUS, *RLLIB, *ENVPOOL)),
         Workload(
@@ -71,7 +72,7 @@ ALL = {
             (8,),
             (
                 *(*PLACED, *CHOSEN, *PARTIAL, "ours-turns"),
-                *(*SYNCHRONOUS, *RLLIB, "tianshou-shmem-half", "pufferlib-half", *ENVPOOL),
+                *(*SYNCHRONOUS, *RLLIB, *RAY, "tianshou-shmem-half", "pufferlib-half", *ENVPOOL),
             ),
             requires=("ale_py", "cv2"),
         ),

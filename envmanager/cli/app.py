@@ -153,6 +153,7 @@ def tune_command(
     n_envs: Annotated[
         int | None, typer.Option(min=1, help="How many environments; several numbers are tried if unset.")
     ] = None,
+    manager: Annotated[str, typer.Option(metavar="KIND", help="subprocess or ray.")] = "subprocess",
     seconds: Annotated[float, typer.Option(min=1, help="For how long to try.")] = 30.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best as a config there.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
@@ -163,7 +164,7 @@ def tune_command(
     Exit code 0 when something was found, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143
     after SIGTERM; then the best so far is kept.
     """
-    plan = TunePlan(env=env, n_envs=n_envs, seconds=seconds, out=out, start_method=start_method)
+    plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
     display = PlainTuneDisplay() if _is_plain(console, plain) else LiveTuneDisplay(console, _errors())
     raise typer.Exit(tune(plan, display))

@@ -11,8 +11,9 @@ Ctrl-C ends it at once, and the best so far is kept all the same.
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of, set_policies
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.cli.tuning import (
+    RAY,
+    SUBPROCESS,
     Trial,
     best,
     candidates,
@@ -38,6 +41,7 @@ from envmanager.errors import ConfigError, EnvManagerError, UsageError
 from envmanager.options import ManagerOptions, Wait
 from envmanager.placing.probing import measure
 from envmanager.policy import RandomPolicy
+from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 from envmanager.system.cores import count_cores
@@ -62,11 +66,16 @@ class TunePlan:
     seconds: float = 30.0
     out: Path | None = None
     start_method: str | None = None
+    kind: str = SUBPROCESS
 
     def __attrs_post_init__(self) -> None:
         check_out(self.out)
         if self.out is not None and self.out.suffix.lower() != ".toml":
             raise ConfigError(f"--out {self.out}: the config is written as TOML; let its name end in .toml.")
+        if self.kind not in (SUBPROCESS, RAY):
+            raise ConfigError(f"--manager {self.kind}: what can be tuned is {SUBPROCESS} or {RAY}.")
+        if self.kind == RAY and self.start_method is not None:
+            raise ConfigError(f"--start-method {self.start_method}: Ray starts its processes. Leave it out.")
 
     def settings(self, trial: Trial | None = None) -> dict[str, Any]:
         """What a config's table ``manager`` says, for the probe or for a trial."""
@@ -76,7 +85,7 @@ class TunePlan:
 
 def tune(plan: TunePlan, display: TuneDisplay) -> int:
     """Do what ``plan`` says; the exit code. The best so far is shown and written, also after Ctrl-C."""
-    course = _Tuning(plan, display, count_cores())
+    course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
     with Notices(display), StopSignals() as signals:
         try:
@@ -98,17 +107,18 @@ class _Tuning:
 
     plan: TunePlan
     display: TuneDisplay
-    n_cores: int
+    n_cores: int = 0
     trials: list[Trial] = attrs.field(factory=list)
     deadline: float = 0.0
 
     def go(self, signals: StopSignals) -> None:
-        tried = candidates(self.plan.n_envs, self.n_cores)
+        make, self.n_cores = _managers_and_cores(self.plan.kind)
+        tried = candidates(self.plan.n_envs, self.n_cores, self.plan.kind)
         envs = "several numbers of environments" if self.plan.n_envs is None else count(self.plan.n_envs, "environment")
         cores, placements = count(self.n_cores, "core"), count(len(tried), "placement")
         self.display.show_start(f"{self.plan.env}: {envs} on {cores}, {placements}, takes {self.plan.seconds:g} s")
         options = structure(ManagerOptions, self.plan.settings())
-        probe = measure(SubprocessEnvManager, self.plan.env, options)
+        probe = measure(make, self.plan.env, options)
         self.trials = trials_for(tried, probe, self.n_cores)
         self.deadline = time.monotonic() + self.plan.seconds
         with self.display.running(self.trials):
@@ -191,6 +201,16 @@ class _Tuning:
             f"nothing was measured within {self.plan.seconds:g} seconds: starting this environment and stepping it "
             "takes longer. Give it more time with --seconds."
         )
+
+
+def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
+    """What makes managers of this kind, and how many cores their workers share; with Ray, those of the cluster."""
+    if kind == SUBPROCESS:
+        return SubprocessEnvManager, count_cores()
+    manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
+    clusters = importlib.import_module("envmanager.ray_cluster.cluster")
+    clusters.connect(ClusterOptions())
+    return manager.RayEnvManager, max(1, clusters.n_cpus())
 
 
 def _same_manager(trial: Trial, other: Trial) -> bool:

@@ -16,9 +16,16 @@ import attrs
 
 from envmanager.cli.display import count
 from envmanager.placing.placement import IN_PROCESS, Probe, round_s
+from envmanager.ray_cluster import probing
 
 ENVS_PER_CORE = (1, 4, 16)
 """How many environments are tried when that is left open too."""
+
+ENVS_PER_CPU = (4, 32, 128)
+"""The same on a cluster, where a call takes long: more share an actor."""
+
+SUBPROCESS, RAY = "subprocess", "ray"
+"""The kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
 """Trials within so much of the fastest are as fast; of these the one with the fewest environments and workers wins."""
@@ -26,17 +33,18 @@ AS_FAST = 0.97
 
 @attrs.frozen
 class Candidate:
-    """One way to run environments; ``n_workers`` may be IN_PROCESS."""
+    """One way to run environments; ``n_workers`` may be IN_PROCESS. ``kind``: of a manager that has workers."""
 
     n_envs: int
     n_workers: int
     wait: str | int = "any"
+    kind: str = SUBPROCESS
 
     def options(self) -> dict[str, Any]:
         """As a config's table ``manager`` says it."""
         if self.n_workers == IN_PROCESS:
             return {"kind": "simple", "n_envs": self.n_envs}
-        return {"kind": "subprocess", "n_envs": self.n_envs, "n_workers": self.n_workers, "wait": self.wait}
+        return {"kind": self.kind, "n_envs": self.n_envs, "n_workers": self.n_workers, "wait": self.wait}
 
     def __str__(self) -> str:
         envs = count(self.n_envs, "environment")
@@ -77,10 +85,17 @@ class Trial:
         self.failure, self.is_out = error, True
 
 
-def candidates(n_envs: int | None, n_cores: int) -> list[Candidate]:
-    """What to try for so many environments, or, for None, for several numbers of them."""
-    sizes = sorted({n_cores * each for each in ENVS_PER_CORE}) if n_envs is None else [n_envs]
-    return [candidate for size in sizes for candidate in _for_size(size, n_cores)]
+def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
+    """What to try for so many environments, or, for None, for several numbers of them.
+
+    On a cluster (``kind="ray"``) no more workers than CPUs, since there is no room for them, and none in this process.
+    """
+    per_core = ENVS_PER_CORE if kind == SUBPROCESS else ENVS_PER_CPU
+    sizes = sorted({n_cores * each for each in per_core}) if n_envs is None else [n_envs]
+    tried = [candidate for size in sizes for candidate in _for_size(size, n_cores)]
+    if kind == SUBPROCESS:
+        return tried
+    return [attrs.evolve(each, kind=kind) for each in tried if IN_PROCESS < each.n_workers <= n_cores]
 
 
 def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
@@ -98,7 +113,10 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe, n_cores: int) -> l
     """A trial of each, the most promising first, so that a short time is spent well; one manager's stay together."""
 
     def promise(candidate: Candidate) -> tuple[float, int, int]:
-        seconds = round_s(probe, candidate.n_envs, candidate.n_workers, n_cores)
+        if candidate.kind == RAY:
+            seconds = probing.round_s(probe, candidate.n_envs, candidate.n_workers)
+        else:
+            seconds = round_s(probe, candidate.n_envs, candidate.n_workers, n_cores)
         return seconds / candidate.n_envs, candidate.n_envs, candidate.n_workers
 
     return [Trial(candidate) for candidate in sorted(candidates, key=promise)]

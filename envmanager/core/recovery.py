@@ -22,7 +22,7 @@ from envmanager.core.restarts import GiveUp, Replace, Supervisor
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.data import cut_episodes
 from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
-from envmanager.errors import EnvManagerError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events
 from envmanager.options import RestartPolicy
 
@@ -99,7 +99,7 @@ class Recovery:
         return True
 
     def _report(self, entry: Entry, error: Exception) -> None:
-        kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut}
+        kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut, NotPlaced: events.TimedOut}
         kind = kinds.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
 

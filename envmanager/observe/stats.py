@@ -23,8 +23,9 @@ class WorkerStats:
     the mean time inside a step; its percentiles are within 7 %. ``idle_share``: it waited for a command.
     ``core_wait_share``: it could have run and no core was free, inside steps or before them (0.0 where the kernel
     does not report it). ``queue_wait_s``: how long a response waited, on average, from the end of the step until it was
-    handed out. ``failed``: it takes no steps until the next reset; ``dropped``: nor after it. ``restarts``: how
-    often a failure made another process of it; the counts and times go on over that.
+    handed out. ``node``: the host that it is on, where there may be several. ``failed``: it takes no steps until the
+    next reset; ``dropped``: nor after it. ``restarts``: how often a failure made another process of it; the counts and
+    times go on over that.
     """
 
     worker_id: int
@@ -44,6 +45,7 @@ class WorkerStats:
     idle_share: float = 0.0
     queue_wait_s: float = 0.0
     core_wait_share: float = 0.0
+    node: str = ""
 
     def with_times(self, times: WorkerTimes) -> WorkerStats:
         """With the times of the steps that the worker has taken, handed out or not."""

@@ -23,7 +23,7 @@ import pytest
 
 from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.errors import ManagerClosed, WorkerError
+from envmanager.errors import ManagerClosed, WorkerDied, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.testing.contract import NumberedActions, check_echo
@@ -254,6 +254,8 @@ class FaultyManagers:
     """Whether each environment has a process of its own, which may be killed. Else one worker hosts all of them."""
     exceptions_travel = True
     """Whether the exception of an environment is the cause of the error; else it is described in words alone."""
+    exits_are_known = True
+    """Whether a death says how the process ended, by signal or exit code; else only that it has."""
     start_s = 12.0
     """How long healthy workers may take to start, where one of them hangs."""
 
@@ -287,6 +289,10 @@ class FaultyManagers:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()
             yield trainer
+
+    def check_exit(self, error: WorkerDied, expected: str) -> None:
+        """Assert that ``error`` says how the process ended, as far as that is known."""
+        assert error.exit == expected if self.exits_are_known else error.exit
 
     def worker_of(self, env_id: int) -> int:
         """The worker that hosts an environment."""

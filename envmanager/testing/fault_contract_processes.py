@@ -70,7 +70,7 @@ class ProcessFaults(FaultyManagers):
     @only_with_processes
     @pytest.mark.parametrize("code", [0, 3])
     def test_case_13_an_exit_is_a_death_whatever_its_code(self, code: int) -> None:
-        assert self._dies(Die(code)).exit == f"EXIT({code})"
+        self.check_exit(self._dies(Die(code)), f"EXIT({code})")
 
     @only_with_processes
     def test_case_14_a_worker_killed_while_idle_is_noticed_at_the_next_wait(self) -> None:
@@ -81,7 +81,7 @@ class ProcessFaults(FaultyManagers):
                 error = trainer.first_error()
 
             told = check_error(error, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
-            assert told.exit == "SIGKILL"
+            self.check_exit(told, "SIGKILL")
             trainer.go_on([0, 2])
 
     @only_with_processes
@@ -89,8 +89,8 @@ class ProcessFaults(FaultyManagers):
     def test_case_15_a_signal_in_step_is_named(self, name: str) -> None:
         error = self._dies(Die(signal_number=signal.Signals[name]))
 
-        assert error.exit == name
-        assert ("memory" in str(error)) == (name == "SIGKILL")
+        self.check_exit(error, name)
+        assert ("memory" in str(error)) == (name == "SIGKILL") or not self.exits_are_known
 
     @only_with_processes
     def test_case_15_a_segmentation_fault_brings_its_traceback(self, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ class ProcessFaults(FaultyManagers):
             os.kill(trainer.pid_of(1), signal.SIGKILL)
 
             told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
-            assert told.exit == "SIGKILL"
+            self.check_exit(told, "SIGKILL")
             trainer.go_on([0, 2])
             trainer.reset()
             trainer.go_on([0, 1, 2])
@@ -144,7 +144,8 @@ class ProcessFaults(FaultyManagers):
             trainer = CheckedTrainer(manager)
             with pytest.raises(WorkerDied) as raised:
                 trainer.reset()
-            assert check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="reset").exit == "EXIT(3)"
+            told = check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="reset")
+            self.check_exit(told, "EXIT(3)")
             trainer.reset()
             trainer.go_on([0, 1, 2])
 
@@ -152,7 +153,8 @@ class ProcessFaults(FaultyManagers):
     def test_case_18_a_death_during_start_stops_all_others(self) -> None:
         with pytest.raises(WorkerDied) as raised, returns_within(self.start_s):
             self.make_manager(faulty(Die(3), at="start", only_env=1), 3)
-        assert check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="start").exit == "EXIT(3)"
+        told = check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase="start")
+        self.check_exit(told, "EXIT(3)")
 
     @only_with_processes
     def test_case_18_a_death_during_close_does_not_hinder_it(self) -> None:

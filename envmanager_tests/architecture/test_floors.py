@@ -24,13 +24,21 @@ FLOORS = {
     "environments": ["environment", "adapters"],
     "core": ["core", "env_manager"],
     "workers": ["_workers"],
-    "managers": ["godot", "simple_env_manager", "subprocess_env_manager", "auto_env_manager", "registry", "placing"],
+    "managers": [
+        "godot",
+        "ray_cluster",
+        "simple_env_manager",
+        "subprocess_env_manager",
+        "auto_env_manager",
+        "registry",
+        "placing",
+    ],
     "tools": ["bench", "testing", "interop", "training", "cli"],
 }
 """A module imports from its own floor and from those before it, and never itself through others."""
 
 
-ROOMS = ["_workers", "adapters", "core", "data", "godot", "observe", "placing", "system"]
+ROOMS = ["_workers", "adapters", "core", "data", "godot", "observe", "placing", "ray_cluster", "system"]
 """Their folders hold modules, and do nothing themselves."""
 
 

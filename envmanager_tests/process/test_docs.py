@@ -94,6 +94,8 @@ def require_libraries(page: Path) -> None:
     """Skip a page about a library, or a program, that is not in every environment of the tests."""
     if page.stem in ("training", "godot"):
         pytest.importorskip("torch")
+    if page.stem == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     if page.stem == "godot" and find_major(None) is None:
         pytest.skip("there is no Godot here: `apt-get install godot3-server` brings one")
 

@@ -260,3 +260,22 @@ def test_a_mistake_in_the_call_ends_with_2(capsys, arguments, text):
 def test_a_plan_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match=r"\.toml"):
         TunePlan(env="CartPole-v1", out=tmp_path / "best.yaml")
+
+
+def test_on_a_cluster_actors_are_tried_and_no_more_than_there_is_room_for():
+    tried = candidates(256, 4, "ray")
+
+    assert {candidate.n_workers for candidate in tried} == {1, 2, 4}
+    assert {candidate.options()["kind"] for candidate in tried} == {"ray"}
+    assert {candidate.n_envs for candidate in candidates(None, 2, "ray")} == {8, 64, 256}
+    first, *_ = trials_for(tried, Probe(wall_s=1e-6, cpu_s=1e-6), 4)
+    assert first.candidate.n_workers == 1, "calls cost more than such steps"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [({"kind": "godot"}, "subprocess or ray"), ({"kind": "ray", "start_method": "spawn"}, "Ray starts its processes")],
+)
+def test_what_cannot_be_tuned_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        TunePlan(env="CartPole-v1", **words)

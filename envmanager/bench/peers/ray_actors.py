@@ -1,0 +1,96 @@
+"""Ray: this library's manager on a cluster of this machine, and actors as people write them by hand.
+
+By hand: an actor steps its environments one after the other and returns a tuple of lists; the trainer takes whichever
+``ray.wait`` hands it, one at a time, and sends that actor the next actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from envmanager.bench.contender import Contender, env_fns, repeated
+from envmanager.bench.ours import Managed
+from envmanager.extras import needed_by
+
+with needed_by("the contender ray", extra="ray"):
+    import ray
+
+    from envmanager.ray_cluster.manager import RayEnvManager
+
+EACH = 0.01
+"""What an actor says that it takes of a CPU, so that any number of them has room on this machine."""
+
+
+def start_ray() -> None:
+    """A cluster of this machine alone."""
+    if not ray.is_initialized():
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+
+
+class Actors(Managed):
+    """``RayEnvManager``: so many actors, by default one for each environment."""
+
+    def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
+        start_ray()
+        manager = RayEnvManager(
+            env_fns(env, n_envs), n_envs, n_workers=n_workers, wait="all", resources={"num_cpus": EACH}
+        )
+        super().__init__(manager, env, n_envs)
+
+    def close(self) -> None:
+        super().close()
+        ray.shutdown()
+
+
+class ByHand(Contender):
+    """Actors written by hand, and ``ray.wait``."""
+
+    def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
+        start_ray()
+        self._n_envs = n_envs
+        self._actions = repeated(env, n_envs)
+        self._blocks = np.array_split(np.arange(n_envs), n_workers or n_envs)
+        fns = env_fns(env, n_envs)
+        self._actors = [
+            ray.remote(_Envs).options(num_cpus=EACH).remote([fns[row] for row in block]) for block in self._blocks
+        ]
+        ray.get([actor.reset.remote() for actor in self._actors])
+
+    def run(self, n_calls: int) -> int:
+        for actions in islice(self._actions, n_calls):
+            waiting = [
+                actor.step.remote(actions[block]) for actor, block in zip(self._actors, self._blocks, strict=True)
+            ]
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                ray.get(done)
+        return n_calls * self._n_envs
+
+    def close(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.shutdown()
+
+
+class _Envs:
+    def __init__(self, env_fns: Sequence[Any]) -> None:
+        self._envs = [make() for make in env_fns]
+
+    def reset(self) -> list[Any]:
+        return [env.reset(seed=0)[0] for env in self._envs]
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminations, truncations = [], [], [], []
+        for env, action in zip(self._envs, actions, strict=True):
+            seen, reward, terminated, truncated, _ = env.step(int(action))
+            if terminated or truncated:
+                seen, _ = env.reset()
+            obs.append(seen)
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        return np.stack(obs), np.array(rewards), np.array(terminations), np.array(truncations)

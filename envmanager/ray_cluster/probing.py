@@ -1,0 +1,81 @@
+"""Chooses how many actors host the environments, for ``n_workers="auto"``.
+
+::
+
+    Probe (what a step costs) ──┐
+    n_envs, n_cpus ─────────────┼── choose ──▶ ClusterPlacement (n_workers, the reason in a sentence)
+    what a call of Ray costs ───┘
+
+A call costs the trainer some fifty times what a message to a process on its own machine does, so for cheap
+environments fewer actors with more environments each are faster, though CPUs stay free.
+
+The rule: the cost model decides, and only what it needs is measured: the environment, in an actor.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from envmanager.options import ManagerOptions
+from envmanager.placing.placement import Probe, describe_seconds
+from envmanager.placing.probing import measure
+from envmanager.ray_cluster.options import ClusterOptions
+
+CALL_S = 400e-6
+"""The trainer's part in one call of an actor, measured on one core (docs/ray.md); it makes one call after another."""
+ANSWER_S = 600e-6
+"""From a call to its answer, besides what the environments take."""
+AS_GOOD = 1.05
+"""Numbers of workers whose time is within so much of the least are as good; the smallest of them is taken."""
+
+_logger = logging.getLogger("envmanager")
+
+
+@attrs.frozen
+class ClusterPlacement:
+    """How many workers, and why."""
+
+    n_workers: int
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def place_on_cluster(
+    manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, cluster: ClusterOptions, n_cpus: int
+) -> ClusterPlacement:
+    """How many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; it is logged."""
+    if options.n_envs == 1:
+        return ClusterPlacement(1, "1 environment in 1 actor, because there is only one")
+    of_one = attrs.evolve(cluster, envs_per_worker=None, placement="pack")
+    probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
+    each = (cluster.resources or {}).get("CPU", 1.0)
+    most = math.floor(n_cpus / each) if each else options.n_envs
+    chosen = choose(probe, options.n_envs, max(1, most))
+    _logger.info("%s", chosen)
+    return chosen
+
+
+def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
+    """How long one step of all environments should take: the trainer's calls, or the slowest actor, one after the
+    other where the trainer waits for all.
+    """
+    return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
+
+
+def choose(probe: Probe, n_envs: int, n_room: int) -> ClusterPlacement:
+    """How many of ``n_room`` workers, at most, should host the environments."""
+    times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
+    best_s = min(times.values())
+    chosen = next(count for count, time_s in times.items() if time_s <= AS_GOOD * best_s)
+    step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"
+    envs = math.ceil(n_envs / chosen)
+    actors = f"{chosen} actor{'' if chosen == 1 else 's'}"
+    return ClusterPlacement(chosen, f"{n_envs} environments in {actors}, up to {envs} each, because {step}")

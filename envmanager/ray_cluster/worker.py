@@ -1,0 +1,328 @@
+"""The manager's side of one actor: its life, its deadlines, its answers.
+
+::
+
+    STARTING ── the answer to "start" ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
+        └────────────── died, timed out, killed ───────────────────────────▶ GONE
+
+The rule: every command has a ticket of its own, and an answer counts only while somebody waits for that ticket. So what
+comes late, from this generation or another, is never taken for something else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from envmanager._workers.hosting import describe_failure, phase_of
+from envmanager._workers.remote import State, WorkerPlan
+from envmanager._workers.wire import FAILED_CODE, loads_failure
+from envmanager.data.reports import News
+from envmanager.data.specs import SpecConflict
+from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
+from envmanager.observe.timing import WorkerTimes
+from envmanager.options import ResetConfig, Timeouts
+from envmanager.ray_cluster.wire import STEPPING, Answer, pack_command, unpack_answer, unpack_steps
+
+if TYPE_CHECKING:  # it needs Ray
+    from envmanager.ray_cluster.cluster import ActorHandle, Cluster
+
+_START, _RESET, _STEP, _CLOSE = CommandName.START, CommandName.RESET, CommandName.STEP, CommandName.CLOSE
+_HELLO, _PING = -1, -2
+"""In the place of tickets, for what no environment answers."""
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+class Answers(Protocol):
+    """Where answers go."""
+
+    def answered(self, worker: RayWorker, ticket: int, future: Any) -> None:
+        """Called in a thread of Ray's."""
+        ...
+
+    def wait_for(self, worker: RayWorker, deadline: float) -> None:
+        """Return when the worker has answered what it was asked, or is gone, or at the deadline."""
+        ...
+
+    def expect(self, due_at: float) -> None:
+        """Somebody is late from then on."""
+        ...
+
+
+class RayWorker:
+    """An actor: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        cluster: Cluster,
+        pickled_factory: bytes,
+        *,
+        answers: Answers,
+        hear: Callable[[News, int], None],
+        events: EventLog,
+        times: WorkerTimes,
+    ) -> None:
+        self.worker_id = plan.worker_id
+        self.env_ids = plan.env_ids
+        self.generation = plan.generation
+        self.state = State.STARTING
+        self.pid: int | None = None
+        self.node = ""
+        """The host that it is on, once it has been placed."""
+        self.due_at = math.inf
+        """When the response that comes out of the step queue is late."""
+        self.error: EnvManagerError | None = None
+        """How it ended, if it did not end as asked."""
+        self._plan = plan
+        self._cluster = cluster
+        self._answers = answers
+        self._hear = hear
+        self._events = events
+        self._times = times
+        self._ticket = 0
+        self._step_ticket = 0
+        self._asked_ticket = 0
+        self._asked = _START
+        self._answer: tuple[Any, int] | None = None
+        """What it has answered to what it was asked, and when that came."""
+        self._deadline = math.inf
+        self._first_reset: ResetConfig | None = None
+        self._is_pinged = False
+        self._launched_ns = self._ended_ns = time.monotonic_ns()
+        self._actor: ActorHandle = cluster.make_actor(plan.worker_id, plan.env_ids, pickled_factory)
+        self._actor.hello(partial(answers.answered, self, _HELLO))
+
+    # What the manager sees.
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Send a command. A worker that is gone is sent nothing: its end is reported by ``recv`` or the step queue."""
+        command = name if name.__class__ is CommandName else CommandName(name)
+        data = pack_command(command, payload)
+        self._ticket += 1
+        deadline = time.monotonic() + self._timeout_s(command)
+        if command in STEPPING:
+            self._step_ticket, self.due_at = self._ticket, deadline
+            self._answers.expect(deadline)
+        else:
+            self._asked, self._asked_ticket, self._answer, self._deadline = command, self._ticket, None, deadline
+        if self.state is not State.GONE:
+            self._actor.obey(data, partial(self._answers.answered, self, self._ticket))
+
+    def recv(self) -> EnvironmentResponse:
+        """The response to the last command; a "failed" response when it ends badly or not in time."""
+        try:
+            self._answers.wait_for(self, self._deadline)
+            if self._answer is None and self.state is not State.GONE:
+                self.timed_out(self._asked)
+        finally:
+            self._asked_ticket = 0
+            answer, self._answer = self._answer, None
+        return self.failed() if answer is None else self._response(answer[0], self._asked, answer[1])
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether ``recv`` need not wait."""
+        return self._answer is not None or self.state is State.GONE
+
+    def failed(self) -> EnvironmentResponse:
+        """The response that reports its end."""
+        return EnvironmentResponse(CommandName.FAILED, self.worker_id, self.error)
+
+    def _timeout_s(self, command: CommandName) -> float:
+        timeouts: Timeouts = self._plan.timeouts
+        return float(getattr(timeouts, f"{phase_of(command)}_s", timeouts.call_s))
+
+    # Taking another's place: the step queue waits for the responses, so nobody else does.
+
+    def begin_again(self, config: ResetConfig) -> None:
+        """Once it has started, reset it; the response comes out of the step queue."""
+        self._first_reset = config
+        self._await_in_queue()
+
+    def _await_in_queue(self) -> None:
+        self.due_at = self._deadline
+        self._answers.expect(self.due_at)
+
+    def _begun(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
+        """One step further in that; its first observations, or why there are none, once they are here."""
+        if response.name is _START:
+            response = self._passed_on(News(response.payload.specs), response)
+        if response.name is not _START:
+            self._first_reset, self.due_at = None, math.inf
+            return response
+        self.send(_RESET, self._first_reset)
+        self._await_in_queue()
+        return None
+
+    # Answers.
+
+    def take_in(self, ticket: int, future: Any, at_ns: int) -> EnvironmentResponse | None:
+        """What came, at ``at_ns``; the response, if it is one for the step queue."""
+        error = future.exception()
+        if error is not None:
+            if self.state is not State.GONE:
+                self.died(error)
+            return None
+        if ticket < 0:
+            self._note_alive(ticket, future.result())
+            return None
+        if ticket not in (self._step_ticket, self._asked_ticket) or self.state is State.GONE:
+            self._events.add(LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket))
+            return None
+        if ticket == self._step_ticket:
+            self._step_ticket, self.due_at = 0, math.inf
+            return self._response(future.result(), _STEP, at_ns)
+        self._asked_ticket = 0
+        if self._first_reset is not None:
+            return self._begun(self._response(future.result(), self._asked, at_ns))
+        self._answer = future.result(), at_ns  # its news are told in the order in which the manager asks for answers
+        return None
+
+    def _note_alive(self, ticket: int, result: Any) -> None:
+        if ticket == _HELLO:
+            self.pid, self.node = result
+        else:
+            self._is_pinged = False
+
+    def _response(self, value: Any, asked: CommandName, at_ns: int) -> EnvironmentResponse:
+        try:
+            answer = unpack_answer(value)
+        except Exception as error:  # a class that only the worker has
+            text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
+            return self._bad(RuntimeError(text), asked)
+        if answer.code == FAILED_CODE:
+            return EnvironmentResponse(CommandName.FAILED, self.worker_id, loads_failure(answer.payload))
+        return self._good(answer, asked, at_ns)
+
+    def _good(self, answer: Answer, asked: CommandName, at_ns: int) -> EnvironmentResponse:
+        payload = answer.payload
+        if asked is _STEP:
+            self._times.stepped(answer.busy_ns, max(0, at_ns - answer.busy_ns - self._ended_ns), at_ns)
+            self._ended_ns = at_ns
+        elif asked is _START and self.state is State.STARTING:
+            self._note_start(at_ns)
+        else:
+            self._times.responded(asked, answer.busy_ns, at_ns)
+        if asked is _STEP or asked is _RESET:
+            payload = unpack_steps(payload)
+        response = EnvironmentResponse(asked, self.worker_id, payload)
+        return response if answer.news is None else self._passed_on(answer.news, response)
+
+    def _note_start(self, ready_ns: int) -> None:
+        self.state, self._ended_ns = State.RUNNING, ready_ns
+        self._times.started(self._launched_ns, ready_ns, generation=self.generation)
+        self._events.add(
+            Started(worker_id=self.worker_id, generation=self.generation, pid=self.pid, start_s=self._times.start_s)
+        )
+
+    def _passed_on(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
+        try:
+            self._hear(news, self.worker_id)
+        except SpecConflict as error:
+            return self._bad(error, response.name)
+        return response
+
+    def _bad(self, error: Exception, command: CommandName) -> EnvironmentResponse:
+        phase = phase_of(command)
+        failure = describe_failure(error, worker_id=self.worker_id, env_ids=self.env_ids, phase=phase)
+        return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
+
+    # The end.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way by which its end would be noticed."""
+        return self.state is State.RUNNING and not (self._step_ticket or self._asked_ticket or self._is_pinged)
+
+    def ping(self) -> None:
+        """Have its end noticed though nothing is asked of it."""
+        self._is_pinged = True
+        self._actor.ping(partial(self._answers.answered, self, _PING))
+
+    @property
+    def _during(self) -> str:
+        if self._asked_ticket:
+            return phase_of(self._asked)
+        return "step" if self._step_ticket else "idle"
+
+    def died(self, error: BaseException) -> None:
+        """Ray says that it is no more, or out of reach: then it is ended too, lest it plays on unseen."""
+        text = str(error)
+        self._end(
+            WorkerDied(
+                worker_id=self.worker_id,
+                env_ids=self.env_ids,
+                phase=self._during,
+                exit=_exit_name(type(error).__name__, text),
+                output=text.strip(),
+                ticket=self._ticket,
+            )
+        )
+
+    def timed_out(self, during: CommandName | None = None) -> None:
+        """It did not answer in time: end it."""
+        if self.pid is None:
+            self._end(self._not_placed())
+            return
+        command = during or (self._asked if self._first_reset is not None else _STEP)
+        self._end(
+            WorkerTimedOut(
+                worker_id=self.worker_id,
+                env_ids=self.env_ids,
+                phase=phase_of(command),
+                timeout_s=self._timeout_s(command),
+                ticket=self._ticket,
+            )
+        )
+
+    def _not_placed(self) -> WorkerError:
+        return NotPlaced(
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            timeout_s=self._plan.timeouts.start_s,
+            wanted=self._cluster.wanted_in_words,
+            missing=self._cluster.why_no_room(),
+            cluster=self._cluster.what_it_has(),
+        )
+
+    def _end(self, error: EnvManagerError) -> None:
+        self.error = error
+        self.kill()
+
+    def kill(self) -> None:
+        """End it, whatever it does; what it still answers is late."""
+        if self.state is State.GONE:
+            return
+        self.state, self.due_at = State.GONE, math.inf
+        self._step_ticket = self._asked_ticket = 0
+        self._actor.kill()
+
+    def ask_to_close(self, close_s: float) -> None:
+        """Ask it to close its environments, within so long."""
+        if self.pid is None:  # nothing was made, or nobody knows where
+            self.kill()
+        if self.state in (State.STARTING, State.RUNNING):
+            self._step_ticket = 0
+            self.send(_CLOSE)
+            self.state = State.CLOSING
+            self.due_at = time.monotonic() + close_s
+            self._answers.expect(self.due_at)
+
+
+def _exit_name(kind: str, text: str) -> str:
+    """How it ended, as far as Ray knows."""
+    code = _EXIT_CODE.search(text)
+    if code is not None:
+        return f"EXIT({code[1]})"
+    if "node" in text and ("node has died" in text or "node was" in text):
+        return "NODE_DIED"
+    return {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}.get(
+        kind, kind
+    )

@@ -1,0 +1,174 @@
+"""Nodes that go, nodes that come, and workers for which there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager import EnvContext, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied
+from envmanager.errors import NotPlaced
+from envmanager.observe import events
+from envmanager.testing import EchoEnvironment
+from envmanager.testing.fault_checks import SLACK_S, SOON_S, CheckedTrainer, returns_within
+from envmanager.testing.leaks import descendants
+from envmanager_tests.ray_cluster.conftest import CPUS_OF_A_NODE, STORE_BYTES
+
+pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+
+from envmanager.ray_cluster.manager import RayEnvManager
+
+N_STEPS = 20_000
+
+
+@contextmanager
+def one_more_node(cluster: Any, **resources: Any) -> Iterator[Any]:
+    """A node that may be taken away inside the block, and is gone after it."""
+    node = cluster.add_node(num_cpus=CPUS_OF_A_NODE, object_store_memory=STORE_BYTES, **resources)
+    try:
+        yield node
+    finally:
+        lose(cluster, node)
+
+
+def lose(cluster: Any, node: Any) -> None:
+    """Have a node go without a word, as a machine does that loses its power. A second time does nothing."""
+    if node not in cluster.worker_nodes:
+        return
+    (raylet,) = node.all_processes["raylet"]
+    for pid in [raylet.process.pid, *descendants(raylet.process.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def node_of(env: EchoEnvironment) -> str:
+    """Called where the environment is."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def n_env_steps(trainer: CheckedTrainer) -> int:
+    return trainer.manager.stats().env_steps
+
+
+def test_a_node_lost_in_the_middle_of_steps_costs_its_workers_episodes_and_mixes_up_nothing(cluster: Any) -> None:
+    with one_more_node(cluster) as node:
+        head = cluster.head_node.node_id
+        placement = [head, node.node_id, head, node.node_id]
+        with RayEnvManager(EchoEnvironment, 16, n_workers=4, placement=placement) as manager:
+            trainer = CheckedTrainer(manager)
+            trainer.reset()
+            assert [own == node.node_id for own in manager.call(node_of)] == [False] * 4 + [True] * 4 + [False] * 4 + [
+                True
+            ] * 4
+            trainer.step_until(lambda: n_env_steps(trainer) >= N_STEPS // 2)
+            lose(cluster, node)
+            trainer.until_lost(n=2)
+            trainer.step_until(lambda: n_env_steps(trainer) >= N_STEPS)
+
+            assert sorted(info.worker_id for info in trainer.lost) == [1, 3]
+            assert all(isinstance(info.lost.cause, WorkerDied) for info in trainer.lost if info.lost is not None)
+            assert [worker.generation for worker in trainer.workers] == [0, 1, 0, 1]
+            assert node.node_id not in manager.call(node_of)
+            assert manager.stats().restarts == 2
+            trainer.go_on(range(4))
+
+
+def test_a_worker_without_a_node_waits_for_one_that_joins_later(cluster: Any) -> None:
+    options: Any = {"resources": {"custom": {"license": 1}}, "restarts": RestartPolicy(backoff_s=0)}
+    with (
+        one_more_node(cluster, resources={"license": 1}) as node,
+        RayEnvManager(EchoEnvironment, 1, **options) as manager,
+    ):
+        trainer = CheckedTrainer(manager)
+        trainer.reset()
+        trainer.go_on([0])
+        lose(cluster, node)
+        trainer.step_until(lambda: manager.events.count(events.Restarted), wait=Wait.any(timeout_s=0.05))
+        with one_more_node(cluster, resources={"license": 1}) as other:
+            trainer.until_lost()
+            trainer.go_on([0])
+            assert manager.call(node_of) == [other.node_id]
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"n_workers": 3, "resources": {"custom": {"unobtainium": 1}}}, "no node has 1 unobtainium (no node has any)"),
+        (
+            {"n_workers": 1, "resources": {"num_cpus": 1000}},
+            f"no node has 1000 CPU (the most that one has is {CPUS_OF_A_NODE})",
+        ),
+        ({"n_workers": 4, "resources": {"num_cpus": CPUS_OF_A_NODE}}, "all CPU is taken, but for 0 CPU"),
+    ],
+    ids=["what nobody has", "more than anybody has", "more than is free"],
+)
+def test_a_start_for_which_there_is_no_room_says_once_and_in_time_what_is_missing(
+    cluster: Any, options: dict[str, Any], missing: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(NotPlaced) as raised, returns_within(5.0):
+        RayEnvManager(EchoEnvironment, 4, timeouts=Timeouts(start_s=5.0), **options)
+    assert time.monotonic() - began < 5.0 + SLACK_S
+    assert missing in str(raised.value)
+    assert f"3 nodes with {3 * CPUS_OF_A_NODE} CPU" in str(raised.value)
+
+
+def test_spread_workers_are_on_all_nodes_and_named_ones_where_they_were_put(cluster: Any) -> None:
+    with RayEnvManager(EchoEnvironment, 6, placement="spread") as manager:
+        assert len(set(manager.call(node_of))) == 3
+    ids = [node.node_id for node in cluster.list_all_nodes()]
+    with RayEnvManager(EchoEnvironment, 3, placement=ids) as manager:
+        assert manager.call(node_of) == ids
+        assert all(worker.node for worker in manager.stats().workers)
+
+
+@pytest.mark.parametrize(("placement", "complaint"), [(["mars"] * 2, "no such node"), ([], "0 nodes for 2 workers")])
+def test_a_node_that_is_not_there_is_refused(cluster: Any, placement: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        RayEnvManager(EchoEnvironment, 2, placement=placement)
+
+
+def wide(context: EnvContext) -> EchoEnvironment:
+    return EchoEnvironment(context, n_agents=5000)
+
+
+def test_arrays_of_the_object_store_are_the_trainers_own_to_write_into(cluster: Any) -> None:
+    """Observations of 200 kB go through the object store, whose arrays are read-only."""
+    with RayEnvManager(wide, 2) as manager:
+        trainer = CheckedTrainer(manager)
+        for info in [*trainer.reset(), *trainer.step(Wait.all())]:
+            assert info.current["default"].obs.nbytes >= 200_000
+            assert info.current["default"].obs.flags.writeable
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_batches_are_the_trainers_own_to_write_into(cluster: Any, n_workers: int) -> None:
+    with RayEnvManager(EchoEnvironment, 4, n_workers=n_workers) as manager:
+        manager.reset()
+        batch = manager.recv(Wait.all())
+        batch.obs[:] = -1
+        manager.send(np.arange(4), batch.env_ids)
+        assert manager.recv(Wait.all()).obs[:, 3].tolist() == [0, 1, 2, 3]
+
+
+def test_environment_variables_reach_the_actors(cluster: Any) -> None:
+    options: Any = {"runtime_env": {"env_vars": {"ONE": "1"}}, "worker_env": {"TWO": "2"}}
+    with RayEnvManager(EchoEnvironment, 1, **options) as manager:
+        (seen,) = manager.call(lambda env: (os.environ.get("ONE"), os.environ.get("TWO")))
+        assert seen == ("1", "2")
+
+
+def test_auto_puts_cheap_environments_into_few_actors_and_says_why(cluster: Any) -> None:
+    with RayEnvManager(EchoEnvironment, 64, n_workers="auto", timeouts=Timeouts(start_s=SOON_S)) as manager:
+        assert manager.n_workers <= 4
+        assert "a call of an actor" in manager.stats().placement

@@ -1,0 +1,307 @@
+"""Which answers count, which come late, and how the end of an actor is told; with actors that the test plays itself."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager._workers.hosting import GroupFactory, make_contexts
+from envmanager._workers.remote import State, WorkerPlan
+from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.errors import EnvRaised, NotPlaced, WorkerDied, WorkerTimedOut
+from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.observe.timing import WorkerTimes
+from envmanager.options import ResetConfig, Timeouts
+from envmanager.ray_cluster.actor import EnvActor
+from envmanager.ray_cluster.answer_queue import AnswerQueue
+from envmanager.ray_cluster.wire import unpack_answer
+from envmanager.ray_cluster.worker import RayWorker
+from envmanager.testing import EchoEnvironment, Raise, faulty
+
+STEP, RESET, CALL = CommandName.STEP, CommandName.RESET, CommandName.CALL
+
+
+class ActorDiedError(Exception):
+    """As Ray would say it."""
+
+
+class PlayedActor:
+    """Carries a command out when the test says so."""
+
+    def __init__(self, worker_id: int, env_ids: tuple[int, ...], pickled_factory: bytes) -> None:
+        self.inside = EnvActor(worker_id, env_ids, pickled_factory)
+        self.waiting: list[tuple[Any, Any]] = []
+        self.is_dead = self.killed = False
+
+    def hello(self, on_answer: Any) -> None:
+        self.waiting.append((self.inside.hello, on_answer))
+
+    def ping(self, on_answer: Any) -> None:
+        self.waiting.append((self.inside.ping, on_answer))
+
+    def obey(self, command: bytes, on_answer: Any) -> None:
+        self.waiting.append((lambda: self.inside.obey(command), on_answer))
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def go_on(self, n: int | None = None) -> None:
+        """Answer the first ``n`` of what was asked, or all."""
+        answered, self.waiting = self.waiting[:n], self.waiting[len(self.waiting[:n]) :]
+        for act, on_answer in answered:
+            future: Future[Any] = Future()
+            if self.is_dead:
+                future.set_exception(ActorDiedError("its node has died"))
+            else:
+                future.set_result(act())
+            on_answer(future)
+
+    def die(self) -> None:
+        self.is_dead = True
+        self.go_on()
+
+
+class PlayedCluster:
+    wanted_in_words = "1 CPU"
+
+    def __init__(self) -> None:
+        self.actors: list[PlayedActor] = []
+
+    def make_actor(self, *arguments: Any) -> PlayedActor:
+        self.actors.append(PlayedActor(*arguments))
+        return self.actors[-1]
+
+    def why_no_room(self) -> str:
+        return "no node has 1 license (no node has any)"
+
+    def what_it_has(self) -> str:
+        return "1 node with 4 CPU"
+
+
+class Stage:
+    """One worker, its actor, and the queue; the cluster is lost when the test says so."""
+
+    def __init__(self, env_factory: Any = EchoEnvironment, timeouts: Timeouts | None = None) -> None:
+        import cloudpickle
+
+        self.events = EventLog()
+        self.cluster = PlayedCluster()
+        self.queue = AnswerQueue(lambda: True)
+        contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
+        self.worker = RayWorker(
+            WorkerPlan(worker_id=0, env_ids=(0,), generation=0, timeouts=timeouts or Timeouts()),
+            self.cluster,  # type: ignore[arg-type]
+            cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False)),
+            answers=self.queue,
+            hear=lambda news, worker_id: None,
+            events=self.events,
+            times=WorkerTimes(),
+        )
+        self.queue.register(self.worker)
+        self.worker.send(CommandName.START)
+
+    @property
+    def actor(self) -> PlayedActor:
+        return self.cluster.actors[-1]
+
+    def started(self) -> Stage:
+        self.actor.go_on()
+        assert self.worker.recv().name is CommandName.START
+        return self
+
+    def ready(self) -> Stage:
+        self.started()
+        self.worker.send(RESET, None)
+        self.actor.go_on()
+        assert self.worker.recv().name is RESET
+        return self
+
+    def step(self, action: int = 5) -> None:
+        self.worker.send(STEP, {"default": np.array([action])})
+
+    def taken(self) -> list[EnvironmentResponse]:
+        return list(self.queue.take())
+
+
+def test_a_step_comes_out_of_the_queue_and_every_other_response_out_of_recv() -> None:
+    stage = Stage().ready()
+    stage.step(7)
+    assert stage.taken() == []
+    stage.actor.go_on()
+
+    (response,) = stage.taken()
+    assert (response.name, response.payload["default"].obs[0, 3]) == (STEP, 7)
+    stage.worker.send(CALL, ("who", ["you"], [0]))
+    stage.actor.go_on()
+    assert stage.worker.recv().payload == ["you: env 0"]
+
+
+def test_a_call_behind_a_step_in_flight_leaves_the_step_in_the_queue() -> None:
+    stage = Stage().ready()
+    stage.step(7)
+    stage.worker.send(CALL, ("who", ["you"], [0]))
+    stage.actor.go_on()
+
+    assert stage.worker.recv().payload == ["you: env 0"]
+    assert [each.name for each in stage.taken()] == [STEP]
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_discarded_and_counted() -> None:
+    stage = Stage(timeouts=Timeouts(call_s=0.01)).ready()
+    stage.worker.send(CALL, ("who", ["you"], [0]))
+    failed = stage.worker.recv()
+    assert isinstance(failed.payload, WorkerTimedOut)
+    assert stage.actor.killed
+    stage.actor.go_on()
+
+    assert stage.taken() == []
+    assert stage.events.count(LateReplyDiscarded) == 1
+
+
+def test_an_exception_of_the_environment_is_a_failure_and_the_worker_lives() -> None:
+    stage = Stage(faulty(Raise(ValueError("gear 7 broke")))).ready()
+    stage.step()
+    stage.actor.go_on()
+
+    (response,) = stage.taken()
+    assert isinstance(response.payload, EnvRaised)
+    assert isinstance(response.payload.__cause__, ValueError)
+    assert stage.worker.state is State.RUNNING
+
+
+@pytest.mark.parametrize("during", ["step", "idle"])
+def test_a_death_comes_out_of_the_queue_once(during: str) -> None:
+    stage = Stage().ready()
+    if during == "step":
+        stage.step()
+    else:
+        assert stage.taken() == []  # asks whether it lives
+    stage.actor.die()
+
+    (response,) = stage.taken()
+    assert isinstance(response.payload, WorkerDied)
+    assert (response.payload.phase, response.payload.exit) == (during, "NODE_DIED")
+    assert stage.actor.killed
+    assert stage.taken() == []
+
+
+def test_a_death_that_a_call_has_raised_does_not_come_out_of_the_queue_too() -> None:
+    stage = Stage().ready()
+    stage.step()
+    stage.worker.send(CALL, ("who", ["you"], [0]))
+    stage.actor.die()
+
+    failed = stage.worker.recv()
+    assert isinstance(failed.payload, WorkerDied)
+    assert failed.payload.phase == "call"
+    assert stage.taken() == []
+
+
+def test_a_death_that_an_interrupted_call_has_not_raised_comes_out_of_the_queue() -> None:
+    stage = Stage().ready()
+    stage.worker.send(CALL, ("who", ["you"], [0]))  # and the trainer is interrupted before recv
+    stage.actor.die()
+
+    (response,) = stage.taken()
+    assert isinstance(response.payload, WorkerDied)
+
+
+def test_a_step_that_is_late_ends_the_actor() -> None:
+    stage = Stage(timeouts=Timeouts(step_s=0.01)).ready()
+    stage.step()
+    (response,) = stage.queue.wait(10)
+
+    assert isinstance(response.payload, WorkerTimedOut)
+    assert response.payload.phase == "step"
+    assert stage.actor.killed
+    stage.actor.go_on()
+    assert stage.taken() == []
+
+
+def test_a_worker_for_which_there_is_no_room_says_what_is_missing() -> None:
+    stage = Stage(timeouts=Timeouts(start_s=0.01))
+    failed = stage.worker.recv().payload
+
+    assert isinstance(failed, NotPlaced)
+    assert "1 license" in str(failed)
+    assert "1 node with 4 CPU" in str(failed)
+    assert stage.actor.killed
+
+
+def test_a_start_that_hangs_after_it_was_placed_timed_out() -> None:
+    stage = Stage(timeouts=Timeouts(start_s=0.05))
+    stage.actor.go_on(1)
+
+    assert isinstance(stage.worker.recv().payload, WorkerTimedOut)
+
+
+def test_what_takes_anothers_place_brings_its_first_observations_out_of_the_queue() -> None:
+    stage = Stage()
+    stage.worker.begin_again(ResetConfig(seed=3))
+    stage.actor.go_on()
+    assert stage.taken() == []
+    stage.actor.go_on()
+
+    (response,) = stage.taken()
+    assert response.name is RESET
+    assert response.payload["default"].obs.tolist() == [[0, 0, 0, 0, 0]]
+    assert stage.worker.state is State.RUNNING
+
+
+def test_closing_waits_for_the_environments_and_ends_the_actor() -> None:
+    stage = Stage().ready()
+    closing = stage.actor.obey
+    stage.actor.obey = lambda *arguments: (closing(*arguments), stage.actor.go_on())  # type: ignore[method-assign]
+    stage.queue.wake()
+    stage.queue.close_all(60)
+
+    assert stage.actor.killed
+    assert stage.actor.inside._group is None
+
+
+def test_retired_workers_end_when_they_have_closed_or_are_late() -> None:
+    prompt, slow = Stage().ready(), Stage().ready()
+    prompt.queue.retire(prompt.worker, 60)
+    slow.queue.retire(slow.worker, 0.01)
+    prompt.actor.go_on()
+
+    assert prompt.taken() == []
+    assert prompt.actor.killed
+    assert list(slow.queue.wait(0.1)) == []
+    assert slow.actor.killed
+
+
+def test_large_observations_travel_as_arrays_and_small_ones_as_bytes() -> None:
+    import cloudpickle
+
+    from envmanager.ray_cluster.wire import pack_command
+
+    for n_agents, kind in ((1, bytes), (4000, tuple)):
+        contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
+
+        def make(context: Any, n_agents: int = n_agents) -> EchoEnvironment:
+            return EchoEnvironment(context, n_agents=n_agents)
+
+        actor = EnvActor(0, (0,), cloudpickle.dumps(GroupFactory([make], contexts, False, False)))
+        actor.obey(pack_command(CommandName.START, None))
+        value = actor.obey(pack_command(RESET, None))
+        assert type(value) is kind
+        assert unpack_answer(value).payload["default"][1].shape == (n_agents, 5)
+
+
+def test_an_actor_that_has_no_limit_is_never_late() -> None:
+    stage = Stage(timeouts=Timeouts(start_s=math.inf, reset_s=math.inf, step_s=math.inf)).ready()
+    stage.step()
+    assert list(stage.queue.wait(0.01)) == []
+    stage.actor.go_on()
+    assert [each.name for each in stage.queue.wait(10)] == [STEP]
+
+
+def test_closing_does_not_wait_for_what_was_never_placed() -> None:
+    stage = Stage()
+    stage.queue.close_all(600)
+    assert stage.actor.killed
