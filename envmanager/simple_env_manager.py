@@ -116,7 +116,7 @@ class LocalHost(WorkerHost):
             self._events,
             on_news=self._listener.hear,
             rotates=options.zero_copy,
-            lends=not options.zero_copy,
+            lends=True,
         )
 
     def await_start(self) -> dict[int, StartReport]:

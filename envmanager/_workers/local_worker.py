@@ -44,7 +44,7 @@ class LocalWorker:
     ) -> None:
         """``on_news(news, worker_id)``: what there is to report besides a response. ``rotates``: let the environments
         write into three sets of arrays in turn, so that a StepInfo stays valid for a while. ``lends``: respond with
-        arrays that are the trainer's, if they are large.
+        arrays that are the trainer's, if they are large; then no more sets are used than the trainer refers to.
         """
         self.worker_id = worker_id
         self.times = times
@@ -109,10 +109,10 @@ class LocalWorker:
         if len(group.env_ids) != group.max_agents[behavior]:
             return
         make = partial(RowBuffer.empty, spec.observation, only_agents(group.env_ids))
-        if self._rotates:
-            self._rows = RotatingRows([make() for _ in range(3)])
-        elif self._lends and is_worth_lending(spec.observation, len(group.env_ids)):
+        if self._lends and is_worth_lending(spec.observation, len(group.env_ids)):
             self._rows = LentRows(make)
+        elif self._rotates:
+            self._rows = RotatingRows([make() for _ in range(3)])
 
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its response is asked for, and never before a step in flight."""
