@@ -58,7 +58,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench bench-godot coverage godot godot4 test-mlagents test-matrix clean
+.PHONY: help run test faults check docs soak bench bench-godot coverage ray test-ray godot godot4 test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -112,6 +112,12 @@ coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker proc
 	-$(VENV)/bin/coverage combine --quiet # a worker that was killed leaves half a data file, which it complains of
 	$(VENV)/bin/coverage report --fail-under=95
 
+ray: .venv-ray/.installed ## run CartPoles in actors of a Ray cluster on this machine
+	.venv-ray/bin/envmanager run --env CartPole-v1 --n-envs 32 --manager ray --n-workers 2 --steps 20000
+
+test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of three nodes on this machine
+	.venv-ray/bin/pytest -m "not load" envmanager_tests/ray_cluster envmanager_tests/unit/test_ray_worker.py
+
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
 
@@ -146,6 +152,14 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	if $(if $(filter $*,$(TORCH_PEERS)),.venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(TORCH) &&) \
 	    .venv-bench-$*/bin/python -m pip install $(PIP_FLAGS) $(BENCH_ENVS) $(BENCH_$*); \
 	then touch .venv-bench-$*/.installed; else echo "$* cannot be installed here and is left out" >&2; fi
+	@touch $@
+
+# Ray brings many libraries, in versions of its own choice.
+.venv-ray/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	.venv-ray/bin/python -m pip install $(PIP_FLAGS) $(TORCH)
+	.venv-ray/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev,ray]'
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).
