@@ -222,7 +222,20 @@ def test_a_trainers_own_handler_of_sigterm_stays_in_place(cluster: Any, what: st
 
 def test_the_command_tunes_on_the_cluster(cluster: Any) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "tune", "--env", "CartPole-v1", "--manager", "ray", "--n-envs", "8", "--seconds", "8"],
+        [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "tune",
+            "--env",
+            "CartPole-v1",
+            "--manager",
+            "ray",
+            "--n-envs",
+            "8",
+            "--seconds",
+            "8",
+        ],
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
