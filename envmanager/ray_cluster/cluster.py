@@ -7,6 +7,7 @@ itself: who runs where, and what a lost node means, is Ray's to decide.
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -53,10 +54,10 @@ def connect(options: ClusterOptions) -> None:
     if ray.is_initialized():
         return
     before = signal.getsignal(signal.SIGTERM)
-    runtime_env = None if options.runtime_env is None else dict(options.runtime_env)
+    runtime_env = options.runtime_env
     try:
         with let_through():
-            ray.init(address=address, runtime_env=runtime_env)
+            ray.init(address=address, runtime_env=copy.deepcopy(runtime_env))  # Ray writes into it
     except ConnectionError as error:
         raise UsageError(
             f"there is no Ray cluster at address={address!r}: {error}. Start one with `ray start --head`, or leave the "
@@ -109,7 +110,7 @@ class Cluster:
         self._options = options
         self._runtime_env = _runtime_env(_besides_the_jobs(options.runtime_env), environ)
         self._nodes = _node_ids(options.placement, n_workers)
-        wanted = dict(options.resources or {})
+        wanted = options.amounts
         self._resources = {
             "num_cpus": wanted.pop("CPU", 1.0),
             "num_gpus": wanted.pop("GPU", 0.0),
@@ -140,7 +141,7 @@ class Cluster:
     @property
     def wanted(self) -> dict[str, float]:
         """What each worker takes, by Ray's names."""
-        return {name: amount for name, amount in (self._options.resources or {}).items() if amount}
+        return {name: amount for name, amount in self._options.amounts.items() if amount}
 
     @property
     def wanted_in_words(self) -> str:
@@ -173,7 +174,7 @@ def _alive_nodes() -> list[Mapping[str, Any]]:
 
 def _besides_the_jobs(runtime_env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """``runtime_env``, unless the job has it already."""
-    if runtime_env is None or (_OwnJob.job_id == _job_id() and dict(runtime_env) == _OwnJob.runtime_env):
+    if runtime_env is None or (_OwnJob.job_id == _job_id() and runtime_env == _OwnJob.runtime_env):
         return None
     return runtime_env
 

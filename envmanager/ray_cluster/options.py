@@ -22,8 +22,8 @@ def _amount(name: str, value: Any) -> float:
     return value
 
 
-def _resources(value: Any) -> Any:
-    """All amounts of one worker by Ray's own names."""
+def _by_rays_names(value: Any) -> dict[str, float]:
+    """All amounts of one worker by Ray's own names; UsageError when they make no sense."""
     if value is None:
         return {"CPU": 1.0}
     if not isinstance(value, Mapping):
@@ -41,6 +41,10 @@ def _resources(value: Any) -> Any:
     for name, amount in custom.items():
         amounts[str(name)] = _amount(f"resources.custom.{name}", amount)
     return {name: float(amount) for name, amount in amounts.items()}
+
+
+def _resources(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    _by_rays_names(value)
 
 
 def _placement(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
@@ -72,10 +76,15 @@ class ClusterOptions:
     """
 
     address: str | None = attrs.field(default=None, validator=_optional_address)
-    resources: Mapping[str, Any] | None = attrs.field(default=None, converter=_resources)
+    resources: Mapping[str, Any] | None = attrs.field(default=None, validator=_resources)
     placement: Any = attrs.field(default="pack", validator=_placement)
     runtime_env: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_mapping, repr=False)
     envs_per_worker: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """What each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and the custom ones."""
+        return _by_rays_names(self.resources)
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:

@@ -56,7 +56,7 @@ def place_on_cluster(
         return ClusterPlacement(1, "1 environment in 1 actor, because there is only one")
     of_one = attrs.evolve(cluster, envs_per_worker=None, placement="pack")
     probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
-    each = (cluster.resources or {}).get("CPU", 1.0)
+    each = cluster.amounts["CPU"]
     most = math.floor(n_cpus / each) if each else options.n_envs
     chosen = choose(probe, options.n_envs, max(1, most))
     _logger.info("%s", chosen)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:  # it needs Ray
     from envmanager.ray_cluster.cluster import ActorHandle, Cluster
 
 _START, _RESET, _STEP, _CLOSE = CommandName.START, CommandName.RESET, CommandName.STEP, CommandName.CLOSE
-_HELLO, _PING = -1, -2
-"""In the place of tickets, for what no environment answers."""
+_NODE_DIED = "NODE_DIED"
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
@@ -94,10 +93,18 @@ class RayWorker:
         """What it has answered to what it was asked, and when that came."""
         self._deadline = math.inf
         self._first_reset: ResetConfig | None = None
-        self._is_pinged = False
+        self._ping_ticket = 0
         self._launched_ns = self._ended_ns = time.monotonic_ns()
-        self._actor: ActorHandle = cluster.make_actor(plan.worker_id, plan.env_ids, pickled_factory)
-        self._actor.hello(partial(answers.answered, self, _HELLO))
+        self._pickled_factory = pickled_factory
+        self._actor = self._new_actor()
+
+    def _new_actor(self) -> ActorHandle:
+        """An actor that was asked for, and is asked who it is."""
+        self._ticket += 1
+        self._hello_ticket = self._ticket
+        actor: ActorHandle = self._cluster.make_actor(self.worker_id, self.env_ids, self._pickled_factory)
+        actor.hello(partial(self._answers.answered, self, self._ticket))
+        return actor
 
     # What the manager sees.
 
@@ -167,11 +174,14 @@ class RayWorker:
         """What came, at ``at_ns``; the response, if it is one for the step queue."""
         error = future.exception()
         if error is not None:
-            if self.state is not State.GONE:
-                self.died(error)
+            if self.state is not State.GONE and ticket >= self._hello_ticket:  # else of an actor that never ran
+                self._note_death(error)
             return None
-        if ticket < 0:
-            self._note_alive(ticket, future.result())
+        if ticket == self._hello_ticket:
+            self.pid, self.node = future.result()
+            return None
+        if ticket == self._ping_ticket:
+            self._ping_ticket = 0
             return None
         if ticket not in (self._step_ticket, self._asked_ticket) or self.state is State.GONE:
             self._events.add(LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket))
@@ -184,12 +194,6 @@ class RayWorker:
             return self._begun(self._response(future.result(), self._asked, at_ns))
         self._answer = future.result(), at_ns  # its news are told in the order in which the manager asks for answers
         return None
-
-    def _note_alive(self, ticket: int, result: Any) -> None:
-        if ticket == _HELLO:
-            self.pid, self.node = result
-        else:
-            self._is_pinged = False
 
     def _response(self, value: Any, asked: CommandName, at_ns: int) -> EnvironmentResponse:
         try:
@@ -239,12 +243,13 @@ class RayWorker:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is on its way by which its end would be noticed."""
-        return self.state is State.RUNNING and not (self._step_ticket or self._asked_ticket or self._is_pinged)
+        return self.state is State.RUNNING and not (self._step_ticket or self._asked_ticket or self._ping_ticket)
 
     def ping(self) -> None:
         """Have its end noticed though nothing is asked of it."""
-        self._is_pinged = True
-        self._actor.ping(partial(self._answers.answered, self, _PING))
+        self._ticket += 1
+        self._ping_ticket = self._ticket
+        self._actor.ping(partial(self._answers.answered, self, self._ticket))
 
     @property
     def _during(self) -> str:
@@ -252,15 +257,28 @@ class RayWorker:
             return phase_of(self._asked)
         return "step" if self._step_ticket else "idle"
 
-    def died(self, error: BaseException) -> None:
-        """Ray says that it is no more, or out of reach: then it is ended too, lest it plays on unseen."""
-        text = str(error)
+    def _note_death(self, error: BaseException) -> None:
+        """Ray says that it is no more, or out of reach: then it is ended too, lest it plays on unseen.
+
+        For some seconds Ray may send actors to a node that has gone. One that never ran there is asked for again.
+        """
+        exit_name = _exit_name(type(error).__name__, str(error))
+        is_starting = self.state is State.STARTING and self._asked is _START and self._asked_ticket
+        if exit_name == _NODE_DIED and is_starting and self.pid is None and time.monotonic() < self._deadline:
+            deadline = self._deadline
+            self._actor = self._new_actor()
+            self.send(_START)
+            self._deadline = deadline
+        else:
+            self._died(exit_name, str(error))
+
+    def _died(self, exit_name: str, text: str) -> None:
         self._end(
             WorkerDied(
                 worker_id=self.worker_id,
                 env_ids=self.env_ids,
                 phase=self._during,
-                exit=_exit_name(type(error).__name__, text),
+                exit=exit_name,
                 output=text.strip(),
                 ticket=self._ticket,
             )
@@ -322,7 +340,7 @@ def _exit_name(kind: str, text: str) -> str:
     if code is not None:
         return f"EXIT({code[1]})"
     if "node" in text and ("node has died" in text or "node was" in text):
-        return "NODE_DIED"
+        return _NODE_DIED
     return {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}.get(
         kind, kind
     )

@@ -17,7 +17,7 @@ from envmanager import EnvContext, RestartPolicy, Timeouts, UsageError, Wait, Wo
 from envmanager.errors import NotPlaced
 from envmanager.observe import events
 from envmanager.testing import EchoEnvironment
-from envmanager.testing.fault_checks import SLACK_S, SOON_S, CheckedTrainer, returns_within
+from envmanager.testing.fault_checks import SLACK_S, SOON_S, CheckedTrainer, returns_within, until
 from envmanager.testing.leaks import descendants
 from envmanager_tests.ray_cluster.conftest import CPUS_OF_A_NODE, STORE_BYTES
 
@@ -36,6 +36,14 @@ def one_more_node(cluster: Any, **resources: Any) -> Iterator[Any]:
         yield node
     finally:
         lose(cluster, node)
+        until(lambda: node.node_id not in alive())  # Ray waits for some heartbeats
+
+
+def alive() -> list[str]:
+    """The nodes that Ray believes to be there."""
+    import ray
+
+    return [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
 
 
 def lose(cluster: Any, node: Any) -> None:

@@ -25,7 +25,8 @@ import sys
 import numpy as np
 from envmanager import Timeouts, Wait
 from envmanager.ray_cluster.manager import RayEnvManager
-from envmanager.testing import EchoEnvironment, HoldGil, Sleep, faulty
+from envmanager.testing import EchoEnvironment, Sleep
+from envmanager.testing.faults import HoldGil, faulty
 
 hangs = faulty([HoldGil() if sys.argv[1] == "holds the GIL" else Sleep(600)], after=5, only_env=1)
 factory = EchoEnvironment if sys.argv[1] == "steps" else hangs

@@ -39,9 +39,9 @@ def test_what_makes_no_sense_is_refused_and_named(options: dict[str, Any], compl
 
 
 def test_resources_are_kept_by_rays_names_and_one_cpu_is_the_default() -> None:
-    assert ClusterOptions.of(None).resources == {"CPU": 1.0}
+    assert ClusterOptions.of(None).amounts == {"CPU": 1.0}
     asked = ClusterOptions.of({"resources": {"num_cpus": 0.5, "num_gpus": 1, "custom": {"license": 2}}})
-    assert asked.resources == {"CPU": 0.5, "GPU": 1.0, "license": 2.0}
+    assert asked.amounts == {"CPU": 0.5, "GPU": 1.0, "license": 2.0}
 
 
 def test_secrets_of_a_runtime_env_are_not_shown() -> None:

@@ -305,3 +305,12 @@ def test_closing_does_not_wait_for_what_was_never_placed() -> None:
     stage = Stage()
     stage.queue.close_all(600)
     assert stage.actor.killed
+
+
+def test_an_actor_that_its_node_took_along_before_it_ran_is_asked_for_again() -> None:
+    stage = Stage()
+    stage.actor.die()
+    assert stage.taken() == []
+    assert len(stage.cluster.actors) == 2
+
+    assert stage.started().worker.state is State.RUNNING
