@@ -169,6 +169,11 @@ class Channel:
         else:
             self.on_late(message.ticket)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether there are messages to take."""
+        return bool(self._messages)
+
     def take(self, ticket: int) -> Message | None:
         """The message with this ticket, once all of it is here."""
         for index, message in enumerate(self._messages):

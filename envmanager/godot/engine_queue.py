@@ -38,10 +38,13 @@ class EngineQueue(Watch[EngineWorker]):
             os.eventfd_write(self._bell_fd, 1)
 
     def _look(self) -> bool:
+        for handle in self._handles.values():
+            if handle.channel.has_messages:  # read by whoever waited for another response of that engine
+                self._take_messages(handle)
         for fd, _ in self._epoll.poll(0):  # a read that raises takes several times as long
-            handle = self._by_fd.get(fd)
-            if handle is not None and handle.awaited is _STEP and fd == handle.channel.fd:
-                self._pump(handle)
+            ready = self._by_fd.get(fd)
+            if ready is not None and ready.awaited is _STEP and fd == ready.channel.fd:
+                self._pump(ready)
         return bool(self._arrived)
 
     def _take_messages(self, handle: EngineWorker) -> None:

@@ -16,6 +16,7 @@ from envmanager.errors import (
     EnvRaised,
     ManagerClosed,
     MissingExtra,
+    NotPlaced,
     ProtocolError,
     RestartsExhausted,
     UsageError,
@@ -39,6 +40,7 @@ EXAMPLES = [
     ManagerClosed("step()"),
     UsageError("text"),
     ConfigError("text"),
+    NotPlaced(worker_id=2, env_ids=[4], timeout_s=9, wanted="1 GPU", missing="no node has a GPU", cluster="8 CPUs"),
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
 ]
