@@ -155,7 +155,7 @@ class Cluster:
     def what_it_has(self) -> str:
         """How many nodes, and what is on them."""
         nodes = _alive_nodes()
-        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {in_words(ray.cluster_resources())}"
+        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {in_words(dict(sorted(ray.cluster_resources().items())))}"
 
 
 def is_connected() -> bool:
