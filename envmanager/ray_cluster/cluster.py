@@ -155,7 +155,8 @@ class Cluster:
     def what_it_has(self) -> str:
         """How many nodes, and what is on them."""
         nodes = _alive_nodes()
-        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {in_words(dict(sorted(ray.cluster_resources().items())))}"
+        resources = in_words(dict(sorted(ray.cluster_resources().items())))
+        return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {resources}"
 
 
 def is_connected() -> bool:
