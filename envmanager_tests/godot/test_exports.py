@@ -30,6 +30,9 @@ custom_template/release=""
 """
 PLATFORM = {4: "Linux", 3: "Linux/X11"}
 N_STEPS = 20
+# Godot 3 opens the main scene and scans a new project's files in two threads, and says this of any script that
+# another extends, with or without the addon. From the second time on it says nothing.
+RACE_OF_GODOT_3 = re.compile(r"Script isn't fully loaded|reload: Method failed")
 
 
 def editor(program: str, project: Path, *arguments: str) -> str:
@@ -64,14 +67,14 @@ def seen(game: Path, program: str) -> list[bytes]:
 def test_the_editor_opens_a_new_game_with_the_plugin_without_complaint(
     tmp_path: Path, program: str, major: int
 ) -> None:
-    headless = ["--headless"] if major == 4 else []
-    found: list[str] = []
-    for attempt in range(3):  # Godot 3 loads scripts in two threads, which on a busy machine get into each other's way
-        game = new_project(tmp_path / f"game{attempt}", major)
-        found = complaints(editor(program, game, *headless, "--editor", "--quit"))
-        if not found:
-            break
-    assert found == []
+    game = new_project(tmp_path / "game", major)
+    opened = ["--headless", "--editor", "--quit"] if major == 4 else ["--editor", "--quit"]
+
+    first = complaints(editor(program, game, *opened))
+    again = complaints(editor(program, game, *opened))
+
+    assert [line for line in first if major == 4 or not RACE_OF_GODOT_3.search(line)] == []
+    assert again == []
 
 
 def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: str, major: int) -> None:
