@@ -6,7 +6,9 @@ and nothing else. Actions are drawn beforehand and are the same for all.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -18,12 +20,17 @@ from envmanager.bench.envs import make_env
 N_BATCHES = 256
 """So many batches of actions are drawn, and then come again."""
 
+COUNT_FOR_S = 0.5
+
 N_ACTIONS = {"pong": 6}
 """How many actions an environment knows, where it is not two."""
 
 
 class Contender(ABC):
     """``n_envs`` environments of one workload, running."""
+
+    def get_ready(self) -> None:  # noqa: B027  (most are)
+        """Find out what has to be known before it is timed."""
 
     @abstractmethod
     def run(self, n_calls: int) -> int:
@@ -70,6 +77,19 @@ class Bare(Contender):
 
     def close(self) -> None:
         self._env.close()
+
+
+def share_of_steps(n_restarting: Callable[[], int], n_rows: int) -> float:
+    """Which share of the rows that a library hands out are steps, where an episode restarts in a row of its own.
+
+    ``n_restarting()``: asks for ``n_rows`` rows once more, and says how many episodes ended in them. Such a row of a
+    library is no step of an environment; counting them while it is timed would slow it down.
+    """
+    deadline, n_calls, n_restarts = time.monotonic() + COUNT_FOR_S, 0, 0
+    while n_calls < N_BATCHES and (time.monotonic() < deadline or not n_calls):
+        n_restarts += n_restarting()
+        n_calls += 1
+    return 1 - n_restarts / (n_calls * n_rows)
 
 
 def env_fns(env: str, n_envs: int) -> list[Any]:

@@ -91,6 +91,7 @@ def measured_line(job: Job) -> str:
     started = time.monotonic()
     contender = make_contender(job.contender, ALL[job.workload].env, job.n_envs)
     start_s = time.monotonic() - started
+    contender.get_ready()
     n_calls = warm_up(contender, job.warm_up_s, clocks)
     n_steps, wall_s, cpu_s, all_cpu_s = measure(contender, n_calls=n_calls, seconds=job.seconds, clocks=clocks)
     line = line_of(MEASURED, n_steps=n_steps, wall_s=wall_s, cpu_s=cpu_s, all_cpu_s=all_cpu_s, start_s=start_s)

@@ -1,10 +1,10 @@
-"""Gymnasium's vector environments. An episode restarts in the step after its end, which is their default."""
+"""Gymnasium's vector environments. An episode restarts in a row of its own after its end, which is their default."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from envmanager.bench.contender import Together, env_fns
+from envmanager.bench.contender import Together, env_fns, share_of_steps
 from envmanager.extras import needed_by
 
 with needed_by("the contender gymnasium", extra="gymnasium"):
@@ -17,3 +17,14 @@ class Vector(Together):
     def __init__(self, env: str, n_envs: int, *, kind: str, **options: Any) -> None:
         super().__init__(getattr(gymnasium.vector, kind)(env_fns(env, n_envs), **options), env, n_envs)
         self._envs.reset(seed=0)
+        self._share_of_steps = 1.0
+
+    def get_ready(self) -> None:
+        self._share_of_steps = share_of_steps(self._n_restarting, self._n_envs)
+
+    def run(self, n_calls: int) -> int:
+        return round(super().run(n_calls) * self._share_of_steps)
+
+    def _n_restarting(self) -> int:
+        _, _, terminated, truncated, _ = self._envs.step(next(self._actions))
+        return int((terminated | truncated).sum())

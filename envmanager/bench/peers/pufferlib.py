@@ -1,4 +1,4 @@
-"""PufferLib's vector environments. An episode restarts in the step after its end."""
+"""PufferLib's vector environments. An episode restarts in a row of its own after its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.bench.contender import Contender, env_fns, random_actions
+from envmanager.bench.contender import Contender, env_fns, random_actions, share_of_steps
 from envmanager.bench.roster import CannotTakePart
 from envmanager.extras import needed_by
 from envmanager.system.cores import count_cores
@@ -44,13 +44,22 @@ class Vector(Contender):
         self._batch_size = batch_size
         self._envs.async_reset(0)
         self._envs.recv()
+        self._share_of_steps = 1.0
+
+    def get_ready(self) -> None:
+        self._share_of_steps = share_of_steps(self._n_restarting, self._batch_size)
 
     def run(self, n_calls: int) -> int:
         send, recv = self._envs.send, self._envs.recv
         for actions in islice(self._actions, n_calls):
             send(actions)
             recv()
-        return n_calls * self._batch_size
+        return round(n_calls * self._batch_size * self._share_of_steps)
+
+    def _n_restarting(self) -> int:
+        self._envs.send(next(self._actions))
+        _, _, terminated, truncated, *_ = self._envs.recv()
+        return int((terminated | truncated).sum())
 
     def close(self) -> None:
         self._envs.close()
