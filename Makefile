@@ -26,7 +26,7 @@ BENCH_STAMP = $(VENV)/.installed-bench
 # What `make bench` compares with, and what must be installed for it besides the environments. Each has a virtual
 # environment of its own, since they ask for different versions of the same libraries. One that cannot be installed here
 # is left out. Fewer, longer, elsewhere: make bench BENCH_PEERS="sb3 envpool" BENCH_FLAGS="--seconds 5" BENCH_OUT=out/b
-BENCH_PEERS ?= sb3 tianshou pufferlib torchrl rllib envpool
+BENCH_PEERS ?= sb3 tianshou pufferlib torchrl rllib ray envpool
 BENCH_FLAGS ?=
 BENCH_OUT ?= out/bench
 BENCH_ENVS = 'gymnasium>=1.0' 'ale-py>=0.10' 'opencv-python-headless>=4.6'
@@ -35,6 +35,7 @@ BENCH_tianshou = tianshou
 BENCH_pufferlib = pufferlib-core
 BENCH_torchrl = torchrl
 BENCH_rllib = 'ray[rllib]'
+BENCH_ray = 'ray>=2.40' attrs cattrs cloudpickle
 BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib

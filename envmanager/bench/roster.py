@@ -104,6 +104,8 @@ ROSTER = {
     "torchrl-parallel": Entry("TorchRL ParallelEnv", "Vector", {"kind": "ParallelEnv"}),
     "rllib-sync": Entry("RLlib (sync)", "Runner", {"mode": "sync"}),
     "rllib-async": Entry("RLlib (async)", "Runner", {"mode": "async"}),
+    "rllib-actors": Entry("RLlib (an actor each)", "Runners"),
+    "rllib-actors-2": Entry("RLlib (2 actors)", "Runners", {"n_workers": 2}),
     # This library on a cluster of one machine, beside actors written by hand.
     "ray-ours": Entry("envmanager (Ray, an actor each)", "Actors"),
     "ray-ours-2": Entry("envmanager (Ray, 2 actors)", "Actors", {"n_workers": 2}),

@@ -19,7 +19,7 @@ SYNCHRONOUS = (
     *("tianshou-dummy", "tianshou-subproc", "tianshou-shmem", "pufferlib-serial"),
     *("pufferlib-processes", "pufferlib-workers", "torchrl-serial", "torchrl-parallel"),
 )
-RAY = ("ray-ours", "ray-ours-2", "ray-hand", "ray-hand-2")
+RAY = ("ray-ours", "ray-ours-2", "ray-hand", "ray-hand-2", "rllib-actors", "rllib-actors-2")
 RLLIB = ("rllib-sync", "rllib-async")
 ASYNCHRONOUS = ("tianshou-shmem-any", "tianshou-shmem-half", "pufferlib-any", "pufferlib-half")
 SEPARATE = ("gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem", "pufferlib-processes")

@@ -19,17 +19,8 @@ from envmanager.extras import needed_by
 with needed_by("the contender ray", extra="ray"):
     import ray
 
+    from envmanager.bench.peers.ray_alone import EACH, start_ray
     from envmanager.ray_cluster.manager import RayEnvManager
-
-EACH = 0.01
-"""What an actor says that it takes of a CPU, so that any number of them has room on this machine."""
-
-
-def start_ray() -> None:
-    """A cluster of this machine alone."""
-    if not ray.is_initialized():
-        ray.init(address="local", include_dashboard=False, log_to_driver=False)
-
 
 class Actors(Managed):
     """``RayEnvManager``: so many actors, by default one for each environment."""

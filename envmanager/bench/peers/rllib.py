@@ -1,4 +1,4 @@
-"""RLlib's environment runner, in this process: Gymnasium's vector environments, and episodes made of their steps."""
+"""RLlib's environment runners: Gymnasium's vector environments, and episodes made of their steps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from envmanager.bench.envs import make_env
 from envmanager.extras import needed_by
 
 with needed_by("the contender rllib", extra=None):
+    import ray
     from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    from envmanager.bench.peers.ray_alone import EACH, start_ray
 
 
 class Runner(Contender):
-    """``mode``: ``"sync"``, or ``"async"`` with a process per environment. All environments are number 0's like."""
+    """One in this process. ``mode``: ``"sync"``, or ``"async"`` with a process per environment.
+
+    All environments are number 0's like.
+    """
 
     def __init__(self, env: str, n_envs: int, *, mode: str) -> None:
-        config = PPOConfig().environment(partial(_made, env))
-        config.env_runners(num_env_runners=0, num_envs_per_env_runner=n_envs, gym_env_vectorize_mode=mode)
+        config = _config(env, num_env_runners=0, num_envs_per_env_runner=n_envs, gym_env_vectorize_mode=mode)
         self._runner = SingleAgentEnvRunner(config=config)
         self._n_envs = n_envs
         self.run(1)
@@ -30,6 +36,42 @@ class Runner(Contender):
 
     def close(self) -> None:
         self._runner.stop()
+
+
+class Runners(Contender):
+    """Runners in actors, by default one for each environment: in each call each takes a step of its environments."""
+
+    def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
+        start_ray()
+        n_actors = n_workers or n_envs
+        self._each = n_envs // n_actors
+        config = _config(
+            env, num_env_runners=n_actors, num_envs_per_env_runner=self._each, num_cpus_per_env_runner=EACH
+        )
+        self._group = EnvRunnerGroup(config=config, local_env_runner=False)
+        self.run(1)
+
+    def run(self, n_calls: int) -> int:
+        sample = partial(_sample, n_steps=self._each)
+        n_steps = 0
+        for _ in range(n_calls):
+            n_steps += sum(self._group.foreach_env_runner(sample, local_env_runner=False))
+        return n_steps
+
+    def close(self) -> None:
+        self._group.stop()
+        ray.shutdown()
+
+
+def _sample(runner: Any, n_steps: int) -> int:
+    """Called in the actor, which keeps the episodes: what they would cost on their way is not counted."""
+    return sum(len(episode) for episode in runner.sample(num_timesteps=n_steps, random_actions=True))
+
+
+def _config(env: str, **options: Any) -> Any:
+    config = PPOConfig().environment(partial(_made, env))
+    config.env_runners(**options)
+    return config
 
 
 def _made(env: str, _: Any) -> Any:
