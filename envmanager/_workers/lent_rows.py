@@ -20,7 +20,7 @@ import numpy as np
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, copy_tree
 from envmanager.data.trees import Tree, leaves, map_tree
 
-_LEAST_BYTES = 1 << 16
+LEAST_BYTES = 1 << 16
 """Observations of so many bytes are lent; copying fewer is faster than lending them."""
 _MAX_KEPT = 3
 """So many sets are kept for being written again; a trainer may keep as many more as it likes."""
@@ -114,4 +114,4 @@ def is_worth_lending(observation: Tree, n_envs: int) -> bool:
         if leaf.is_object:
             return False
         n_bytes += n_envs * leaf.dtype.itemsize * math.prod(leaf.shape)
-    return n_bytes >= _LEAST_BYTES
+    return n_bytes >= LEAST_BYTES

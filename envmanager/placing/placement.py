@@ -19,6 +19,8 @@ from typing import Literal
 
 import attrs
 
+from envmanager._workers.lent_rows import LEAST_BYTES
+
 
 @attrs.frozen(kw_only=True)
 class Probe:
@@ -71,7 +73,7 @@ class Costs:
     row_s: float = 0.1e-6
     """The trainer's part in one row."""
     local_byte_s: float = 0.06e-9
-    """Copying one byte out into memory of the trainer's own, in this process."""
+    """Copying one byte out into memory of the trainer's own, in this process; large observations are lent instead."""
     byte_s: float = 0.09e-9
     """The same when another core wrote it."""
 
@@ -161,8 +163,8 @@ def round_s(
     group_s = min(costs.group_s, 0.9 * probe.wall_s)
     env_s, env_cpu_s = probe.wall_s - group_s, max(0.0, probe.cpu_s - group_s)
     if n_workers == IN_PROCESS:
-        local_row_s = costs.row_s + costs.local_byte_s * probe.obs_bytes
-        return costs.local_round_s + group_s + n_envs * (env_s + local_row_s)
+        copied = n_envs * probe.obs_bytes if n_envs * probe.obs_bytes < LEAST_BYTES else 0
+        return costs.local_round_s + group_s + n_envs * (env_s + costs.row_s) + costs.local_byte_s * copied
     row_s = costs.row_s + costs.byte_s * probe.obs_bytes
     most_envs = math.ceil((n_envs - local_envs) / n_workers)
     local_s = group_s + local_envs * env_s + costs.serve_s if local_envs else 0.0
