@@ -7,6 +7,7 @@ from typing import Any
 
 from envmanager.bench.contender import Contender
 from envmanager.bench.envs import make_env
+from envmanager.bench.roster import CannotTakePart
 from envmanager.extras import needed_by
 
 with needed_by("the contender rllib", extra=None):
@@ -38,12 +39,17 @@ class Runner(Contender):
         self._runner.stop()
 
 
+MOST = 16
+
+
 class Runners(Contender):
     """Runners in actors, by default one for each environment: in each call each takes a step of its environments."""
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()
         n_actors = n_workers or n_envs
+        if n_actors > MOST:
+            raise CannotTakePart(f"{n_actors} actors, each of which imports PyTorch, are too many")
         self._each = n_envs // n_actors
         config = _config(
             env, num_env_runners=n_actors, num_envs_per_env_runner=self._each, num_cpus_per_env_runner=EACH
