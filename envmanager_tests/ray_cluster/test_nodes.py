@@ -64,6 +64,13 @@ def node_of(env: EchoEnvironment) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def all_cpus_are_free() -> bool:
+    """Whether Ray has heard of the end of every actor before; until then it spreads new ones over fewer nodes."""
+    import ray
+
+    return bool(ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
 def n_env_steps(trainer: CheckedTrainer) -> int:
     return trainer.manager.stats().env_steps
 
@@ -132,6 +139,7 @@ def test_a_start_for_which_there_is_no_room_says_once_and_in_time_what_is_missin
 
 
 def test_spread_workers_are_on_all_nodes_and_named_ones_where_they_were_put(cluster: Any) -> None:
+    until(all_cpus_are_free)
     with RayEnvManager(EchoEnvironment, 6, placement="spread") as manager:
         assert len(set(manager.call(node_of))) == 3
     ids = [node.node_id for node in cluster.list_all_nodes()]
