@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import ray
+from envmanager.extras import needed_by
+
+with needed_by("the contender ray", extra="ray"):
+    import ray
 
 EACH = 0.01
 """What an actor says that it takes of a CPU, so that any number of them has room on this machine."""
