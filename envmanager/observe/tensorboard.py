@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 FOLDER = "tensorboard"
 """In the folder of a training, where its scalars go unless another directory is named."""
-_OURS = re.compile(r"events\.out\.tfevents\..*\.envmanager-[0-9a-f]{8}")
+_OF_TRAININGS = "envmanager-"
+_OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
 _OF_WORKER = ("steps", "restarts", "step_time_s", "step_time_p99_s", "idle_share", "queue_wait_s")
 _OF_WORKER_TOO = ("start_s", "step_time_p50_s", "step_time_p95_s", "core_wait_share")
@@ -62,17 +63,21 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 def make_writer(log_dir: str) -> Any:
     """A SummaryWriter of tensorboardX that writes into a new file in ``log_dir``; close it. Raises MissingExtra."""
+    return _writer(log_dir, "")
+
+
+def _writer(log_dir: str, mark: str) -> Any:
     try:
         library = importlib.import_module("tensorboardX")
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
     # Its file is named by the second and the machine: something that nobody can guess keeps two writers apart, and
     # nobody can have put a link there.
-    return library.SummaryWriter(log_dir, filename_suffix=f".envmanager-{secrets.token_hex(4)}")
+    return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the files that ``make_writer`` has made in a folder, and it too if nothing else is in it."""
+    """Remove the files that trainings have written in a folder, and it too if nothing else is in it."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -86,7 +91,7 @@ class TensorBoardMetrics:
     """The scalars of a training as TensorBoard's. ``directory``: where; ``tensorboard`` in the run's folder if unset."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
-        self._writer = make_writer(str(facts.directory / FOLDER) if directory is None else directory)
+        self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         for name, value in scalars.items():
