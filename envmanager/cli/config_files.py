@@ -1,4 +1,4 @@
-"""Config files: TOML, YAML or JSON with a table ``manager`` (how environments are run) and a table ``run`` (for how long).
+"""Config files: TOML, YAML or JSON with the tables ``manager`` (how environments are run) and ``run`` (for how long).
 
 ::
 
@@ -29,6 +29,8 @@ RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
 RECORD = "config.json"
 """What a training leaves in its folder: the whole config that it ran with."""
+_WROTE = "envmanager"
+"""The table in it that says who wrote it."""
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
@@ -71,7 +73,7 @@ def _parse_json(text: str, path: Path) -> Any:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}.") from error
     if isinstance(document, dict):
-        document.pop("envmanager", None)  # in the config that a training leaves: who wrote it
+        document.pop(_WROTE, None)
     return document
 
 
@@ -85,7 +87,14 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 def run_folder_of(config: Path) -> Path:
     """Where a training of this config goes: the folder that a training has left it in, or ``runs/NAME``."""
-    return config.parent if config.name == RECORD else Path("runs") / config.stem
+    return config.parent if _is_record(config) else Path("runs") / config.stem
+
+
+def _is_record(path: Path) -> bool:
+    if path.name != RECORD:
+        return False
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return isinstance(document, dict) and _WROTE in document
 
 
 def _import_or_say(library: str, path: Path) -> Any:

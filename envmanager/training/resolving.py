@@ -29,11 +29,10 @@ _logger = logging.getLogger("envmanager")
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     """The tables ``manager``, ``training`` and ``trainers`` as plain data, one trainer per behavior."""
     of_trainers = {name: _resolved_trainer(table_for(name, plan.trainers), own) for name, own in trainers.items()}
-    return {
-        "manager": records.plain(plan.manager),
-        "training": records.plain(plan.training),
-        "trainers": of_trainers,
-    }
+    manager, training = records.plain(plan.manager), records.plain(plan.training)
+    if manager["seed"] == training["seed"]:
+        del manager["seed"]  # it is, unless it is given: whoever changes one changes both
+    return {"manager": manager, "training": training, "trainers": of_trainers}
 
 
 def _resolved_trainer(table: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
