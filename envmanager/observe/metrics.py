@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import EnvManagerError, MissingExtra, UsageError
 from envmanager.structuring import nearest
 
 ENTRY_POINT_GROUP = "envmanager.metrics"
@@ -73,12 +73,15 @@ class _Known:
     place: str
     library: str | None = None
     extra: str | None = None
+    writes_files: bool = False
 
 
 KINDS = {
-    "csv": _Known("envmanager.observe.csv_metrics:CsvMetrics"),
+    "csv": _Known("envmanager.observe.csv_metrics:CsvMetrics", writes_files=True),
     "mlflow": _Known("envmanager.observe.trackers:MlflowMetrics", "mlflow", "mlflow"),
-    "tensorboard": _Known("envmanager.observe.tensorboard:TensorBoardMetrics", "tensorboardX", "tensorboard"),
+    "tensorboard": _Known(
+        "envmanager.observe.tensorboard:TensorBoardMetrics", "tensorboardX", "tensorboard", writes_files=True
+    ),
     "wandb": _Known("envmanager.observe.trackers:WandbMetrics", "wandb", "wandb"),
 }
 """The writers that come with this library, imported when they are chosen."""
@@ -90,6 +93,12 @@ class Metrics:
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether it writes into the folder of the training, rather than tell somebody else."""
+        known = KINDS.get(self.kind)
+        return known is not None and known.writes_files
 
     def to_json(self) -> Any:
         """As a config says it."""
@@ -137,16 +146,25 @@ def require(chosen: Iterable[Metrics]) -> None:
 
 
 def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
-    """The writers, by kind; close them. Those that are open are closed when one cannot be."""
+    """The writers, by kind; close them. Raises UsageError when one cannot be opened; then the others are closed."""
     writers: dict[str, MetricsWriter] = {}
     try:
         for each in chosen:
-            writers[each.kind] = _find(each.kind)(facts, **each.options)
+            writers[each.kind] = _open(each, facts)
     except BaseException:
         for writer in writers.values():
             writer.close()
         raise
     return writers
+
+
+def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
+    try:
+        return _find(each.kind)(facts, **each.options)
+    except EnvManagerError:
+        raise
+    except Exception as error:  # of a service: no network, no login, an option that it does not know
+        raise UsageError(f"the metrics of {each.kind} cannot be opened: {type(error).__name__}: {error}") from error
 
 
 def _find(kind: str) -> MakeWriter:

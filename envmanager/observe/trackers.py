@@ -30,6 +30,7 @@ class WandbMetrics:
         ours = {"project": "envmanager", "name": facts.directory.name, "dir": str(facts.directory), "id": facts.run_id}
         if facts.resumed_at is not None:
             ours["resume"] = "allow"
+        facts.directory.mkdir(parents=True, exist_ok=True)  # else W&B takes one of its own
         self._run = wandb.init(**{**ours, "config": dict(facts.config), **options})
         self._run.define_metric("*", step_metric="steps")
 

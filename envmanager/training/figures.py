@@ -68,6 +68,10 @@ class Figures:
         for name in list(self._writers):
             self._try(name, lambda writer: writer.close())
 
+    def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
+        """Hand them what comes from now on, and close them at the end."""
+        self._writers.update(writers)
+
     def started(self, run: TrainingRun) -> None:
         assert run.controller is not None
         self._rate_from = time.monotonic(), run.controller.n_steps

@@ -126,13 +126,16 @@ class TrainingRun:
             n_episodes = training.evaluation_episodes
             evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
             self._evaluator = stack.enter_context(evaluator)
+        resumed_at = controller.n_steps if plan.resume else None
+        facts = RunFacts(directory, self._id, config, resumed_at)
+        elsewhere = [each for each in training.metrics if not each.writes_files]
+        self._figures = stack.enter_context(Figures(metrics.open_writers(elsewhere, facts)))
         if plan.force:
             run_folder.clear(directory)
         records.write(directory, config)
-        resumed_at = controller.n_steps if plan.resume else None
         self._log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
-        facts = RunFacts(directory, self._id, config, resumed_at)
-        self._figures = stack.enter_context(Figures(metrics.open_writers(training.metrics, facts)))
+        here = [each for each in training.metrics if each.writes_files]
+        self._figures.add_writers(metrics.open_writers(here, facts))
         controller.episodes.on_end = self._episode_ended
         return controller
 

@@ -283,3 +283,21 @@ def test_a_mistake_in_the_metrics_is_named_before_anything_is_made(tmp_path: Pat
     with pytest.raises(UsageError, match=r"no option metrics\.tensorboard\.dir; did you mean directory"):
         train(tmp_path, with_tables(manager={"env": "never:made"}, training={"metrics": [{"tensorboard": {"dir": "x"}}]}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_service_that_cannot_be_reached_is_known_before_force_deletes_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envmanager.observe import metrics
+
+    def unreachable(facts: metrics.RunFacts) -> metrics.MetricsWriter:
+        raise ConnectionError("nobody answers")
+
+    train(tmp_path, TABLES)
+    before = files_of(tmp_path)
+    monkeypatch.setitem(metrics.KINDS, "unreachable", metrics._Known("no:matter"))
+    monkeypatch.setattr(metrics, "_find", lambda kind: unreachable)
+
+    with pytest.raises(UsageError, match="metrics of unreachable cannot be opened: ConnectionError: nobody answers"):
+        train(tmp_path, with_tables(training={"metrics": ["unreachable"]}), force=True)
+    assert files_of(tmp_path) == before

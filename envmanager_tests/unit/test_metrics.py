@@ -129,7 +129,7 @@ def test_another_package_adds_a_writer_by_an_entry_point(tmp_path: Path):
 
 @pytest.mark.usefixtures("packages")
 def test_when_one_cannot_be_opened_the_others_are_closed(tmp_path: Path):
-    with pytest.raises(RuntimeError, match="no connection"):
+    with pytest.raises(UsageError, match="metrics of broken cannot be opened: RuntimeError: no connection"):
         open_writers(parse(["remembering", "broken"]), facts(tmp_path))
 
     assert [writer.closed for writer in Remembering.made] == [True]
