@@ -173,7 +173,8 @@ def tune_command(
 @app.command("train")
 def train_command(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers.")
+        Path,
+        typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers."),
     ],
     manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,

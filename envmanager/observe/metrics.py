@@ -22,7 +22,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +106,7 @@ class Metrics:
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """What a config says of them, each a name or ``{name: options}``. UsageError for anything else, or twice the same."""
+    """What a config says of them, each a name or ``{name: options}``. UsageError for anything else, or one twice."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))
@@ -127,7 +127,9 @@ def _one(value: Any) -> Metrics:
     ((kind, options),) = value.items()
     if kind not in known_kinds():
         known = ", ".join(known_kinds())
-        raise UsageError(f"metrics names {kind!r}, which is not known{nearest(str(kind), known_kinds())} Known: {known}.")
+        raise UsageError(
+            f"metrics names {kind!r}, which is not known{nearest(str(kind), known_kinds())} Known: {known}."
+        )
     options = {} if options is None else options
     if not isinstance(options, Mapping):
         raise UsageError(f"metrics.{kind} should be a mapping of its options, but is {describe_value(options)}.")
@@ -170,13 +172,21 @@ def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
 def _find(kind: str) -> MakeWriter:
     known = KINDS.get(kind)
     if known is None:
-        loaded: MakeWriter = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=kind))).load()
-        return loaded
+        return _load(next(iter(entry_points(group=ENTRY_POINT_GROUP, name=kind))))
     if known.library is not None and importlib.util.find_spec(known.library) is None:
         raise MissingExtra(f"training.metrics: {kind}", library=known.library, extra=known.extra)
     module, _, name = known.place.partition(":")
     found: MakeWriter = getattr(importlib.import_module(module), name)
     return found
+
+
+def _load(entry_point: EntryPoint) -> MakeWriter:
+    try:
+        loaded: MakeWriter = entry_point.load()
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise MissingExtra(f"training.metrics: {entry_point.name}", library=missing, extra=None) from error
+    return loaded
 
 
 def _check_options(each: Metrics, make: MakeWriter) -> None:

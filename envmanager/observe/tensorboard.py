@@ -88,7 +88,7 @@ def remove_events(folder: Path) -> None:
 
 
 class TensorBoardMetrics:
-    """The scalars of a training as TensorBoard's. ``directory``: where; ``tensorboard`` in the run's folder if unset."""
+    """The scalars of a training as TensorBoard's, in ``directory``, or in ``tensorboard`` in the training's folder."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)

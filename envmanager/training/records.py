@@ -2,7 +2,7 @@
 
 ::
 
-    run/config.json      the whole config, every default and every behavior's trainer filled in: `envmanager train` reads it
+    run/config.json      the whole config, with every default and every behavior's trainer; `envmanager train` reads it
     run/versions.json    of Python, and of every package that was installed
 
 The rule: each file is there wholly or not at all. One is ours when it says so: in its table ``envmanager``.
@@ -64,8 +64,8 @@ def is_of_others(path: Path) -> bool:
 
 def versions() -> dict[str, Any]:
     """Of Python, of the machine's system, and of every package that is installed, by name."""
-    named = {found.metadata["Name"]: found.version for found in distributions() if found.metadata is not None}
-    packages = {name: named[name] for name in sorted(filter(None, named), key=str.lower)}
+    named = {found.metadata["Name"]: found.version for found in distributions() if "Name" in (found.metadata or ())}
+    packages = {name: named[name] for name in sorted(named, key=str.lower)}
     return {"python": platform.python_version(), "platform": platform.platform(), "packages": packages}
 
 

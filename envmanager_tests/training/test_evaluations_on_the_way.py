@@ -148,7 +148,13 @@ def brings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
 def test_the_best_is_kept_whatever_comes_after_it(tmp_path: Path, brings: Any) -> None:
     run, report = run_of(
-        tmp_path, manager=brings(1, 5, 3), steps=640, evaluate_every=64, checkpoint_every=64, keep=2, evaluation_episodes=1
+        tmp_path,
+        manager=brings(1, 5, 3),
+        steps=640,
+        evaluate_every=64,
+        checkpoint_every=64,
+        keep=2,
+        evaluation_episodes=1,
     )
     run.go()
 
@@ -280,7 +286,12 @@ def test_with_rounds_they_come_between_two(tmp_path: Path) -> None:
 def test_who_is_frozen_is_evaluated_and_stays_as_it_is(tmp_path: Path) -> None:
     pytest.importorskip("mpe2")
     tables = {
-        "manager": {"kind": "simple", "env": "mpe2.simple_speaker_listener_v4:parallel_env", "n_envs": 2, "wait": "all"},
+        "manager": {
+            "kind": "subprocess",
+            "env": "mpe2.simple_speaker_listener_v4:parallel_env",
+            "n_envs": 2,
+            "wait": "all",
+        },
         "training": {**OPTIONS, "steps": 300, "evaluate_every": 100, "evaluation_episodes": 2},
         "trainers": {"speaker": PPO, "*": {**PPO, "frozen": True}},
     }
@@ -291,7 +302,10 @@ def test_who_is_frozen_is_evaluated_and_stays_as_it_is(tmp_path: Path) -> None:
     assert len(report.evaluations) == 2
     assert run.trainers["listener"].version == 0
     assert result.evaluation is not None
-    assert {name: len(returns) for name, returns in result.evaluation.returns_of.items()} == {"speaker": 2, "listener": 2}
+    assert {name: len(returns) for name, returns in result.evaluation.returns_of.items()} == {
+        "speaker": 2,
+        "listener": 2,
+    }
 
 
 def test_one_that_learns_apart_is_evaluated_while_its_weights_stay(tmp_path: Path) -> None:

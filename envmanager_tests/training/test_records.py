@@ -106,7 +106,12 @@ def test_what_no_config_can_say_is_named() -> None:
 
 def test_what_is_written_of_a_manager_makes_the_same_manager() -> None:
     options = ManagerOptions(
-        env="a:b", n_envs=4, n_workers="auto", local_envs=1, wait=Wait.any(timeout_s=2.0), restarts=RestartPolicy(within_s=math.inf)
+        env="a:b",
+        n_envs=4,
+        n_workers="auto",
+        local_envs=1,
+        wait=Wait.any(timeout_s=2.0),
+        restarts=RestartPolicy(within_s=math.inf),
     )
     tables = {"manager": json.loads(json.dumps(records.plain(options))), "trainers": {"*": {"kind": "ppo"}}}
 
@@ -281,7 +286,9 @@ def test_a_mistake_in_the_metrics_is_named_before_anything_is_made(tmp_path: Pat
         with pytest.raises(ConfigError, match=words):
             TrainingPlan.parse(with_tables(training={"metrics": given}), tmp_path)
     with pytest.raises(UsageError, match=r"no option metrics\.tensorboard\.dir; did you mean directory"):
-        train(tmp_path, with_tables(manager={"env": "never:made"}, training={"metrics": [{"tensorboard": {"dir": "x"}}]}))
+        train(
+            tmp_path, with_tables(manager={"env": "never:made"}, training={"metrics": [{"tensorboard": {"dir": "x"}}]})
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -243,7 +243,9 @@ def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp
     run.go()
     episodes = episode_log.read(tmp_path / episode_log.FILE)
     recent = run.controller.episodes.recent  # type: ignore[union-attr]
-    assert [(end.env_id, end.total, end.length) for end in episodes] == [(end.env_id, end.total, end.length) for end in recent]
+    assert [(end.env_id, end.total, end.length) for end in episodes] == [
+        (end.env_id, end.total, end.length) for end in recent
+    ]
     assert all(end.length == end.total for end in episodes), "as CartPole has it"
     assert all(0 < before.steps <= after.steps <= 400 for before, after in itertools.pairwise(episodes))
     training(tmp_path, SMALL_PPO, resume=True, steps=600).go()

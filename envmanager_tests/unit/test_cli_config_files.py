@@ -40,7 +40,9 @@ def write(tmp_path, name, text):
     return path
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML), ("a.json", JSON)])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML), ("a.json", JSON)]
+)
 def test_toml_yaml_and_json_give_the_same_tables(tmp_path, name, text):
     assert load_config(write(tmp_path, name, text)) == TABLES
 

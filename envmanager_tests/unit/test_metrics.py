@@ -34,7 +34,10 @@ def test_a_name_or_a_table_of_options_names_a_writer():
         Metrics("tensorboard"),
     )
     assert parse(parse(["csv"])) == (Metrics("csv"),)
-    assert [one.to_json() for one in parse(["csv", {"wandb": {"project": "x"}}])] == ["csv", {"wandb": {"project": "x"}}]
+    assert [one.to_json() for one in parse(["csv", {"wandb": {"project": "x"}}])] == [
+        "csv",
+        {"wandb": {"project": "x"}},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,9 @@ def wandb_history(wandb: Any, path: Path) -> list[dict[str, float]]:
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
-            items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+            items = {
+                (item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
+            }
             rows.append({name: value for name, value in items.items() if not name.startswith("_")})
     return rows
 
