@@ -1,7 +1,6 @@
 """The scalars of a training for the services that keep experiments: Weights & Biases, and MLflow.
 
-Both work without a network: W&B with ``mode: offline``, MLflow with a folder or a database of its own as
-``tracking_uri``.
+Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
 The rule: a library is imported when its writer is made, and a training that is resumed goes on with the same run there.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
 """MLflow takes no others; names of behaviors may have them."""
 _TAG = "envmanager.run"
+_PARAMS_AT_ONCE = 100
+"""A server takes no more."""
 
 
 class WandbMetrics:
@@ -42,7 +43,10 @@ class WandbMetrics:
 
 
 class MlflowMetrics:
-    """The scalars of a training as a run of MLflow. ``tracking_uri``, ``experiment``: where; MLflow's own if unset."""
+    """The scalars of a training as a run of MLflow, and its config as parameters.
+
+    ``tracking_uri``, ``experiment``: where; MLflow's own URI if unset.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class MlflowMetrics:
             name = facts.directory.name if run_name is None else run_name
             run = self._client.create_run(experiment_id, tags={**(tags or {}), _TAG: facts.run_id}, run_name=name)
             self._run_id = run.info.run_id
-            self._client.log_dict(self._run_id, dict(facts.config), "config.json")
+            self._log_config(facts.config)
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         now_ms = int(1000 * time.time())
@@ -73,6 +77,12 @@ class MlflowMetrics:
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
+    def _log_config(self, config: Mapping[str, Any]) -> None:
+        param = self._entities.Param
+        params = [param(_NOT_IN_A_KEY.sub("_", name), str(value)) for name, value in _flat(config)]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
+
     def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
         """The run of the training that is resumed, going on."""
         if facts.resumed_at is None:
@@ -82,3 +92,11 @@ class MlflowMetrics:
             self._client.update_run(run.info.run_id, status="RUNNING")
             return str(run.info.run_id)
         return None
+
+
+def _flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -240,78 +243,110 @@ def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: P
 
 # The services.
 
+USE_WANDB = """
+import json, sys
+from pathlib import Path
+from envmanager.observe.metrics import RunFacts, open_writers, parse
 
-def test_wandb_offline_has_the_scalars_and_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    chosen = parse([{"wandb": {"project": "x", "mode": "offline"}}])
-    metrics.require(chosen)
-    (writer,) = open_writers(chosen, facts(tmp_path)).values()
-    writer.add_scalars({"a/loss": 0.5}, 100)
-    writer.add_scalars({"b/loss": 0.25}, 200)
-    writer.add_scalars({"a/loss": 0.125}, 150)  # which is late
-    run = writer._run
-    assert (run.id, run.project, run.name) == ("0123456789abcdef", "x", tmp_path.name)
-    assert run.config["manager"] == {"env": "CartPole-v1"}
+directory = Path(sys.argv[1])
+facts = RunFacts(directory, "0123456789abcdef", {"manager": {"env": "CartPole-v1"}})
+(writer,) = open_writers(parse([{"wandb": {"project": "x", "mode": "offline"}}]), facts).values()
+writer.add_scalars({"a/loss": 0.5}, 100)
+writer.add_scalars({"b/loss": 0.25}, 200)
+writer.add_scalars({"a/loss": 0.125}, 150)  # which is late
+run = writer._run
+print(json.dumps([run.id, run.project, run.name, run.config["manager"]]))
+writer.close()
+"""
+READ_WANDB = """
+import json, sys
+from pathlib import Path
+from wandb.proto import wandb_internal_pb2
+
+def records(data):  # a log as LevelDB has it, after a header of 7 bytes: blocks of 32 KiB of parts of records
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole one, the last part of one
+            yield record
+            record = b""
+
+rows = []
+(path,) = Path(sys.argv[1], "wandb").glob("offline-run-*/run-*.wandb")
+for data in records(path.read_bytes()):
+    found = wandb_internal_pb2.Record()
+    found.ParseFromString(data)
+    if found.WhichOneof("record_type") == "history":
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found.history.item}
+        rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+print(json.dumps(rows))
+"""
+
+
+USE_MLFLOW = """
+import json, sys
+from mlflow.tracking import MlflowClient
+from pathlib import Path
+from envmanager.observe.metrics import RunFacts, open_writers, parse
+
+directory, uri = Path(sys.argv[1]), sys.argv[2]
+config = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
+for resumed_at, loss, step in ((None, 0.5, 100), (100, 0.25, 200)):
+    facts = RunFacts(directory, "0123456789abcdef", config, resumed_at)
+    (writer,) = open_writers(parse([{"mlflow": {"tracking_uri": uri, "experiment": "x"}}]), facts).values()
+    writer.add_scalars({"Agent?team=0/loss": loss}, step)
     writer.close()
+client = MlflowClient(uri)
+(run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
+history = client.get_metric_history(run.info.run_id, "Agent_team_0/loss")
+told = sorted([each.step, each.value] for each in history)
+print(json.dumps([told, run.info.status, run.info.run_name, run.data.params]))
+"""
 
-    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    assert wandb_history(wandb, path) == [
+
+def last_line(code: str, *arguments: str, cwd: Path) -> Any:
+    """What ``code`` prints last, in a process of its own: both leave threads, files or a service until its end."""
+    environ = {**os.environ, "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_wandb_offline_has_the_scalars_and_the_config(tmp_path: Path):
+    pytest.importorskip("wandb")
+
+    told = last_line(USE_WANDB, str(tmp_path / "run"), cwd=tmp_path)
+    rows = last_line(READ_WANDB, str(tmp_path / "run"), cwd=tmp_path)
+
+    assert told == ["0123456789abcdef", "x", "run", {"env": "CartPole-v1"}]
+    assert rows == [
         {"a/loss": 0.5, "steps": 100},
         {"b/loss": 0.25, "steps": 200},
         {"a/loss": 0.125, "steps": 150},
     ]
 
 
-def wandb_history(wandb: Any, path: Path) -> list[dict[str, float]]:
-    """What was logged, read back from the file that ``wandb sync`` would send."""
-    import json
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
+def test_mlflow_keeps_the_scalars_without_a_server_and_goes_on_with_its_run(tmp_path: Path, scheme: str):
+    pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/ml.db" if scheme == "sqlite" else (tmp_path / "store").as_uri()
 
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal import datastore
-
-    store = datastore.DataStore()
-    store.open_for_scan(str(path))
-    rows = []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = {
-                (item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
-            }
-            rows.append({name: value for name, value in items.items() if not name.startswith("_")})
-    return rows
-
-
-@pytest.fixture
-def mlflow(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return pytest.importorskip("mlflow")
-
-
-@pytest.mark.filterwarnings("ignore")  # MLflow's own
-def test_mlflow_keeps_the_scalars_in_a_folder_and_goes_on_with_its_run(tmp_path: Path, mlflow: Any):
-    uri = (tmp_path / "store").as_uri()
-    options = {"tracking_uri": uri, "experiment": "x"}
-    for resumed_at, loss, step in ((None, 0.5, 100), (100, 0.25, 200)):
-        chosen = parse([{"mlflow": options}])
-        metrics.require(chosen)
-        (writer,) = open_writers(chosen, facts(tmp_path / "run", resumed_at=resumed_at)).values()
-        writer.add_scalars({"Agent?team=0/loss": loss}, step)
-        writer.close()
-
-    client = mlflow.tracking.MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
-    told = [(each.value, each.step) for each in client.get_metric_history(run.info.run_id, "Agent_team_0/loss")]
-    assert sorted(told) == [(0.25, 200), (0.5, 100)]
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
-    (path,) = (tmp_path / "store").rglob("config.json")
-    assert "CartPole-v1" in path.read_text()
+    assert last_line(USE_MLFLOW, str(tmp_path / "run"), uri, cwd=tmp_path) == [
+        [[100, 0.5], [200, 0.25]],
+        "FINISHED",
+        "run",
+        {"manager.env": "CartPole-v1", "trainers.default.kind": "ppo"},
+    ]
 
 
 def test_nothing_of_the_services_is_imported_before_it_is_chosen():
-    import subprocess
-
     code = "import sys, envmanager.observe.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"wandb", "mlflow", "tensorboardX"} & set(loaded)
