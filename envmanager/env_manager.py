@@ -46,6 +46,7 @@ from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
+from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.tracing import Tracer
@@ -76,6 +77,9 @@ class _Use(enum.Enum):
         if self not in (wanted, _Use.UNDECIDED):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
+
+_EPISODES_KEPT = 10_000
+"""Some 2 MB. With thousands of environments many end in the same moment."""
 
 _STEP, _SEND_RECV = _Use.STEP, _Use.SEND_RECV  # in Python 3.11 looking one up takes as long as a call
 
@@ -111,6 +115,7 @@ class EnvManager(ABC):
         """What a call has made, or the error that it raises once, until it returns; an interrupted one leaves it."""
         self._host: WorkerHost | None = None
         self._given_back = False
+        self._episodes: Episodes | None = None
         self._calls = Calls(weakly(self._give_back))
         self._named = self._calls.named
         self._launcher = launcher = Launcher(seed)
@@ -195,6 +200,21 @@ class EnvManager(ABC):
         """What happened to the workers: starts, failures, replacements; see ``envmanager.observe.events``."""
         return self._recovery.events
 
+    @property
+    def episodes(self) -> Episodes:
+        """The episodes that have ended, of whichever way to step: returns and lengths, by environment and agent.
+
+        They are counted from the first time that somebody asks; until then that costs nothing. An episode that is under
+        way then is passed over, so ask before the first step. The last 10,000 are kept.
+        """
+        if self._episodes is None:
+            episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
+            if self._use not in (_Use.UNDECIDED, _Use.RESETTING):
+                last = [entry.previous_step for entry in self._table.entries]
+                episodes.pass_over_those_under_way([info for info in last if info is not None], self.n_envs)
+            self._episodes = episodes
+        return self._episodes
+
     def set_policy(self, behavior: str, policy: Policy) -> None:
         """Let ``policy`` decide for the agents of ``behavior`` from the next ``step()`` on.
 
@@ -220,6 +240,9 @@ class EnvManager(ABC):
                 config, parsed = self._resets.checked(config)
                 has_begun, self._use, self._undelivered = True, _Use.RESETTING, None
                 infos = self._resets.reset(config, parsed)
+                if self._episodes is not None:
+                    for info in infos:
+                        self._episodes.add(info)
                 self._use = _Use.UNDECIDED
         except BaseException:
             if has_begun:  # and nobody has the first observations, also when an interrupt came at the very end
@@ -244,6 +267,9 @@ class EnvManager(ABC):
                 self._use = _STEP
                 try:
                     self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
+                    if self._episodes is not None:
+                        for info in self._undelivered:
+                            self._episodes.add(info)
                 except WorkerError as error:
                     self._undelivered = error
             made = self._undelivered
@@ -273,11 +299,13 @@ class EnvManager(ABC):
                 )
             actions, groups = self._row_steps.checked(actions, env_ids, is_begun)
             if not is_begun:
-                self._begin_send_recv()
+                self._begin_send_recv(offers_first=False)
             self._row_steps.send(actions, groups)
 
-    def _begin_send_recv(self) -> None:
+    def _begin_send_recv(self, *, offers_first: bool) -> None:
         self._use, self._collector.holds_back = _SEND_RECV, True
+        if self._episodes is not None:
+            self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """The steps that are ready, one row per environment; after a reset first the first observations.
@@ -290,10 +318,13 @@ class EnvManager(ABC):
             if self._use is not _SEND_RECV:
                 self._use.require(_SEND_RECV)
                 self._row_steps.offer_first_observations()
-                self._begin_send_recv()
+                self._begin_send_recv(offers_first=True)
             if self._undelivered is None:
                 try:
                     self._undelivered = self._row_steps.batch_of(self._collector.collect(chosen))
+                    if self._episodes is not None:
+                        behavior = self._row_steps.behavior(is_begun=True)[0]
+                        self._episodes.add_batch(behavior, self._undelivered)
                 except WorkerError as error:
                     self._undelivered = error
             made = self._undelivered

@@ -21,7 +21,7 @@ from envmanager import __version__
 from envmanager.bench.plan import plan_bench
 from envmanager.cli.bench import bench
 from envmanager.cli.check import check
-from envmanager.cli.config_files import TRAINING_TABLES, load_config
+from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
 from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.live import LiveDisplay
@@ -173,7 +173,8 @@ def tune_command(
 @app.command("train")
 def train_command(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML or TOML file with the tables manager, training, trainers.")
+        Path,
+        typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers."),
     ],
     manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
     wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
@@ -200,14 +201,15 @@ def train_command(
     """
     tables = load_config(config, TRAINING_TABLES)
     tables["manager"] = _with(tables["manager"], {"kind": manager, "wait": wait})
-    tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed})
+    flags = {"steps": steps, "seed": seed, "metrics": _with_tensorboard(tables["training"].get("metrics"), board)}
+    tables["training"] = _with(tables["training"], flags)
     check_out(out)
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
-    plan = train.TrainingPlan.parse(tables, directory or Path("runs") / config.stem, resume=resume, force=force)
+    plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
     console = Console(highlight=False)
     display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
-    raise typer.Exit(train.train(plan, display, out=out, board=board))
+    raise typer.Exit(train.train(plan, display, out=out))
 
 
 @app.command("bench")
@@ -257,6 +259,18 @@ def _number_or_text(given: str | None) -> int | str | None:
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The table, with the flags that were given in place of its own values."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
+
+
+def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
+    """The list ``metrics`` with TensorBoard in that directory, if given; what is no list is refused later."""
+    if directory is None or not isinstance(metrics, list | None):
+        return metrics
+    others = [each for each in metrics or [] if each != "tensorboard" and not _names(each, "tensorboard")]
+    return [*others, {"tensorboard": {"directory": directory}}]
+
+
+def _names(table: Any, name: str) -> bool:
+    return isinstance(table, Mapping) and name in table
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:

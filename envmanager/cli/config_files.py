@@ -1,4 +1,4 @@
-"""Config files: TOML or YAML with a table ``manager`` (how environments are run) and a table ``run`` (for how long).
+"""Config files: TOML, YAML or JSON with the tables ``manager`` (how environments are run) and ``run`` (for how long).
 
 ::
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ from envmanager.errors import ConfigError, MissingExtra
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
+RECORD = "config.json"
+"""What a training leaves in its folder: the whole config that it ran with."""
+_WROTE = "envmanager"
+"""The table in it that says who wrote it."""
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
@@ -62,7 +67,34 @@ def _parse_yaml(text: str, path: Path) -> Any:
         raise ConfigError(f"{path} is not valid YAML: {error}.") from error
 
 
-PARSERS: dict[str, Callable[[str, Path], Any]] = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+def _parse_json(text: str, path: Path) -> Any:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}.") from error
+    if isinstance(document, dict):
+        document.pop(_WROTE, None)
+    return document
+
+
+PARSERS: dict[str, Callable[[str, Path], Any]] = {
+    ".toml": _parse_toml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+    ".json": _parse_json,
+}
+
+
+def run_folder_of(config: Path) -> Path:
+    """Where a training of this config goes: the folder that a training has left it in, or ``runs/NAME``."""
+    return config.parent if _is_record(config) else Path("runs") / config.stem
+
+
+def _is_record(path: Path) -> bool:
+    if path.name != RECORD:
+        return False
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return isinstance(document, dict) and _WROTE in document
 
 
 def _import_or_say(library: str, path: Path) -> Any:

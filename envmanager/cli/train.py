@@ -26,17 +26,16 @@ from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import EnvManagerError
-from envmanager.observe import tensorboard
 from envmanager.training.controller import Update
-from envmanager.training.evaluation import mean_and_spread
+from envmanager.training.evaluation import Evaluation, mean_and_spread
+from envmanager.training.figures import Clocks
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
-def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str | None) -> int:
+def train(plan: TrainingPlan, display: Display, *, out: Path | None) -> int:
     """Train; the exit code, 128 + the signal's number when one ended it. Everything is shown and written before."""
-    writer = None if board is None else tensorboard.make_writer(board)
-    run = TrainingRun(plan, Reports(display, writer))
+    run = TrainingRun(plan, Reports(display))
     try:
         with Notices(display), Stopping(run) as signals, display:
             result = run.go()
@@ -45,9 +44,6 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, board: str 
         return exit_code_of(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    finally:
-        if writer is not None:
-            writer.close()
     for name, text in summary_lines(plan, result):
         print(f"{name:<12}{text}")
     if out is not None:
@@ -70,75 +66,48 @@ class Stopping(Signals):
 
 
 class Reports:
-    """Tells a display and a TensorBoard writer: of each behavior an update every ``EVERY_S`` seconds, and the last one.
+    """Tells a display: of each behavior an update every ``EVERY_S`` seconds, and the last one.
 
     Behaviors that learn together are updated in the same moment, so each has a clock of its own.
     """
 
     EVERY_S = 0.5
 
-    def __init__(self, display: Display, writer: tensorboard.ScalarWriter | None) -> None:
+    def __init__(self, display: Display) -> None:
         self._display = display
-        self._writer = writer
-        self._due: dict[str | None, float] = {}
+        self._clocks = Clocks(self.EVERY_S)
         self._untold: dict[str, tuple[TrainingRun, Update]] = {}
 
     def started(self, run: TrainingRun) -> None:
         self._display.show_start(run)
-        if run.controller is not None and set(run.controller.learning) != set(run.trainers):
-            self._tell_who_is_frozen(run, run.controller.n_steps)
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         now = time.monotonic()
         self._untold[update.behavior] = run, update
-        if self._is_due(update.behavior, now):
+        if self._clocks.is_due(update.behavior, now):
             self._tell(run, update, now)
-        if self._is_due(None, now):
-            self._tell_of_all(run, update)
 
     def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
         if not change.is_round:  # rounds may be short, and come all the time
             self._display.show_line(str(change))
-        self._tell_who_is_frozen(run, change.n_steps)
 
     def saved(self, path: Path) -> None:
-        untold = list(self._untold.values())
-        for run, update in untold:
+        for run, update in list(self._untold.values()):
             self._tell(run, update, time.monotonic())
-        if untold:
-            self._tell_of_all(*untold[-1])
         self._display.show_line(f"checkpoint  {path}")
+
+    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
+        assert run.controller is not None
+        is_the_best = ", the best so far" if is_best else ""
+        for line in evaluation_lines(evaluation):
+            self._display.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} steps{is_the_best}")
 
     def evaluating(self, n_episodes: int) -> None:
         self._display.show_line(f"evaluating  {n_episodes:,} episodes")
 
-    def _is_due(self, what: str | None, now: float) -> bool:
-        is_due = now >= self._due.get(what, 0.0)
-        if is_due:
-            self._due[what] = now + self.EVERY_S
-        return is_due
-
     def _tell(self, run: TrainingRun, update: Update, now: float) -> None:
         del self._untold[update.behavior]
         self._display.show_update(run, update, now)
-        if self._writer is not None:
-            for name, figure in update.figures.items():
-                self._writer.add_scalar(f"{update.behavior}/{name}", figure, update.n_steps)
-
-    def _tell_who_is_frozen(self, run: TrainingRun, n_steps: int) -> None:
-        if self._writer is not None and run.controller is not None:
-            for behavior in run.trainers:
-                is_frozen = behavior not in run.controller.learning
-                self._writer.add_scalar(f"{behavior}/frozen", float(is_frozen), n_steps)
-
-    def _tell_of_all(self, run: TrainingRun, update: Update) -> None:
-        """What is not of one behavior."""
-        if self._writer is None or run.controller is None or run.manager is None:
-            return
-        mean = run.controller.episodes.mean_of_recent()
-        if not math.isnan(mean):  # no episode has ended yet
-            self._writer.add_scalar("return/mean", mean, update.n_steps)
-        tensorboard.write_stats(self._writer, run.manager.stats(), update.n_steps)
 
 
 class Display(ABC):
@@ -230,13 +199,14 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     seconds = now - run.began
-    mean = controller.episodes.mean_of_recent()
+    mean, length = controller.episodes.mean_of_recent(), controller.episodes.mean_length()
     told = {
         "time": f"{seconds:.0f} s",
         "steps": f"{controller.n_steps:,}/{goal:,}",
         "steps/s": f"{(controller.n_steps - run.n_steps_before) / seconds:,.0f}" if seconds > 0 else "–",
         "episodes": f"{controller.episodes.count:,}",
         "return": "–" if math.isnan(mean) else f"{mean:.4g}",
+        "length": "–" if math.isnan(length) else f"{length:.4g}",
         "version": str(update.version),
     }
     if controller.round is not None:
@@ -255,14 +225,20 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
     if not math.isnan(result.mean_return):
         lines.append(("return", f"{result.mean_return:.4g} while training, mean of the last episodes"))
     if result.evaluation is not None:
-        of_behaviors = result.evaluation.returns_of
-        for behavior, returns in of_behaviors.items():
-            mean, spread = mean_and_spread(returns)
-            whose = f" of {behavior!r}" if len(of_behaviors) > 1 else ""
-            lines.append(("evaluation", f"{mean:.4g} ± {spread:.3g}, {len(returns)} episodes{whose}"))
+        lines.extend(("evaluation", line) for line in evaluation_lines(result.evaluation))
     if result.stats.restarts:
         lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
     lines.append(("checkpoint", str(plan.checkpoints)))
+    return lines
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """What it brought, a line per behavior."""
+    lines = []
+    for behavior, returns in evaluation.returns_of.items():
+        mean, spread = mean_and_spread(returns)
+        whose = f" of {behavior!r}" if len(evaluation.returns_of) > 1 else ""
+        lines.append(f"{mean:.4g} ± {spread:.3g}, {len(returns)} episodes{whose}")
     return lines
 
 

@@ -1,6 +1,13 @@
-"""Counts while a manager runs: environment steps, episodes and their returns.
+"""Counts while a manager runs: environment steps, and the returns and lengths of episodes.
 
-An episode that was cut because its worker failed has no return: it is counted as lost and not as an episode.
+::
+
+    StepInfo ── add ────────┐                                 ┌──▶ recent, take(), mean_of_recent()
+                            ├──▶ return and length so far, ──┤
+    Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
+
+An episode that was cut because its worker failed has no return: it is counted as lost and not as an episode. One whose
+beginning was not seen is not counted at all.
 
 This runs once per StepInfo, tens of thousands of times a second, so it is as cheap as it can be: who the rows of a
 worker belong to is looked up once and remembered until its agents change.
@@ -8,18 +15,38 @@ worker belong to is looked up once and remembered until its agents change.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
-from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 
 RECENT = 100
-"""Over how many of the last episodes the running mean is taken."""
+"""Over how many of the last episodes means are taken."""
+_UNSEEN = -(1 << 62)
+"""The length of an episode that was under way when counting began; it stays below 0."""
+
+
+class Episode(NamedTuple):
+    """One agent's episode that has ended: ``total`` is its return, the sum of its rewards.
+
+    ``length``: how many actions the agent took in it; where only some agents act at a time, its own alone.
+    """
+
+    behavior: str
+    agent_id: int
+    total: float
+    length: int
+
+    @property
+    def env_id(self) -> int:
+        """The environment that the agent plays in."""
+        return self.agent_id >> AGENT_BITS
 
 
 @attrs.frozen
@@ -27,52 +54,119 @@ class _RowOwners:
     """Who the rows of one worker's StepInfo belong to."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
-    places: tuple[np.ndarray, ...]  # per behavior, where each row's running return is kept
-    n_envs: int
+    places: tuple[np.ndarray, ...]  # per behavior, where each row's running return and length are kept
+    env_ids: frozenset[int]
 
 
 @attrs.define
 class Episodes:
     """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
-    ``count``: episodes that ended; ``lost``: those that were cut because their worker failed. ``on_end`` is called with
-    the behavior, the agent_id and the return of each that ends. Without ``keeps_returns``, ``returns`` stays empty, and
-    a billion episodes, or agents one after the other, take no more memory than those who play.
+    ``recent``: the last ``n_recent`` episodes that ended. ``count``: how many ended in all; ``lost``: those that were
+    cut because their worker failed. ``on_end`` is called with each that ends. Without ``keeps_returns``, ``returns``
+    stays empty, and a billion episodes, or agents one after the other, take no more memory than those who play.
     """
 
-    on_end: Callable[[str, int, float], Any] | None = None
+    on_end: Callable[[Episode], Any] | None = None
     keeps_returns: bool = True
+    n_recent: int = RECENT
     env_steps: int = 0
     worker_steps: int = 0
+    """Of StepInfos; a batch does not say whose steps it has."""
     count: int = 0
     lost: int = 0
     returns: dict[int, list[float]] = attrs.field(factory=dict)
-    recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
-    _place_of: dict[int, int] = attrs.field(factory=dict, init=False)
+    recent: deque[Episode] = attrs.field()
+    _n_taken: int = attrs.field(default=0, init=False)
+    _places_of: dict[int, dict[int, int]] = attrs.field(factory=dict, init=False)  # by env_id, then agent_id
     _agent_at: list[int] = attrs.field(factory=list, init=False)
     _free: list[int] = attrs.field(factory=list, init=False)
     _running: np.ndarray = attrs.field(factory=lambda: np.zeros(64), init=False)
+    _lengths: np.ndarray = attrs.field(factory=lambda: np.zeros(64, np.int64), init=False)
     _owners_of: dict[int, _RowOwners] = attrs.field(factory=dict, init=False)
+    _rows: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.intp), init=False)  # places, by env_id
+
+    @recent.default
+    def _no_episodes(self) -> deque[Episode]:
+        return deque(maxlen=self.n_recent)
+
+    # What is counted.
 
     def add(self, info: StepInfo) -> None:
         """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
-        owners = self._owners(info)
+        before = self._owners_of.get(info.worker_id)
+        owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
             self.lost += sum(int(np.count_nonzero(steps.truncated)) for steps in info.current.values())
-            for places in owners.places:
-                self._running[places] = 0.0
+            self._begin_anew(owners.env_ids if before is None else owners.env_ids | before.env_ids)
             return
         self.worker_steps += 1
-        self.env_steps += owners.n_envs
+        self.env_steps += len(owners.env_ids)
         for places, (behavior, steps) in zip(owners.places, info.current.items(), strict=True):
             self._running[places] += steps.reward
+            self._lengths[_who_acted(info.previous.get(behavior), steps, places, is_same=owners is before)] += 1
             ended = steps.terminated | steps.truncated
             if np.count_nonzero(ended):  # cheaper than any()
                 self._end_episodes(behavior, places[ended])
 
-    def mean_of_recent(self) -> float:
-        """The mean return of the last episodes; NaN before the first has ended."""
-        return sum(self.recent) / len(self.recent) if self.recent else math.nan
+    def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
+        """From now on steps come by ``add_batch``, of ``n_envs`` environments that were reset.
+
+        ``brings_first``: of each the first row is its first observation, and no step.
+        """
+        self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
+        self._running[self._rows] = 0.0
+        self._lengths[self._rows] = -1 if brings_first else 0
+
+    def add_batch(self, behavior: str, batch: Batch) -> None:
+        """Count the steps of a batch: rows of any environments, in any order."""
+        places = self._rows[batch.env_ids]
+        self._running[places] += batch.reward
+        lengths = self._lengths[places] + 1
+        self._lengths[places] = lengths
+        self.env_steps += int(np.count_nonzero(lengths[~batch.lost]))
+        ended = batch.terminated | batch.truncated
+        if not (np.count_nonzero(ended) or np.count_nonzero(batch.lost)):
+            return
+        self.lost += int(np.count_nonzero(batch.lost & batch.truncated))
+        self._forget(places[batch.lost])
+        self._end_episodes(behavior, places[ended & ~batch.lost])
+
+    def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
+        """Somebody has begun to count in the middle: what is going on now, as last seen, is not counted."""
+        for info in infos:
+            for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
+                self._lengths[places] = _UNSEEN
+        self.begin_rows(n_envs, brings_first=False)
+        self._lengths[self._rows] = _UNSEEN
+
+    # What has come of it.
+
+    def take(self) -> list[Episode]:
+        """The episodes that have ended since the last ``take``, oldest first; of many only the last ``n_recent``."""
+        n_new = min(self.count - self._n_taken, len(self.recent))
+        self._n_taken = self.count
+        return list(itertools.islice(self.recent, len(self.recent) - n_new, None))
+
+    def of(
+        self, *, env_id: int | None = None, behavior: str | None = None, agent_id: int | None = None
+    ) -> list[Episode]:
+        """Those of the ``recent`` episodes that were of this environment, behavior or agent, oldest first."""
+        return [
+            episode
+            for episode in self.recent
+            if env_id in (None, episode.env_id)
+            and behavior in (None, episode.behavior)
+            and agent_id in (None, episode.agent_id)
+        ]
+
+    def mean_of_recent(self, behavior: str | None = None) -> float:
+        """The mean return of the last hundred episodes, of one behavior or all; NaN before the first has ended."""
+        return _mean([episode.total for episode in self._last(behavior)])
+
+    def mean_length(self, behavior: str | None = None) -> float:
+        """The mean length of the same episodes."""
+        return _mean([episode.length for episode in self._last(behavior)])
 
     def all_returns(self) -> list[float]:
         """The returns of all episodes, agent by agent."""
@@ -90,20 +184,38 @@ class Episodes:
                 named[name] = self.returns[agent_id]
         return named
 
-    def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
-        for place, value in zip(places.tolist(), self._running[places].tolist(), strict=True):
-            agent_id = self._agent_at[place]
-            if self.keeps_returns:
-                self.returns[agent_id].append(value)
-            self.recent.append(value)
-            if self.on_end is not None:
-                self.on_end(behavior, agent_id, value)
-        self.count += len(places)
-        self._running[places] = 0.0
+    def _last(self, behavior: str | None) -> Iterator[Episode]:
+        own = (episode for episode in reversed(self.recent) if behavior in (None, episode.behavior))
+        return itertools.islice(own, RECENT)
 
-    def _owners(self, info: StepInfo) -> _RowOwners:
+    # How it is counted.
+
+    def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
+        totals, lengths = self._running[places].tolist(), self._lengths[places].tolist()
+        self._forget(places)
+        for place, total, length in zip(places.tolist(), totals, lengths, strict=True):
+            if length < 0:
+                continue
+            episode = Episode(behavior, self._agent_at[place], total, length)
+            self.count += 1
+            if self.keeps_returns:
+                self.returns[episode.agent_id].append(total)
+            self.recent.append(episode)
+            if self.on_end is not None:
+                self.on_end(episode)
+
+    def _begin_anew(self, env_ids: Iterable[int]) -> None:
+        """In these environments episodes begin, also of agents that are not there at first."""
+        places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
+        self._forget(np.array(places, np.intp))
+
+    def _forget(self, places: np.ndarray) -> None:
+        self._running[places] = 0.0
+        self._lengths[places] = 0
+
+    def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
+        """Who the rows belong to; ``owners`` itself, who they belonged to last time, if they are the same."""
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
-        owners = self._owners_of.get(info.worker_id)
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
             if owners is not None:
@@ -113,19 +225,20 @@ class Episodes:
 
     def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _RowOwners:
         current = list(info.current.values())
-        env_ids = {env_id for steps in current for env_id in steps.env_id.tolist()}
-        return _RowOwners(agent_ids, tuple(self._places(steps) for steps in current), len(env_ids))
+        env_ids = frozenset(env_id for steps in current for env_id in steps.env_id.tolist())
+        return _RowOwners(agent_ids, tuple(self._places(steps) for steps in current), env_ids)
 
     def _places(self, steps: AgentSteps) -> np.ndarray:
-        places = []
-        for agent_id in steps.agent_id.tolist():
-            place = self._place_of.get(agent_id)
-            if place is None:
-                place = self._place_of[agent_id] = self._new_place(agent_id)
-                if self.keeps_returns:
-                    self.returns.setdefault(agent_id, [])
-            places.append(place)
-        return np.array(places, dtype=np.intp)
+        return np.array([self._place(agent_id) for agent_id in steps.agent_id.tolist()], dtype=np.intp)
+
+    def _place(self, agent_id: int) -> int:
+        own = self._places_of.setdefault(agent_id >> AGENT_BITS, {})
+        place = own.get(agent_id)
+        if place is None:
+            place = own[agent_id] = self._new_place(agent_id)
+            if self.keeps_returns:
+                self.returns.setdefault(agent_id, [])
+        return place
 
     def _new_place(self, agent_id: int) -> int:
         if self._free:
@@ -135,12 +248,28 @@ class Episodes:
         self._agent_at.append(agent_id)
         if len(self._agent_at) > len(self._running):
             self._running = np.append(self._running, np.zeros(len(self._agent_at)))
+            self._lengths = np.append(self._lengths, np.zeros(len(self._agent_at), np.int64))
         return len(self._agent_at) - 1
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Others may have the places of agents that are not there any more, once there is no return to remember."""
+        """Others may have the places of agents that are not there any more and whose episode is over."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):
-            if self._running[place] == 0.0:
-                del self._place_of[self._agent_at[place]]
+            if self._running[place] == 0.0 and self._lengths[place] == 0:
+                agent_id = self._agent_at[place]
+                del self._places_of[agent_id >> AGENT_BITS][agent_id]
                 self._free.append(place)
+
+
+def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
+    """The places of the rows of ``now`` whose agents took an action; ``is_same``: the rows of ``before`` are theirs."""
+    if before is None:
+        return places[:0]
+    if is_same:
+        return places if before.acting is None else places[before.acting]
+    acted: np.ndarray = places[np.isin(now.agent_id, before.agent_id[before.acting_rows])]
+    return acted
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,4 +1,4 @@
-"""Writes a manager's statistics as TensorBoard scalars.
+"""Writes a manager's statistics, and the scalars of a training, for TensorBoard.
 
 ::
 
@@ -12,26 +12,27 @@ The rule: only ``make_writer`` imports a library.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import secrets
-from typing import Any, Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envmanager.errors import MissingExtra
 from envmanager.observe.stats import ManagerStats
 
+if TYPE_CHECKING:
+    from envmanager.observe.metrics import RunFacts
+
+FOLDER = "tensorboard"
+"""In the folder of a training, where its scalars go unless another directory is named."""
+_OF_TRAININGS = "envmanager-"
+_OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
-_OF_WORKER = (
-    "steps",
-    "restarts",
-    "start_s",
-    "step_time_s",
-    "step_time_p50_s",
-    "step_time_p95_s",
-    "step_time_p99_s",
-    "idle_share",
-    "queue_wait_s",
-    "core_wait_share",
-)
+_OF_WORKER = ("steps", "restarts", "step_time_s", "step_time_p99_s", "idle_share", "queue_wait_s")
+_OF_WORKER_TOO = ("start_s", "step_time_p50_s", "step_time_p95_s", "core_wait_share")
 
 
 class ScalarWriter(Protocol):
@@ -40,26 +41,61 @@ class ScalarWriter(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any: ...
 
 
-def write_stats(writer: ScalarWriter, stats: ManagerStats, step: int, *, prefix: str = "envmanager") -> None:
-    """Write every number of ``stats`` as a scalar at ``step``; what it is called, see ``scalars_of``."""
-    for name, value in scalars_of(stats).items():
+def write_stats(
+    writer: ScalarWriter, stats: ManagerStats, step: int, *, prefix: str = "envmanager", every: bool = False
+) -> None:
+    """Write the numbers of ``stats`` as scalars at ``step``; what they are called, see ``scalars_of``."""
+    for name, value in scalars_of(stats, every=every).items():
         writer.add_scalar(f"{prefix}/{name}", value, step)
 
 
-def scalars_of(stats: ManagerStats) -> dict[str, float]:
-    """``{"wait_share": …, "idle_share/worker_0": …}``: one chart per number, in which workers lie side by side."""
+def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
+    """``{"wait_share": …, "idle_share/worker_0": …}``: one chart per number, in which workers lie side by side.
+
+    Of each worker the six that tell most, or with ``every`` all ten.
+    """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
-        scalars |= {f"{name}/worker_{worker.worker_id}": float(getattr(worker, name)) for name in _OF_WORKER}
+        for name in _OF_WORKER + (_OF_WORKER_TOO if every else ()):
+            scalars[f"{name}/worker_{worker.worker_id}"] = float(getattr(worker, name))
     return scalars
 
 
 def make_writer(log_dir: str) -> Any:
     """A SummaryWriter of tensorboardX that writes into a new file in ``log_dir``; close it. Raises MissingExtra."""
+    return _writer(log_dir, "")
+
+
+def _writer(log_dir: str, mark: str) -> Any:
     try:
         library = importlib.import_module("tensorboardX")
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
     # Its file is named by the second and the machine: something that nobody can guess keeps two writers apart, and
     # nobody can have put a link there.
-    return library.SummaryWriter(log_dir, filename_suffix=f".{secrets.token_hex(4)}")
+    return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
+
+
+def remove_events(folder: Path) -> None:
+    """Remove the files that trainings have written in a folder, and it too if nothing else is in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+class TensorBoardMetrics:
+    """The scalars of a training as TensorBoard's, in ``directory``, or in ``tensorboard`` in the training's folder."""
+
+    def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
+        self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)
+
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -59,6 +59,7 @@ class Apart(Trainer):
         if not isinstance(getattr(self._here, "model", None), nn.Module):
             raise UsageError(f"{type(self._here).__name__} has no `model`, so its weights cannot be shared.")
         self.behavior, self.policy = self._here.behavior, self._here.policy
+        self.options = getattr(self._here, "options", None)
         self.max_policy_lag = float("inf")
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
         self._model.share_memory()

@@ -3,12 +3,13 @@
 ::
 
     run/checkpoints/latest                   the name of the newest one
+    run/checkpoints/best                     the name of the best one by evaluation, and its mean return
     run/checkpoints/000102400/state.json     what JSON can hold: counts, options, the state of generators
                              /agent.safetensors       the arrays of one behavior's trainer
 
-The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` names it; the one before
-it is removed only after that. Removed are files that a checkpoint's own ``state.json`` names, and nothing else: it is
-written first, so that this holds for one that was never finished too.
+The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` or ``best`` names it;
+those before it are removed only after that. Removed are files that a checkpoint's own ``state.json`` names, and nothing
+else: it is written first, so that this holds for one that was never finished too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,7 +35,10 @@ with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
-LATEST, _STATE = "latest", "state.json"
+LATEST, BEST, _STATE = "latest", "best", "state.json"
+_UNFINISHED = ".unfinished"
+_NAME = re.compile(r"[0-9]+(-[0-9]+)?")
+_LONGEST_NAME = 100
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
@@ -45,13 +50,17 @@ class Checkpoint:
     arrays: dict[str, dict[str, np.ndarray]]
 
 
-def save(directory: Path, name: str, checkpoint: Checkpoint) -> Path:
+def save(directory: Path, name: str, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write a checkpoint and make it the latest; where it is. Raises OSError, and then the one before still stands.
 
-    The checkpoints that the same run wrote before are removed. Whatever else is in the directory stays.
+    Of the checkpoints that the same run wrote, the last ``keep`` stay, and the best. Whatever else is in the directory
+    stays too.
     """
+    run = checkpoint.facts.get("run")
+    number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
+    checkpoint = Checkpoint({**checkpoint.facts, "number": number}, checkpoint.arrays)
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f"{name}.{secrets.token_hex(4)}.unfinished"
+    unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
     unfinished.mkdir()  # anew, so nobody has put links into it
     try:
         _write(unfinished, checkpoint)
@@ -61,10 +70,62 @@ def save(directory: Path, name: str, checkpoint: Checkpoint) -> Path:
         remove(unfinished, checkpoint.facts)
         raise
     write_anew(directory / LATEST, finished.name)
-    for old, facts in written(directory).items():
-        if old != finished and facts.get("run") == checkpoint.facts.get("run"):
-            remove(old, facts)
+    prune(directory, run, keep=keep)
     return finished
+
+
+def prune(directory: Path, run: str | None, *, keep: int) -> None:
+    """Remove what a run wrote before its last ``keep`` checkpoints, but not the latest and the best, nor of others."""
+    own = _of_run(directory, run)
+    finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
+    kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
+    for path, facts in own.items():
+        if path not in kept:
+            remove(path, facts)
+
+
+def mark_best(path: Path, mean: float) -> None:
+    """Make this checkpoint the best of its directory, where an evaluation brought ``mean``. Raises OSError."""
+    write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
+
+
+def best_mean(directory: Path, run: str | None) -> float | None:
+    """What the best checkpoint of this run brought; None when there is none."""
+    path = named(directory / BEST)
+    if path is None or path not in _of_run(directory, run):
+        return None
+    try:
+        return float((directory / BEST).read_text().splitlines()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def best(directory: Path) -> Path:
+    """Where the best checkpoint is. Raises UsageError when there is none."""
+    path = named(directory / BEST)
+    if path is None or not path.is_dir():
+        raise UsageError(f"there is no best checkpoint in {directory}: no evaluation has been made.")
+    return path
+
+
+def named(file: Path) -> Path | None:
+    """The checkpoint that ``latest`` or ``best`` names, there or not; None when no training has written such a file."""
+    try:
+        with file.open("rb") as opened:
+            name = opened.readline(_LONGEST_NAME).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return file.parent / name if _NAME.fullmatch(name) else None
+
+
+def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
+    return {path: facts for path, facts in written(directory).items() if facts.get("run") == run}
+
+
+def _number(facts: Mapping[str, Any]) -> int:
+    """The how-many-th of its run a checkpoint is."""
+    number = facts.get("number")
+    return number if isinstance(number, int) else 0
 
 
 def load_latest(directory: Path) -> Checkpoint:

@@ -30,6 +30,8 @@ from envmanager.training.learners import Learners, LearnersChanged
 from envmanager.training.rounds import RoundCount, Rounds
 from envmanager.training.trainer import Trainer
 
+_EPISODES_KEPT = 1000
+"""For means: behaviors of which few episodes end should be among them too."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -69,7 +71,8 @@ class TrainerController:
             raise UsageError(f"max_policy_lag must be at least 0, not {max_policy_lag}.")
         self.manager = manager
         self.trainers = dict(trainers)
-        self.episodes = Episodes(keeps_returns=False)
+        self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
+        """Those that were learned from: what others play with this manager, an evaluation, does not count."""
         self.n_steps = 0
         """How many steps of agents the trainers have learned from or will."""
         self.rounds = rounds

@@ -6,30 +6,40 @@ are written into a new file, which takes the place of the old one when it holds 
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from types import TracebackType
 
 import attrs
 
+from envmanager.data.steps import AGENT_BITS
 from envmanager.errors import UsageError
-from envmanager.system.new_files import replacing
+from envmanager.observe import csv_files
+from envmanager.observe.csv_files import CsvFile
 
 FILE = "episodes.csv"
-_COLUMNS = ("steps", "seconds", "behavior", "agent_id", "return")
-_HEADER = (",".join(_COLUMNS) + "\r\n").encode()
+_COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "length")
+_BEFORE_LENGTHS = ("steps", "seconds", "behavior", "agent_id", "return")
+"""Of trainings that did not note lengths: such a file is read, and goes on with the columns of now."""
 
 
 @attrs.frozen
 class EpisodeEnd:
-    """``steps`` and ``seconds`` since the training began, for all agents; ``total`` is the return."""
+    """``steps`` and ``seconds`` since the training began, for all agents; ``total`` is the return.
+
+    ``length``: how many actions the agent took; None where an earlier version did not note it.
+    """
 
     steps: int
     seconds: float
     behavior: str
     agent_id: int
     total: float
+    length: int | None = None
+
+    @property
+    def env_id(self) -> int:
+        """The environment that the agent plays in."""
+        return self.agent_id >> AGENT_BITS
 
 
 class EpisodeLog:
@@ -45,16 +55,7 @@ class EpisodeLog:
         self.seconds = kept[-1].seconds if kept else 0.0
         if is_of_others(path):
             raise UsageError(f"{path} is no list of episodes that a training wrote: move it, or train elsewhere.")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                self._file = io.TextIOWrapper(file, encoding="utf-8", newline="", line_buffering=True)
-                self._writer = csv.writer(self._file)
-                self._writer.writerow(_COLUMNS)
-                for end in kept:
-                    self.write(end)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        self._file = CsvFile(path, _COLUMNS, map(_row, kept))
 
     def __enter__(self) -> EpisodeLog:
         return self
@@ -66,7 +67,12 @@ class EpisodeLog:
 
     def write(self, end: EpisodeEnd) -> None:
         """Add an episode."""
-        self._writer.writerow((end.steps, f"{end.seconds:.3f}", end.behavior, end.agent_id, f"{end.total:.6g}"))
+        self._file.write(_row(end))
+
+
+def _row(end: EpisodeEnd) -> tuple[object, ...]:
+    length = "" if end.length is None else end.length
+    return end.steps, f"{end.seconds:.3f}", end.behavior, end.env_id, end.agent_id, f"{end.total:.6g}", length
 
 
 def read(path: Path) -> list[EpisodeEnd]:
@@ -74,30 +80,28 @@ def read(path: Path) -> list[EpisodeEnd]:
 
     Raises UsageError for a file that holds something else.
     """
-    if not path.exists():
-        return []
+    rows = csv_files.rows_of(path, _COLUMNS, _BEFORE_LENGTHS)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))[1:]
         return [
-            EpisodeEnd(int(steps), float(seconds), name, int(agent), float(total))
-            for steps, seconds, name, agent, total in (row for row in rows if len(row) == len(_COLUMNS))
+            EpisodeEnd(
+                int(row["steps"]),
+                float(row["seconds"]),
+                row["behavior"],
+                int(row["agent_id"]),
+                float(row["return"]),
+                int(row["length"]) if row.get("length") else None,
+            )
+            for row in rows
         ]
-    except (OSError, ValueError, csv.Error) as error:
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read as a list of episodes: {error}.") from error
 
 
 def is_of_others(path: Path) -> bool:
     """Whether something is there that no EpisodeLog has written; a link is none of ours."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return True
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        first = file.readline(len(_HEADER))
-    return not _HEADER.startswith(first)  # cut short when a run was killed at its very beginning
+    return csv_files.is_of_others(path, _COLUMNS, _BEFORE_LENGTHS)
 
 
 def holds_episodes(path: Path) -> bool:
     """Whether a training has written any episode there."""
-    return path.is_file() and path.stat().st_size > len(_HEADER)
+    return csv_files.holds_rows(path)

@@ -18,7 +18,8 @@ from typing import Any
 import attrs
 
 from envmanager.errors import ConfigError, UsageError
-from envmanager.options import ManagerOptions
+from envmanager.observe.metrics import parse as parse_metrics
+from envmanager.options import ManagerOptions, at_least
 from envmanager.registry import structure
 from envmanager.training import run_folder
 from envmanager.training.rounds import Rounds
@@ -39,8 +40,14 @@ class TrainingOptions:
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
     """Steps between checkpoints; one is always written at the end."""
+    keep: int = attrs.field(default=3, validator=at_least(1))
+    """How many of the latest checkpoints stay; the best by evaluation stays too."""
     evaluation_episodes: int = 100
     """How many episodes to play greedily at the end, as many in each environment; 0 for none."""
+    evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    """Steps between evaluations on the way, of as many episodes, in environments of their own."""
+    metrics: Any = attrs.field(default=(), converter=parse_metrics)
+    """Where numbers go: names of writers, or ``{name: options}``: tensorboard, csv, wandb, mlflow."""
     rounds: Rounds | None = None
     """Who learns when; without them all learn at once that are not frozen."""
 
@@ -49,6 +56,8 @@ class TrainingOptions:
             raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
         if self.evaluation_episodes < 0:
             raise UsageError(f"evaluation_episodes must be at least 0, not {self.evaluation_episodes!r}.")
+        if self.evaluate_every is not None and not self.evaluation_episodes:
+            raise UsageError("evaluate_every needs evaluation_episodes: how many it plays each time.")
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 ::
 
-    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display, TensorBoard)
+    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
 The rule: it stops only between two steps of the controller, so what is saved is always whole.
@@ -17,23 +17,28 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
-from envmanager.observe.stats import ManagerStats
+from envmanager.observe import metrics
+from envmanager.observe.episodes import RECENT, Episode
+from envmanager.observe.metrics import RunFacts
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
-from envmanager.training import checkpoints, generators, run_folder
+from envmanager.training import checkpoints, generators, records, resolving, run_folder
 from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.evaluation import Evaluation, evaluate
+from envmanager.training.evaluation import Evaluation, evaluate_until
+from envmanager.training.evaluator import Evaluator
+from envmanager.training.figures import Figures
 from envmanager.training.learners import KEPT, LearnersChanged
 from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
+from envmanager.training.reports import Report, TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import PART, make_trainer, restore, table_for
@@ -45,67 +50,6 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
-
-
-@attrs.frozen
-class TrainingResult:
-    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``.
-
-    Of the ``n_steps`` this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
-    """
-
-    ended: str
-    n_steps: int
-    wall_s: float
-    mean_return: float
-    evaluation: Evaluation | None
-    stats: ManagerStats
-    n_steps_before: int = 0
-
-    @property
-    def steps_per_s(self) -> float:
-        """How fast this run was."""
-        return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "ended": self.ended,
-            "n_steps": self.n_steps,
-            "n_steps_before": self.n_steps_before,
-            "wall_s": self.wall_s,
-            "steps_per_s": self.steps_per_s,
-            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
-            "evaluation": None
-            if self.evaluation is None
-            else {
-                "episodes": len(self.evaluation.returns),
-                "mean": self.evaluation.mean,
-                "spread": self.evaluation.spread,
-                "returns": dict(self.evaluation.returns_of),
-            },
-            "restarts": self.stats.restarts,
-            "steps_lost": self.stats.steps_lost,
-        }
-
-
-class Report(Protocol):
-    """Who is told how it goes."""
-
-    def started(self, run: TrainingRun) -> None:
-        """The environments run and the trainers are there."""
-
-    def updated(self, run: TrainingRun, update: Update) -> None:
-        """A trainer has learned."""
-
-    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        """Somebody was frozen, or learns again."""
-
-    def saved(self, path: Path) -> None:
-        """A checkpoint was written."""
-
-    def evaluating(self, n_episodes: int) -> None:
-        """Training has ended, and the policies are about to be tried."""
 
 
 class TrainingRun:
@@ -120,11 +64,16 @@ class TrainingRun:
         self.n_steps_before = 0
         """How many steps the training that this one goes on with had taken."""
         # In every checkpoint, also of a training that goes on with this one.
-        self._id: str | None = secrets.token_hex(8)
+        self._id: str = secrets.token_hex(8)
         self._plan = plan.to_json()
         self._report = report
         self._stops = False
+        self._saved: Path | None = None
         self._saved_at = 0
+        self._evaluated_at = 0
+        self._best: float | None = None
+        self._evaluator: Evaluator | None = None
+        self._figures = Figures({})
         self._log: EpisodeLog | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
@@ -139,33 +88,56 @@ class TrainingRun:
         """Train to the end, or until ``stop()``. Raises UsageError for a folder that holds something else."""
         training = self.plan.training
         run_folder.check(self.plan.directory, resume=self.plan.resume, force=self.plan.force)
+        metrics.require(training.metrics)
+        if self.plan.resume:
+            resolving.check_resumed(self.plan)
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
         self.began = time.monotonic()
         with make_manager(self.plan.manager) as manager, ExitStack() as stack:
-            self.manager = manager
-            self.trainers = self._make_trainers(manager, stack)
-            controller = self.controller = self._make_controller(manager)
-            if self.plan.resume:
-                self._restore(controller)
-            if self.plan.force:
-                run_folder.clear(self.plan.directory)
-            resumed_at = controller.n_steps if self.plan.resume else None
-            self._log = stack.enter_context(EpisodeLog(self.plan.directory, resumed_at=resumed_at))
-            controller.episodes.on_end = self._episode_ended
+            controller = self._prepare(manager, stack)
             self._report.started(self)
+            self._figures.started(self)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
                 controller.step(Wait.all())  # what was in flight is learned from too
             wall_s = time.monotonic() - self.began
             self._save(controller)
             mean_return = controller.episodes.mean_of_recent()
-            evaluation = None if self._stops else self._evaluate(manager)
             ended = "stopped" if self._stops else "done"
+            evaluation = None if self._stops else self._evaluate_at_the_end(manager, controller)
             return TrainingResult(
                 ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats(), self.n_steps_before
             )
+
+    def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
+        """All that a training needs; what an earlier one has left is deleted only when the rest is there."""
+        plan, training, directory = self.plan, self.plan.training, self.plan.directory
+        self.manager = manager
+        self.trainers = self._make_trainers(manager, stack)
+        controller = self.controller = self._make_controller(manager)
+        config = resolving.resolved(plan, self.trainers)
+        if plan.resume:
+            changes = resolving.changes(records.read(directory), config)
+            self._restore(controller, changes)
+            resolving.tell_changes(changes)
+        if training.evaluate_every is not None:
+            n_episodes = training.evaluation_episodes
+            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
+            self._evaluator = stack.enter_context(evaluator)
+        resumed_at = controller.n_steps if plan.resume else None
+        facts = RunFacts(directory, self._id, config, resumed_at)
+        elsewhere = [each for each in training.metrics if not each.writes_files]
+        self._figures = stack.enter_context(Figures(metrics.open_writers(elsewhere, facts)))
+        if plan.force:
+            run_folder.clear(directory)
+        records.write(directory, config)
+        self._log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
+        here = [each for each in training.metrics if each.writes_files]
+        self._figures.add_writers(metrics.open_writers(here, facts))
+        controller.episodes.on_end = self._episode_ended
+        return controller
 
     def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
         plan, training = self.plan, self.plan.training
@@ -201,9 +173,11 @@ class TrainingRun:
         assert controller is not None
         assert self._control is not None
         self._control.obey(self._carry_out, time.monotonic())
-        is_due = every is not None and controller.n_steps - self._saved_at >= every
-        if is_due and controller.is_between_rounds:
-            self._save(controller)
+        if controller.is_between_rounds:
+            if self._is_evaluation_due(controller):
+                self._evaluate_on_the_way(controller)
+            if every is not None and controller.n_steps - self._saved_at >= every:
+                self._save(controller)
         return self._stops
 
     def _carry_out(self, asked: Control) -> None:
@@ -214,32 +188,78 @@ class TrainingRun:
             self._save(self.controller)
 
     def _updated(self, update: Update) -> None:
+        self._figures.updated(self, update)
         self._report.updated(self, update)
 
     def _changed(self, change: LearnersChanged) -> None:
         if not change.is_round:
             self._changes.append(attrs.asdict(change))
+        self._figures.changed(self, change)
         self._report.changed(self, change)
 
-    def _episode_ended(self, behavior: str, agent_id: int, total: float) -> None:
+    def _episode_ended(self, episode: Episode) -> None:
         assert self._log is not None
         assert self.controller is not None
         seconds = self._log.seconds + time.monotonic() - self.began
-        self._log.write(EpisodeEnd(self.controller.n_steps, seconds, behavior, agent_id, total))
+        n_steps, (behavior, agent_id, total, length) = self.controller.n_steps, episode
+        self._log.write(EpisodeEnd(n_steps, seconds, behavior, agent_id, total, length))
 
-    def _evaluate(self, manager: EnvManager) -> Evaluation | None:
+    # Evaluations.
+
+    def _is_evaluation_due(self, controller: TrainerController) -> bool:
+        every = self.plan.training.evaluate_every
+        return every is not None and controller.n_steps // every > self._evaluated_at // every
+
+    def _evaluate_on_the_way(self, controller: TrainerController) -> None:
+        assert self._evaluator is not None
+        self._evaluated_at = controller.n_steps
+        evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
+        if evaluation is None:
+            return
+        is_best = self._is_best(evaluation)
+        if is_best:
+            if self._saved is None or self._saved_at != controller.n_steps:
+                self._save(controller)
+            self._mark_best(evaluation)
+        self._figures.evaluated(self, evaluation, controller.n_steps)
+        self._report.evaluated(self, evaluation, is_best)
+
+    def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
+        """Of what was saved last. None when none is wanted, or somebody does not want to wait for it."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
         self._report.evaluating(n_episodes)
-        policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
-        return evaluate(manager, policies, episodes_per_env=-(-n_episodes // manager.n_envs))
+        if self._evaluator is not None:
+            evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
+        else:
+            policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
+            per_env = -(-n_episodes // manager.n_envs)
+            evaluation = evaluate_until(lambda: self._stops, manager, policies, episodes_per_env=per_env)
+        if evaluation is not None:
+            if self._is_best(evaluation):
+                self._mark_best(evaluation)
+            self._figures.evaluated(self, evaluation, controller.n_steps)
+        return evaluation
+
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        mean = evaluation.mean
+        return not math.isnan(mean) and (self._best is None or mean > self._best)
+
+    def _mark_best(self, evaluation: Evaluation) -> None:
+        """What was saved last is the best."""
+        assert self._saved is not None
+        self._best = evaluation.mean
+        checkpoints.mark_best(self._saved, self._best)
+        checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
+
+    # Checkpoints.
 
     def _save(self, controller: TrainerController) -> None:
         states = {PART.format(behavior): trainer.state() for behavior, trainer in self.trainers.items()}
         facts = {
             "n_steps": controller.n_steps,
-            "recent_returns": list(controller.episodes.recent),
+            "recent_episodes": list(controller.episodes.recent)[-RECENT:],
             "learners": controller.state(),
             "frozen_in_config": sorted(self._frozen_in_config),
             "changes": list(self._changes),
@@ -248,18 +268,25 @@ class TrainingRun:
         }
         states["controller"] = (generators.states(), facts)
         checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
-        self._report.saved(checkpoints.save(self.plan.checkpoints, f"{controller.n_steps:012d}", checkpoint))
+        name, keep = f"{controller.n_steps:012d}", self.plan.training.keep
+        self._saved = checkpoints.save(self.plan.checkpoints, name, checkpoint, keep=keep)
         self._saved_at = controller.n_steps
+        self._figures.saved(self)
+        self._report.saved(self._saved)
 
-    def _restore(self, controller: TrainerController) -> None:
+    def _restore(self, controller: TrainerController, changes: list[str]) -> None:
+        advice = "Resume with the config it was written with."
+        if changes:
+            advice = f"{advice} Since then {', '.join(changes)}."
         checkpoint = checkpoints.load_latest(self.plan.checkpoints)
         for trainer in self.trainers.values():
-            restore(trainer, checkpoint, self.plan.checkpoints, "Resume with the config it was written with.")
+            restore(trainer, checkpoint, self.plan.checkpoints, advice)
         facts = checkpoint.facts["parts"]["controller"]
-        controller.n_steps = self._saved_at = self.n_steps_before = int(facts["n_steps"])
-        controller.episodes.recent.extend(facts.get("recent_returns", ()))
+        controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = int(facts["n_steps"])
+        controller.episodes.recent.extend(Episode(*each) for each in facts.get("recent_episodes", ()))
         self._restore_learners(controller, facts)
-        self._id = checkpoint.facts.get("run")
+        self._id = checkpoint.facts.get("run") or self._id
+        self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
         generators.restore(checkpoint.arrays["controller"])
         if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))

@@ -2,8 +2,9 @@
 
 ::
 
-    run/episodes.csv
-    run/checkpoints/latest, run/checkpoints/000102400/…
+    run/episodes.csv, run/metrics.csv, run/tensorboard/…
+    run/config.json, run/versions.json     what it ran with
+    run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
     run/control.toml                       a person's, if there is one
 
 The rule: a folder holds one training. What an earlier one has left is deleted only when that was asked for, and what
@@ -13,15 +14,23 @@ no training has written never is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from envmanager.errors import UsageError
-from envmanager.training import checkpoints, episode_log
+from envmanager.observe import csv_metrics, tensorboard
+from envmanager.training import checkpoints, episode_log, records
 
 CHECKPOINTS = "checkpoints"
 CONTROL = "control.toml"
 """What a person may put there; a training reads it only: see ``envmanager.training.control``."""
+_FILES: dict[str, Callable[[Path], bool]] = {
+    episode_log.FILE: episode_log.is_of_others,
+    csv_metrics.FILE: csv_metrics.is_of_others,
+    records.CONFIG: records.is_of_others,
+    records.VERSIONS: records.is_of_others,
+}
+"""What a training writes beside its checkpoints, and how to tell that a file of that name is somebody else's."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
@@ -41,28 +50,44 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 def clear(directory: Path) -> None:
     """Delete what trainings have left in ``directory``, and nothing else. Raises OSError."""
-    _latest(directory).unlink(missing_ok=True)  # first: it must not name a checkpoint that is half there
+    for name in _names(directory):  # first: they must not name a checkpoint that is half there
+        if not _is_somebody_elses_name(name):
+            name.unlink(missing_ok=True)
     for path, facts in checkpoints.written(directory / CHECKPOINTS).items():
         checkpoints.remove(path, facts)
     with contextlib.suppress(OSError):  # something of others is in it, or there is none
         (directory / CHECKPOINTS).rmdir()
-    if not episode_log.is_of_others(directory / episode_log.FILE):
-        (directory / episode_log.FILE).unlink(missing_ok=True)
+    for file, is_of_others in _FILES.items():
+        if not is_of_others(directory / file):
+            (directory / file).unlink(missing_ok=True)
+    tensorboard.remove_events(directory / tensorboard.FOLDER)
 
 
 def _latest(directory: Path) -> Path:
     return directory / CHECKPOINTS / checkpoints.LATEST
 
 
+def _names(directory: Path) -> list[Path]:
+    """The files that name a checkpoint."""
+    return [directory / CHECKPOINTS / name for name in (checkpoints.LATEST, checkpoints.BEST)]
+
+
 def _of_others(directory: Path) -> Iterator[Path]:
     """What has a name of ours and is not ours. Links are not: what is written there would go to somewhere else."""
-    folder, latest, log = directory / CHECKPOINTS, _latest(directory), directory / episode_log.FILE
+    folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder
-    elif latest.is_symlink() or (latest.exists() and not latest.is_file()):
-        yield latest
-    if episode_log.is_of_others(log):
-        yield log
+    else:
+        yield from filter(_is_somebody_elses_name, _names(directory))
+    for file, is_of_others in _FILES.items():
+        if is_of_others(directory / file):
+            yield directory / file
+
+
+def _is_somebody_elses_name(path: Path) -> bool:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return True
+    return path.exists() and checkpoints.named(path) is None
 
 
 def _left_by_a_run(directory: Path) -> list[str]:

@@ -22,7 +22,7 @@ import attrs
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.extras import needed_by
-from envmanager.observe.episodes import Episodes
+from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.registry import make_manager
@@ -113,8 +113,8 @@ class Watching:
                 self._look(manager)
                 due = time.monotonic() + LOOK_EVERY_S
 
-    def _episode_ended(self, behavior: str, _: int, total: float) -> None:
-        self._returns.setdefault(behavior, []).append(total)
+    def _episode_ended(self, episode: Episode) -> None:
+        self._returns.setdefault(episode.behavior, []).append(episode.total)
 
     def _tell(self) -> None:
         returns, self._returns = self._returns, {}

@@ -126,3 +126,27 @@ def test_steps_make_no_cycles_for_the_collector(kind: Any) -> None:
             assert gc.collect() == 0
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 16), (stepping, 16)], ids=["send-recv", "step"])
+def test_counting_episodes_takes_so_many_calls_more_and_only_once_somebody_asked(begin: Any, limit: int) -> None:
+    with SimpleEnvManager(Noop, N_ENVS) as manager:
+        go_on = begin(manager)
+        before = n_calls(go_on)
+        assert manager.episodes.count == 0
+        assert n_calls(go_on) - before <= limit
+
+
+@pytest.mark.parametrize("begin", [sending, stepping])
+def test_counting_episodes_leaves_no_objects_behind(begin: Any) -> None:
+    with SimpleEnvManager(Noop, N_ENVS) as manager:
+        assert manager.episodes.count == 0
+        go_on = begin(manager)
+        for _ in range(50):
+            go_on()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(250):
+            go_on()
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 125

@@ -1,8 +1,10 @@
-"""What a display and TensorBoard are told of a training."""
+"""What a display and metrics writers are told of a training."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +14,33 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.train import Display, Reports, state_of
-from envmanager.observe.episodes import Episodes
+from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
+from envmanager.training.evaluation import Evaluation
+from envmanager.training.figures import Figures
 from envmanager.training.learners import LearnersChanged
 
 
 class Writer:
     def __init__(self) -> None:
         self.written: list[tuple[str, float, int]] = []
+        self.closed = False
+        self.fails = False
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.written.append((tag, value, step))
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written += [(name, value, step) for name, value in scalars.items()]
+
+    def close(self) -> None:
+        self.closed = True
 
     def steps_of(self, tag: str) -> list[int]:
         return [step for name, _, step in self.written if name == tag]
+
+    def values_of(self, tag: str) -> list[float]:
+        return [value for name, value, _ in self.written if name == tag]
 
 
 class Shown(Display):
@@ -45,7 +59,7 @@ def run_of(
     *,
     n_steps: int = 0,
     before: int = 0,
-    recent: tuple[float, ...] = (),
+    recent: tuple[Episode, ...] = (),
     learning: tuple[str, ...] = ("speaker", "listener"),
 ) -> Any:
     """A run as far as reports look at it."""
@@ -68,64 +82,152 @@ def update(behavior: str, n_steps: int) -> Update:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("envmanager.cli.train.time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in ("cli.train", "training.figures"):
+        monkeypatch.setattr(f"envmanager.{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
+def figures_of(writer: Writer) -> Figures:
+    return Figures({"ours": writer})
+
+
+@pytest.mark.usefixtures("clock")
 def test_no_behavior_is_left_out_when_all_are_updated_at_once(clock: SimpleNamespace) -> None:
     writer, shown = Writer(), Shown()
-    reports = Reports(shown, writer)
+    reports, figures = Reports(shown), figures_of(writer)
 
     for n_steps in (10, 20, 30):
         for behavior in ("speaker", "listener"):
             reports.updated(run_of(), update(behavior, n_steps))
+            figures.updated(run_of(), update(behavior, n_steps))
         clock.now += 0.3
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 30]
-    assert {behavior for behavior, _ in shown.updates} == {"speaker", "listener"}
+    assert shown.updates == [(behavior, n) for n in (10, 30) for behavior in ("speaker", "listener")]
 
 
-def test_what_is_of_all_behaviors_is_written_once_at_a_time(clock: SimpleNamespace) -> None:
-    writer = Writer()
-    reports = Reports(Shown(), writer)
+SPOKEN = Episode("speaker", 0, 1.0, 10)
+HEARD = Episode("listener", 1, 3.0, 20)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_of_all_behaviors_is_written_once_at_a_time() -> None:
+    figures = figures_of(writer := Writer())
 
     for behavior in ("speaker", "listener"):
-        reports.updated(run_of(recent=(1.0, 3.0)), update(behavior, 10))
+        figures.updated(run_of(recent=(SPOKEN, HEARD)), update(behavior, 10))
 
     assert writer.steps_of("return/mean") == writer.steps_of("envmanager/steps") == [10]
+    assert (writer.values_of("return/mean"), writer.values_of("length/mean")) == ([2.0], [15.0])
 
 
-def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint(clock: SimpleNamespace) -> None:
-    writer = Writer()
-    reports = Reports(Shown(), writer)
+@pytest.mark.usefixtures("clock")
+def test_each_behavior_has_a_return_and_a_length_of_its_own() -> None:
+    figures = figures_of(writer := Writer())
+
+    for behavior in ("speaker", "listener"):
+        figures.updated(run_of(recent=(SPOKEN, HEARD)), update(behavior, 10))
+
+    told = {name: value for name, value, _ in writer.written}
+    assert (told["speaker/return"], told["speaker/length"]) == (1.0, 10.0)
+    assert (told["listener/return"], told["listener/length"]) == (3.0, 20.0)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
+    figures, reports = figures_of(writer := Writer()), Reports(shown := Shown())
     for n_steps in (10, 20):
         for behavior in ("speaker", "listener"):
-            reports.updated(run_of(recent=(1.0,)), update(behavior, n_steps))
+            reports.updated(run_of(), update(behavior, n_steps))
+            figures.updated(run_of(recent=(SPOKEN,)), update(behavior, n_steps))
 
-    reports.saved(Path("checkpoint"))
-    reports.saved(Path("checkpoint"))
+    for _ in range(2):
+        figures.saved(run_of(recent=(SPOKEN,)))
+        reports.saved(Path("checkpoint"))
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 20]
     assert writer.steps_of("return/mean")[-1] == 20
+    assert shown.updates == [(behavior, n) for n in (10, 20) for behavior in ("speaker", "listener")]
 
 
 def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) -> None:
-    writer = Writer()
-    reports = Reports(Shown(), writer)
+    figures = figures_of(writer := Writer())
 
-    reports.updated(run_of(), update("default", 10))
+    figures.updated(run_of(), update("speaker", 10))
     clock.now += 1
-    reports.updated(run_of(recent=(2.0, 4.0)), update("default", 20))
+    figures.updated(run_of(recent=(SPOKEN, HEARD)), update("speaker", 20))
 
     assert not any(math.isnan(value) for _, value, _ in writer.written)
-    assert [(value, step) for tag, value, step in writer.written if tag == "return/mean"] == [(3.0, 20)]
+    assert [(value, step) for tag, value, step in writer.written if tag == "return/mean"] == [(2.0, 20)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_loss_that_is_no_number_is_written_as_such() -> None:
+    figures = figures_of(writer := Writer())
+
+    figures.updated(run_of(), Update("speaker", 1, 10, {"loss": math.nan}, 0.0))
+
+    assert math.isnan(writer.values_of("speaker/loss")[0])
+
+
+def test_the_speed_is_that_of_this_run_since_it_was_last_told(clock: SimpleNamespace) -> None:
+    figures = figures_of(writer := Writer())
+    figures.started(run_of(n_steps=80_000, before=80_000))
+
+    for n_steps in (80_100, 80_700):
+        clock.now += 2
+        figures.updated(run_of(n_steps=n_steps, before=80_000), update("speaker", n_steps))
+
+    assert writer.values_of("training/steps_per_s") == [50.0, 300.0]
+
+
+def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
+    figures = figures_of(writer := Writer())
+
+    figures.evaluated(run_of(), Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}), 500)
+
+    assert writer.written == [
+        ("evaluation/return", 4.0, 500),
+        ("evaluation/length", 20.0, 500),
+        ("a/evaluation_return", 2.0, 500),
+        ("a/evaluation_length", 15.0, 500),
+        ("{b}/evaluation_return", 8.0, 500),
+        ("{b}/evaluation_length", 30.0, 500),
+    ]
+
+
+def test_a_writer_that_fails_is_left_out_loudly_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Writer(), Writer()
+    bad.fails = True
+    with Figures({"bad": bad, "good": good}) as figures:
+        for n_steps in (10, 20):
+            figures.changed(run_of(), change(is_round=False, n_steps=n_steps))
+
+    assert good.steps_of("speaker/frozen") == [10, 20]
+    assert good.closed
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "metrics of bad end here" in told
+    assert "No space left" in told
 
 
 def test_a_display_shows_the_speed_of_this_run() -> None:
-    told = state_of(run_of(n_steps=900, before=800), update("default", 900), now=10.0)
+    told = state_of(run_of(n_steps=900, before=800, recent=(SPOKEN,)), update("default", 900), now=10.0)
 
     assert told["steps"] == "900/1,000"
     assert told["steps/s"] == "10"
+    assert (told["return"], told["length"]) == ("1", "10")
+
+
+def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None:
+    reports = Reports(shown := Shown())
+    reports.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}), is_best=True)
+    reports.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0], "b": [2.0]}), is_best=False)
+
+    assert shown.lines == [
+        "evaluation  2 ± 1, 2 episodes, after 3,000 steps, the best so far",
+        "evaluation  1 ± 0, 1 episodes of 'a', after 4,000 steps",
+        "evaluation  2 ± 0, 1 episodes of 'b', after 4,000 steps",
+    ]
 
 
 def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
@@ -136,10 +238,10 @@ def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
 
 def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only_the_next_round() -> None:
     writer, shown = Writer(), Shown()
-    reports = Reports(shown, writer)
 
-    reports.changed(run_of(learning=("listener",)), change(is_round=False, n_steps=10))
-    reports.changed(run_of(learning=("speaker",)), change(is_round=True, n_steps=20))
+    for report in (figures_of(writer), Reports(shown)):
+        report.changed(run_of(learning=("listener",)), change(is_round=False, n_steps=10))
+        report.changed(run_of(learning=("speaker",)), change(is_round=True, n_steps=20))
 
     assert writer.written == [
         ("speaker/frozen", 1.0, 10),
@@ -151,10 +253,7 @@ def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only
 
 
 def test_who_is_frozen_from_the_beginning_is_written_too() -> None:
-    writer, shown = Writer(), Shown()
-    shown.show_start = lambda run: None  # type: ignore[method-assign]
-
-    Reports(shown, writer).started(run_of(learning=("listener",), n_steps=5))
+    figures_of(writer := Writer()).started(run_of(learning=("listener",), n_steps=5))
     assert writer.written == [("speaker/frozen", 1.0, 5), ("listener/frozen", 0.0, 5)]
 
 

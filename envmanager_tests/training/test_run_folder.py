@@ -56,7 +56,7 @@ def put_things_of_others(directory: Path) -> dict[str, bytes]:
         "notes.txt",
         "data/big.bin",
         "checkpoints/notes.txt",
-        "checkpoints/best/weights.safetensors",
+        "checkpoints/good/weights.safetensors",
         "checkpoints/000000000100/mine.txt",
         "checkpoints/000000000200/state.json",
         "checkpoints/x.unfinished/mine.txt",
@@ -164,9 +164,9 @@ def test_what_others_put_into_a_checkpoint_outlives_it(tmp_path: Path) -> None:
 
 
 def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path: Path) -> None:
-    train(tmp_path, steps=100)
-    train(tmp_path, resume=True, steps=200)
-    train(tmp_path, resume=True, steps=300)
+    train(tmp_path, steps=100, keep=1)
+    train(tmp_path, resume=True, steps=200, keep=1)
+    train(tmp_path, resume=True, steps=300, keep=1)
 
     assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300"]
 
@@ -185,7 +185,7 @@ def test_a_training_that_is_over_can_be_resumed_and_keeps_its_checkpoint_all_the
             train(tmp_path, resume=True)
     assert checkpoints.load_latest(tmp_path / "checkpoints").arrays
 
-    train(tmp_path, resume=True)
+    train(tmp_path, resume=True, keep=1)
     assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300-2"]
 
 
@@ -222,7 +222,9 @@ def victim(tmp_path: Path) -> Iterator[Path]:
     assert path.read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", [FILE, "checkpoints/latest"])
+@pytest.mark.parametrize(
+    "name", [FILE, "checkpoints/latest", "checkpoints/best", "config.json", "versions.json", "metrics.csv"]
+)
 def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     place = tmp_path / "run" / name
     place.parent.mkdir(parents=True)
@@ -290,7 +292,7 @@ def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: P
 def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
         log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0))
-    (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "x,y,z,a,b\n")
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "x,y,z,a,b,c,d\n")
 
     with pytest.raises(UsageError, match="cannot be read as a list of episodes"):
         EpisodeLog(tmp_path, resumed_at=100)
@@ -353,7 +355,8 @@ def test_the_command_run_twice_is_refused_resumed_or_forced(
     assert run_command_line([*arguments, "--force", "--steps", "200"]) == 0
     assert run_command_line([*arguments, "--resume", "--force"]) == 2
     assert run_command_line([*arguments, "--resume"]) == 0
-    assert [path.name for path in checkpoints.written(tmp_path / "run" / "checkpoints")] == ["000000000300"]
+    there = [path.name for path in checkpoints.written(tmp_path / "run" / "checkpoints")]
+    assert there == ["000000000200", "000000000300"]
 
 
 def test_a_resumed_run_tells_its_own_speed(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:

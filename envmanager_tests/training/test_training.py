@@ -180,12 +180,16 @@ def test_a_stopped_training_learns_from_all_that_was_in_flight_and_is_saved(tmp_
     assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == result.n_steps
 
 
-def test_checkpoints_are_written_on_the_way_and_only_the_last_is_kept(tmp_path: Path) -> None:
-    run = training(tmp_path, SMALL_PPO, checkpoint_every=100)
+@pytest.mark.parametrize(("options", "n_kept"), [({}, 3), ({"keep": 1}, 1), ({"keep": 100}, None)], ids=str)
+def test_checkpoints_are_written_on_the_way_and_the_last_are_kept(
+    tmp_path: Path, options: dict[str, int], n_kept: int | None
+) -> None:
+    run = training(tmp_path, SMALL_PPO, checkpoint_every=100, **options)
     run.go()
     saved = run._report.saved_at  # type: ignore[attr-defined]
     assert len(saved) >= 4
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()] == [saved[-1].name]
+    kept = saved if n_kept is None else saved[-n_kept:]
+    assert {path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == set(kept)
 
 
 def test_a_checkpoint_that_could_not_be_finished_leaves_the_one_before(
@@ -238,7 +242,11 @@ def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp
     run = training(tmp_path, SMALL_PPO)
     run.go()
     episodes = episode_log.read(tmp_path / episode_log.FILE)
-    assert [end.total for end in episodes] == list(run.controller.episodes.recent)  # type: ignore[union-attr]
+    recent = run.controller.episodes.recent  # type: ignore[union-attr]
+    assert [(end.env_id, end.total, end.length) for end in episodes] == [
+        (end.env_id, end.total, end.length) for end in recent
+    ]
+    assert all(end.length == end.total for end in episodes), "as CartPole has it"
     assert all(0 < before.steps <= after.steps <= 400 for before, after in itertools.pairwise(episodes))
     training(tmp_path, SMALL_PPO, resume=True, steps=600).go()
     longer = episode_log.read(tmp_path / episode_log.FILE)

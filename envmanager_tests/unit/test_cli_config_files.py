@@ -27,6 +27,7 @@ manager:
 run:
   steps: 100
 """
+JSON = '{"manager": {"env": "CartPole-v1", "n_envs": 8, "timeouts": {"step_s": Infinity}}, "run": {"steps": 100}}'
 TABLES = {
     "manager": {"env": "CartPole-v1", "n_envs": 8, "timeouts": {"step_s": float("inf")}},
     "run": {"steps": 100},
@@ -39,8 +40,10 @@ def write(tmp_path, name, text):
     return path
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML)])
-def test_toml_and_yaml_give_the_same_tables(tmp_path, name, text):
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML), ("a.json", JSON)]
+)
+def test_toml_yaml_and_json_give_the_same_tables(tmp_path, name, text):
     assert load_config(write(tmp_path, name, text)) == TABLES
 
 
@@ -52,8 +55,9 @@ def test_tables_that_are_left_out_are_empty(tmp_path, text):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{}", r"a\.json is not a config file: its name should end in \.toml, \.yaml, \.yml"),
+        ("a.ini", "{}", r"a\.ini is not a config file: its name should end in \.toml, \.yaml, \.yml, \.json"),
         ("a.toml", "[manager", r"a\.toml is not valid TOML"),
+        ("a.json", "{", r"a\.json is not valid JSON"),
         ("a.yaml", "manager: [", r"a\.yaml is not valid YAML"),
         ("a.yaml", "- 1", "should hold the tables manager and run, but is a list"),
         ("a.toml", "[managre]", r"no table managre; did you mean manager\?"),

@@ -22,13 +22,13 @@ from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
 from envmanager.errors import UsageError
-from envmanager.observe.episodes import Episodes
+from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ManagerOptions
 
 PLAN = Plan(ManagerOptions(env="CartPole-v1", n_envs=8, n_workers=4), steps=1000, seed=7)
 PLAYED = Episodes(env_steps=420, count=2, returns={0: [10.0], 1 << 32: [30.0]})
-PLAYED.recent.extend([10.0, 30.0])
+PLAYED.recent.extend([Episode("default", 0, 10.0, 200), Episode("default", 1 << 32, 30.0, 220)])
 
 
 def stats(n_workers, **changes):

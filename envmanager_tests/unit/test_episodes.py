@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo
+from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo
 from envmanager.errors import WorkerDied
-from envmanager.observe.episodes import RECENT, Episodes
+from envmanager.observe.episodes import RECENT, Episode, Episodes
 
 
 def agents(*agent_ids, reward=0.0, ended=(), truncated=()):
@@ -162,26 +162,27 @@ def test_the_running_mean_is_over_the_last_episodes():
 
 def test_each_episode_that_ends_is_told_with_its_behavior_and_return():
     ends = []
-    episodes = Episodes(on_end=lambda *end: ends.append(end))
+    episodes = Episodes(on_end=ends.append)
     episodes.add(first(seer=agents(env(0)), doer=agents(env(0, 1), env(1))))
     episodes.add(later(seer=agents(env(0), reward=2.0), doer=agents(env(0, 1), env(1), reward=1.0, ended=[env(1)])))
-    assert ends == [("doer", env(1), 1.0)]
+    assert ends == [Episode("doer", env(1), 1.0, 0)]
 
 
 def places_of(episodes):
-    return len(episodes._agent_at), len(episodes._place_of), len(episodes._running)
+    n_placed = sum(map(len, episodes._places_of.values()))
+    return len(episodes._agent_at), n_placed, len(episodes._running)
 
 
 def test_agents_that_come_back_under_new_ids_take_no_more_memory():
     episodes = Episodes(keeps_returns=False)
     ends = []
-    episodes.on_end = lambda *end: ends.append(end)
+    episodes.on_end = ends.append
     episodes.add(first(default=agents(env(0, 0), env(1, 0))))
     for k in range(1000):
         episodes.add(later(default=agents(env(0, k), env(1, 0), reward=[k, 1.0], ended=[env(0, k)])))
         episodes.add(later(default=agents(env(0, k + 1), env(1, 0))))
 
-    assert ends == [("default", env(0, k), float(k)) for k in range(1000)]
+    assert [(end.agent_id, end.total) for end in ends] == [(env(0, k), float(k)) for k in range(1000)]
     assert (episodes.returns, episodes.count) == ({}, 1000)
     assert places_of(episodes) == (3, 2, 64), "two who play, and one who has just left"
 
@@ -207,3 +208,214 @@ def test_an_agent_that_comes_back_under_its_own_id_goes_on_with_its_returns():
     )
 
     assert episodes.returns_by_env() == {"0": [], "1": [2.0, 3.0]}
+
+
+# Lengths.
+
+
+class Played:
+    """StepInfos of one worker, each with the steps before it."""
+
+    def __init__(self, episodes):
+        self.episodes = episodes
+        self.before = None
+
+    def __call__(self, lost=None, **behaviors):
+        actions = None if self.before is None else {}
+        self.episodes.add(StepInfo(self.before, behaviors, actions, 0, lost))
+        self.before = behaviors
+
+
+def acting(steps, *agent_ids):
+    steps.acting = np.isin(steps.agent_id, agent_ids)
+    return steps
+
+
+def lengths(episodes):
+    return [(episode.agent_id, episode.length) for episode in episodes.recent]
+
+
+def test_a_length_is_how_many_steps_an_episode_had():
+    play = Played(episodes := Episodes())
+    play(default=agents(env(0), env(1)))
+    for k in range(1, 7):
+        play(default=agents(env(0), env(1), ended=[env(0)] * (k % 2 == 0) + [env(1)] * (k % 3 == 0)))
+
+    assert lengths(episodes) == [(env(0), 2), (env(1), 3), (env(0), 2), (env(0), 2), (env(1), 3)]
+    assert episodes.mean_length() == 12 / 5
+
+
+def test_only_who_was_to_act_has_taken_a_step():
+    play = Played(episodes := Episodes())
+    white, black = env(0), env(0, 1)
+    play(default=acting(agents(white, black), white))
+    play(default=acting(agents(white, black), black))
+    play(default=acting(agents(white, black, reward=[1, -1]), white))
+    play(default=acting(agents(white, black, ended=[white, black]), white))
+
+    assert [(end.agent_id, end.total, end.length) for end in episodes.recent] == [(white, 1.0, 2), (black, -1.0, 1)]
+
+
+def test_who_joins_has_taken_no_step_yet_and_who_moves_to_another_row_has():
+    play = Played(episodes := Episodes())
+    old, new = env(0), env(0, 1)
+    play(default=agents(old))
+    play(default=agents(new, old))
+    play(default=agents(old, new))
+    play(default=agents(new, old, ended=[old, new]))
+
+    assert lengths(episodes) == [(new, 2), (old, 3)]
+
+
+def test_who_is_not_in_every_step_keeps_the_length():
+    play = Played(episodes := Episodes())
+    play(default=agents(env(0), env(1)))
+    play(default=agents(env(0), env(1)))
+    play(default=agents(env(0)))
+    play(default=agents(env(0), env(1)))
+    play(default=agents(env(0), env(1), ended=[env(1)]))
+
+    assert lengths(episodes) == [(env(1), 2)]
+
+
+def test_an_episode_without_reward_has_its_length_after_its_agent_was_away():
+    play = Played(episodes := Episodes(keeps_returns=False))
+    play(default=agents(env(0), env(0, 1)))
+    play(default=agents(env(0), env(0, 1)))
+    play(default=agents(env(0)))
+    play(default=agents(env(0), env(0, 2)))
+    play(default=agents(env(0), env(0, 1), env(0, 2)))
+    play(default=agents(env(0), env(0, 1), env(0, 2), ended=[env(0, 1), env(0, 2)]))
+
+    assert lengths(episodes) == [(env(0, 1), 2), (env(0, 2), 2)]
+
+
+def test_a_reset_begins_all_episodes_of_its_environments_also_of_agents_that_come_later():
+    play = Played(episodes := Episodes())
+    play(default=agents(env(0), env(0, 1)))
+    play(default=agents(env(0), env(0, 1), reward=100.0))
+    play(default=agents(env(0)))
+    play.before = None
+    play(default=agents(env(0)))
+    play(default=agents(env(0), env(0, 1), reward=1.0))
+    play(default=agents(env(0), env(0, 1), reward=1.0, ended=[env(0), env(0, 1)]))
+
+    assert [(end.total, end.length) for end in episodes.recent] == [(2.0, 2), (2.0, 1)]
+
+
+def test_a_loss_begins_lengths_anew():
+    play = Played(episodes := Episodes())
+    play(default=agents(env(0)))
+    play(default=agents(env(0)))
+    play(default=agents(env(0), truncated=[env(0)]), lost=lost_to())
+    play(default=agents(env(0), reward=2.0, ended=[env(0)]))
+
+    assert [(end.total, end.length) for end in episodes.recent] == [(2.0, 1)]
+
+
+# What can be asked.
+
+
+def ended_episodes(n, **options):
+    play = Played(episodes := Episodes(keeps_returns=False, **options))
+    play(seer=agents(env(0)), doer=agents(env(1)))
+    for k in range(n):
+        play(seer=agents(env(0), reward=k, ended=[env(0)]), doer=agents(env(1), reward=-k, ended=[env(1)]))
+    return episodes
+
+
+def test_those_that_ended_since_the_last_time_are_taken_once():
+    episodes = ended_episodes(3)
+
+    assert [end.total for end in episodes.take()] == [0, 0, 1, -1, 2, -2]
+    assert episodes.take() == []
+
+
+def test_of_more_than_are_kept_the_last_are_taken_and_memory_does_not_grow():
+    episodes = ended_episodes(1000, n_recent=4)
+
+    assert (episodes.count, len(episodes.recent)) == (2000, 4)
+    assert [end.total for end in episodes.take()] == [998, -998, 999, -999]
+
+
+def test_episodes_are_told_by_environment_behavior_and_agent():
+    episodes = ended_episodes(3)
+
+    assert [end.total for end in episodes.of(env_id=1)] == [0, -1, -2]
+    assert episodes.of(behavior="seer") == episodes.of(agent_id=env(0)) == episodes.of(env_id=0)
+    assert episodes.of(env_id=0, behavior="doer") == []
+    assert {end.env_id for end in episodes.of()} == {0, 1}
+
+
+def test_means_are_of_all_behaviors_or_of_one():
+    episodes = ended_episodes(3)
+
+    assert episodes.mean_of_recent() == 0.0
+    assert (episodes.mean_of_recent("seer"), episodes.mean_length("doer")) == (1.0, 1.0)
+    assert math.isnan(episodes.mean_of_recent("nobody"))
+
+
+# Batches of rows.
+
+
+def batch(*env_ids, reward=0.0, ended=(), truncated=(), lost=()):
+    ids = np.array(env_ids)
+    rewards = np.broadcast_to(np.asarray(reward, np.float32), ids.shape).copy()
+    return Batch(ids, np.zeros(len(ids)), rewards, np.isin(ids, ended), np.isin(ids, truncated), np.isin(ids, lost))
+
+
+def of_batches(n_envs, *batches, brings_first=True):
+    episodes = Episodes(keeps_returns=False)
+    episodes.begin_rows(n_envs, brings_first=brings_first)
+    for one in batches:
+        episodes.add_batch("default", one)
+    return episodes
+
+
+def ends(episodes):
+    return [(end.env_id, end.total, end.length) for end in episodes.recent]
+
+
+def test_rows_come_in_any_order_and_number():
+    episodes = of_batches(
+        3,
+        batch(2, 0),
+        batch(0, reward=1),
+        batch(1, 2, reward=[0, 10]),
+        batch(2, 1, 0, reward=[20, 300, 2], ended=[0, 2]),
+        batch(0, 1, reward=[5, 400], ended=[0], truncated=[1]),
+    )
+
+    assert ends(episodes) == [(2, 30.0, 2), (0, 3.0, 2), (0, 5.0, 1), (1, 700.0, 2)]
+    assert episodes.env_steps == 7, "first observations are no steps"
+
+
+def test_who_sends_without_having_received_gets_steps_at_once():
+    assert ends(of_batches(1, batch(0, reward=1, ended=[0]), brings_first=False)) == [(0, 1.0, 1)]
+
+
+def test_a_lost_row_is_no_step_and_no_episode_and_begins_one():
+    episodes = of_batches(
+        2,
+        batch(0, 1),
+        batch(0, 1, reward=100),
+        batch(1, 0, reward=[100, 0], truncated=[0], lost=[0]),
+        batch(0, 1, reward=1, ended=[0, 1]),
+    )
+
+    assert ends(episodes) == [(0, 1.0, 1), (1, 201.0, 3)]
+    assert (episodes.lost, episodes.count, episodes.env_steps) == (1, 2, 5)
+
+
+def test_what_was_under_way_when_counting_began_is_passed_over():
+    episodes = Episodes(keeps_returns=False)
+    two = agents(env(0), env(1, 1))
+    episodes.pass_over_those_under_way([first(default=two)], 2)
+    before = {"default": two}
+    for k in range(1, 5):
+        now = {"default": agents(env(0), env(1, 1), reward=1, ended=[env(0)] if k % 2 else two.agent_id)}
+        episodes.add(StepInfo(before, now, {}, 0))
+        before = now
+
+    assert ends(episodes) == [(0, 1.0, 1), (0, 1.0, 1), (0, 1.0, 1), (1, 2.0, 2)]
+    assert episodes.count == 4

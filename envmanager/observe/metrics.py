@@ -1,0 +1,200 @@
+"""Where the numbers of a training go: TensorBoard, a CSV file, Weights & Biases, MLflow, or what a package adds.
+
+::
+
+    training.metrics: [csv, {wandb: {project: x}}] ── parse ──▶ Metrics ── open_writers ──▶ MetricsWriter, …
+                                                                            add_scalars({"return/mean": 21.5}, 30_000)
+
+A package adds one with an entry point in its ``pyproject.toml``::
+
+    [project.entry-points."envmanager.metrics"]
+    comet = "my_package.metrics:CometMetrics"
+
+which names a callable that is used like those here: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
+
+The rule: a name or an option that is not known is refused before anything is started, and so is a library that is not
+installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from envmanager.data.specs import describe_value
+from envmanager.errors import EnvManagerError, MissingExtra, UsageError
+from envmanager.structuring import nearest
+
+ENTRY_POINT_GROUP = "envmanager.metrics"
+_EXAMPLE = "a list such as [tensorboard, csv, {wandb: {project: x}}]"
+
+
+class MetricsWriter(Protocol):
+    """Takes scalars."""
+
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
+        """Note these values, by name (``"default/loss"``), after so many steps of agents.
+
+        Steps may come late: the scalars of one behavior after later ones of another.
+        """
+        ...
+
+    def close(self) -> Any:
+        """Nothing more comes: what was noted is to be where it belongs when this returns."""
+        ...
+
+
+@attrs.frozen
+class RunFacts:
+    """What a writer is told of the training. ``directory`` is its folder, ``config`` the whole of it as plain data.
+
+    ``run_id`` stays the same when the training is resumed; then ``resumed_at`` is after how many steps.
+    """
+
+    directory: Path
+    run_id: str
+    config: Mapping[str, Any]
+    resumed_at: int | None = None
+
+
+MakeWriter = Callable[..., MetricsWriter]
+"""``make(facts, **options)``."""
+
+
+@attrs.frozen
+class _Known:
+    place: str
+    library: str | None = None
+    extra: str | None = None
+    writes_files: bool = False
+
+
+KINDS = {
+    "csv": _Known("envmanager.observe.csv_metrics:CsvMetrics", writes_files=True),
+    "mlflow": _Known("envmanager.observe.trackers:MlflowMetrics", "mlflow", "mlflow"),
+    "tensorboard": _Known(
+        "envmanager.observe.tensorboard:TensorBoardMetrics", "tensorboardX", "tensorboard", writes_files=True
+    ),
+    "wandb": _Known("envmanager.observe.trackers:WandbMetrics", "wandb", "wandb"),
+}
+"""The writers that come with this library, imported when they are chosen."""
+
+
+@attrs.frozen
+class Metrics:
+    """One writer as a config names it: ``kind`` says which, ``options`` how."""
+
+    kind: str
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether it writes into the folder of the training, rather than tell somebody else."""
+        known = KINDS.get(self.kind)
+        return known is not None and known.writes_files
+
+    def to_json(self) -> Any:
+        """As a config says it."""
+        return {self.kind: dict(self.options)} if self.options else self.kind
+
+
+def parse(value: Any) -> tuple[Metrics, ...]:
+    """What a config says of them, each a name or ``{name: options}``. UsageError for anything else, or one twice."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
+    chosen = tuple(map(_one, value))
+    kinds = [each.kind for each in chosen]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"metrics names {kind!r} twice.")
+    return chosen
+
+
+def _one(value: Any) -> Metrics:
+    if isinstance(value, Metrics):
+        return value
+    if isinstance(value, str):
+        value = {value: {}}
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise UsageError(f"metrics should be {_EXAMPLE}, but {describe_value(value)} is in it.")
+    ((kind, options),) = value.items()
+    if kind not in known_kinds():
+        known = ", ".join(known_kinds())
+        raise UsageError(
+            f"metrics names {kind!r}, which is not known{nearest(str(kind), known_kinds())} Known: {known}."
+        )
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise UsageError(f"metrics.{kind} should be a mapping of its options, but is {describe_value(options)}.")
+    return Metrics(kind, dict(options))
+
+
+def known_kinds() -> list[str]:
+    """The names of all writers, those that other packages add included."""
+    return sorted({*KINDS, *(entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def require(chosen: Iterable[Metrics]) -> None:
+    """Raise MissingExtra for a writer whose library is not installed, UsageError for options that it does not have."""
+    for each in chosen:
+        _check_options(each, _find(each.kind))
+
+
+def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
+    """The writers, by kind; close them. Raises UsageError when one cannot be opened; then the others are closed."""
+    writers: dict[str, MetricsWriter] = {}
+    try:
+        for each in chosen:
+            writers[each.kind] = _open(each, facts)
+    except BaseException:
+        for writer in writers.values():
+            writer.close()
+        raise
+    return writers
+
+
+def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
+    try:
+        return _find(each.kind)(facts, **each.options)
+    except EnvManagerError:
+        raise
+    except Exception as error:  # of a service: no network, no login, an option that it does not know
+        raise UsageError(f"the metrics of {each.kind} cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def _find(kind: str) -> MakeWriter:
+    known = KINDS.get(kind)
+    if known is None:
+        return _load(next(iter(entry_points(group=ENTRY_POINT_GROUP, name=kind))))
+    if known.library is not None and importlib.util.find_spec(known.library) is None:
+        raise MissingExtra(f"training.metrics: {kind}", library=known.library, extra=known.extra)
+    module, _, name = known.place.partition(":")
+    found: MakeWriter = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _load(entry_point: EntryPoint) -> MakeWriter:
+    try:
+        loaded: MakeWriter = entry_point.load()
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise MissingExtra(f"training.metrics: {entry_point.name}", library=missing, extra=None) from error
+    return loaded
+
+
+def _check_options(each: Metrics, make: MakeWriter) -> None:
+    parameters = list(inspect.signature(make).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters]
+    for name in each.options:
+        if name not in names:
+            known = f" Known options: {', '.join(names)}." if names else " It has none."
+            raise UsageError(f"There is no option metrics.{each.kind}.{name}{nearest(str(name), names)}{known}")

@@ -1,0 +1,160 @@
+"""The numbers of a training, for its metrics writers: of each behavior every ``EVERY_S`` seconds, and at the end.
+
+::
+
+    default/loss …           what its trainer says of an update          evaluation/return, evaluation/length
+    default/return, length   means of its last hundred episodes          default/evaluation_return, …
+    default/frozen           0 or 1                                      training/steps_per_s
+    return/mean, length/mean of all behaviors                            envmanager/…  the manager's statistics
+
+Behaviors that learn together are updated in the same moment, so each has a clock of its own.
+
+The rule: a writer that fails is left out from then on, loudly, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from envmanager.observe.metrics import MetricsWriter
+from envmanager.observe.tensorboard import scalars_of
+from envmanager.training.controller import Update
+from envmanager.training.evaluation import Evaluation, mean_and_spread
+from envmanager.training.learners import LearnersChanged
+
+if TYPE_CHECKING:
+    from envmanager.training.run import TrainingRun
+
+_logger = logging.getLogger("envmanager")
+
+
+class Clocks:
+    """Says of several things whether each is due: every ``every_s`` seconds, the first time at once."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._due: dict[str | None, float] = {}
+
+    def is_due(self, what: str | None, now: float) -> bool:
+        """Whether it is; then it is not for a while. ``now`` is by ``time.monotonic``."""
+        is_due = now >= self._due.get(what, -math.inf)
+        if is_due:
+            self._due[what] = now + self._every_s
+        return is_due
+
+
+class Figures:
+    """Hands numbers to writers, by kind."""
+
+    EVERY_S = 0.5
+
+    def __init__(self, writers: Mapping[str, MetricsWriter]) -> None:
+        self._writers = dict(writers)
+        self._clocks = Clocks(self.EVERY_S)
+        self._untold: dict[str, Update] = {}
+        self._rate_from: tuple[float, int] | None = None
+
+    def __enter__(self) -> Figures:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in list(self._writers):
+            self._try(name, lambda writer: writer.close())
+
+    def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
+        """Hand them what comes from now on, and close them at the end."""
+        self._writers.update(writers)
+
+    def started(self, run: TrainingRun) -> None:
+        assert run.controller is not None
+        self._rate_from = time.monotonic(), run.controller.n_steps
+        if set(run.controller.learning) != set(run.trainers):
+            self._write(_who_is_frozen(run), run.controller.n_steps)
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        if not self._writers:
+            return
+        now = time.monotonic()
+        self._untold[update.behavior] = update
+        if self._clocks.is_due(update.behavior, now):
+            self._tell(run, update)
+        if self._clocks.is_due(None, now):
+            self._tell_of_all(run, update.n_steps, now)
+
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        self._write(_who_is_frozen(run), change.n_steps)
+
+    def saved(self, run: TrainingRun) -> None:
+        untold = list(self._untold.values())
+        for update in untold:
+            self._tell(run, update)
+        if untold:
+            self._tell_of_all(run, untold[-1].n_steps, time.monotonic())
+
+    def evaluated(self, run: TrainingRun, evaluation: Evaluation, n_steps: int) -> None:
+        scalars = _return_and_length("evaluation/", evaluation.returns, evaluation.lengths)
+        for behavior, returns in evaluation.returns_of.items():
+            lengths = evaluation.lengths_of.get(behavior, [])
+            scalars |= _return_and_length(f"{behavior}/evaluation_", returns, lengths)
+        self._write(scalars, n_steps)
+
+    def _tell(self, run: TrainingRun, update: Update) -> None:
+        del self._untold[update.behavior]
+        assert run.controller is not None
+        episodes, behavior = run.controller.episodes, update.behavior
+        scalars = {f"{behavior}/{name}": figure for name, figure in update.figures.items()}
+        scalars[f"{behavior}/return"] = episodes.mean_of_recent(behavior)
+        scalars[f"{behavior}/length"] = episodes.mean_length(behavior)
+        self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
+
+    def _tell_of_all(self, run: TrainingRun, n_steps: int, now: float) -> None:
+        """What is not of one behavior."""
+        assert run.controller is not None
+        assert run.manager is not None
+        episodes = run.controller.episodes
+        scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
+        scalars |= self._rate(run, now)
+        scalars |= {f"envmanager/{name}": value for name, value in scalars_of(run.manager.stats()).items()}
+        self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
+
+    def _rate(self, run: TrainingRun, now: float) -> dict[str, float]:
+        """Steps per second since it was last told, in this run."""
+        assert run.controller is not None
+        before, n_steps = self._rate_from, run.controller.n_steps
+        self._rate_from = now, n_steps
+        if before is None or now <= before[0]:
+            return {}
+        return {"training/steps_per_s": (n_steps - before[1]) / (now - before[0])}
+
+    def _write(self, scalars: Mapping[str, float], n_steps: int) -> None:
+        for name in list(self._writers):
+            self._try(name, lambda writer: writer.add_scalars(scalars, n_steps))
+
+    def _try(self, name: str, use: Callable[[MetricsWriter], Any]) -> None:
+        try:
+            use(self._writers[name])
+        except Exception as error:  # a full disk or a service that is gone must not end hours of training
+            del self._writers[name]
+            _logger.warning("the metrics of %s end here: %s: %s", name, type(error).__name__, error)
+
+
+def _who_is_frozen(run: TrainingRun) -> dict[str, float]:
+    assert run.controller is not None
+    return {f"{behavior}/frozen": float(behavior not in run.controller.learning) for behavior in run.trainers}
+
+
+def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) -> dict[str, float]:
+    scalars = {f"{prefix}return": mean_and_spread(returns)[0]} if returns else {}
+    return {**scalars, f"{prefix}length": mean_and_spread(lengths)[0]} if lengths else scalars
+
+
+def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
+    """Without those of ``names`` that are none, because no episode has ended yet."""
+    return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

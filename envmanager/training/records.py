@@ -1,0 +1,128 @@
+"""What a training ran with, beside its checkpoints.
+
+::
+
+    run/config.json      the whole config, with every default and every behavior's trainer; `envmanager train` reads it
+    run/versions.json    of Python, and of every package that was installed
+
+The rule: each file is there wholly or not at all. One is ours when it says so: in its table ``envmanager``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence, Set
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager import __version__
+from envmanager.errors import UsageError
+from envmanager.observe.metrics import Metrics
+from envmanager.options import Wait
+from envmanager.system.new_files import write_anew
+
+CONFIG, VERSIONS = "config.json", "versions.json"
+OURS = "envmanager"
+"""The table by which a file is known as one of a training."""
+_LARGEST = 10_000_000
+_WAITS = {Wait.any(): "any", Wait.all(): "all"}
+
+
+def write(directory: Path, config: Mapping[str, Any]) -> None:
+    """Write both files. Raises UsageError where they cannot be, or would replace somebody else's."""
+    for name, content in ((VERSIONS, versions()), (CONFIG, config)):
+        path = directory / name
+        if is_of_others(path):
+            raise UsageError(f"{path} was not written by a training: move it, or train elsewhere.")
+        about = {"wrote": "envmanager train", "version": __version__, "directory": _directory()}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_anew(path, json.dumps({OURS: about, **content}, indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def read(directory: Path) -> dict[str, Any] | None:
+    """The config that a training in this folder ran with; None when there is none of ours."""
+    content = _content(directory / CONFIG)
+    return None if content is None else {name: table for name, table in content.items() if name != OURS}
+
+
+def is_of_others(path: Path) -> bool:
+    """Whether something is there that no training has written; a link is none of ours."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return True
+    return path.exists() and _content(path) is None
+
+
+def versions() -> dict[str, Any]:
+    """Of Python, of the machine's system, and of every package that is installed, by name."""
+    named = {found.metadata["Name"]: found.version for found in distributions() if "Name" in (found.metadata or ())}
+    packages = {name: named[name] for name in sorted(named, key=str.lower)}
+    return {"python": platform.python_version(), "platform": platform.platform(), "packages": packages}
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it, and a config say it. What no config can say becomes a text that names it.
+
+    Options that are not shown, because they may hold secrets (``worker_env``), are left out.
+    """
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, Wait) and value in _WAITS:
+        return _WAITS[value]
+    if isinstance(value, Metrics):
+        return plain(value.to_json())
+    if attrs.has(type(value)):
+        return {field.name: plain(getattr(value, field.name)) for field in attrs.fields(type(value)) if field.repr}
+    if isinstance(value, Mapping):
+        return {str(name): plain(own) for name, own in value.items()}
+    if isinstance(value, Sequence | Set):
+        return [plain(own) for own in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(value)
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """What is not as it was, a phrase for each: ``trainers.default.gamma was 0.99 and is 0.9``."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
+    elif not _same(before, now):
+        yield f"{where} was {before!r} and is {now!r}"
+
+
+def _same(before: Any, now: Any) -> bool:
+    if isinstance(before, float) and isinstance(now, float) and math.isnan(before):
+        return math.isnan(now)
+    return bool(before == now)
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """What a file of ours holds; None when it is none."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_ours = isinstance(content, dict) and isinstance(content.get(OURS), dict)
+    return content if is_ours else None
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None

@@ -1,0 +1,82 @@
+"""What a training tells: on its way to whoever shows it, and at its end."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from envmanager.observe.stats import ManagerStats
+from envmanager.training.controller import Update
+from envmanager.training.evaluation import Evaluation, mean_and_spread
+from envmanager.training.learners import LearnersChanged
+
+if TYPE_CHECKING:
+    from envmanager.training.run import TrainingRun
+
+
+@attrs.frozen
+class TrainingResult:
+    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``.
+
+    Of the ``n_steps`` this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
+    """
+
+    ended: str
+    n_steps: int
+    wall_s: float
+    mean_return: float
+    evaluation: Evaluation | None
+    stats: ManagerStats
+    n_steps_before: int = 0
+
+    @property
+    def steps_per_s(self) -> float:
+        """How fast this run was."""
+        return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "ended": self.ended,
+            "n_steps": self.n_steps,
+            "n_steps_before": self.n_steps_before,
+            "wall_s": self.wall_s,
+            "steps_per_s": self.steps_per_s,
+            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "evaluation": None
+            if self.evaluation is None
+            else {
+                "episodes": len(self.evaluation.returns),
+                "mean": self.evaluation.mean,
+                "spread": self.evaluation.spread,
+                "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
+                "returns": dict(self.evaluation.returns_of),
+            },
+            "restarts": self.stats.restarts,
+            "steps_lost": self.stats.steps_lost,
+        }
+
+
+class Report(Protocol):
+    """Who is told how it goes."""
+
+    def started(self, run: TrainingRun) -> None:
+        """The environments run and the trainers are there."""
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        """A trainer has learned."""
+
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        """Somebody was frozen, or learns again."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
+        """The policies were tried on the way; ``is_best``: they are better than ever before."""
+
+    def evaluating(self, n_episodes: int) -> None:
+        """Training has ended, and the policies are about to be tried."""

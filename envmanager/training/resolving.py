@@ -1,0 +1,87 @@
+"""The whole config of a training, with every default filled in, and what may not change when it is resumed.
+
+The rule: what a checkpoint cannot go on with is refused before anything is started. What else has changed since then is
+logged as a warning, and is as it says now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from envmanager.errors import UsageError
+from envmanager.training import records
+from envmanager.training.plan import ANY_BEHAVIOR, TrainingPlan
+from envmanager.training.trainer import Trainer
+from envmanager.training.trainers import table_for
+
+_OF_RUNNING = frozenset(
+    {"kind", "n_envs", "n_workers", "local_envs", "wait", "timeouts", "restarts", "zero_copy", "start_method", "trace"}
+    | {"log_dir", "check_values", "infos", "seed"}
+)
+"""Options of a manager that say how its environments are run, and not what they are."""
+_logger = logging.getLogger("envmanager")
+
+
+def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
+    """The tables ``manager``, ``training`` and ``trainers`` as plain data, one trainer per behavior."""
+    of_trainers = {name: _resolved_trainer(table_for(name, plan.trainers), own) for name, own in trainers.items()}
+    manager, training = records.plain(plan.manager), records.plain(plan.training)
+    if manager["seed"] == training["seed"]:
+        del manager["seed"]  # it is, unless it is given: whoever changes one changes both
+    return {"manager": manager, "training": training, "trainers": of_trainers}
+
+
+def _resolved_trainer(table: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    options = getattr(trainer, "options", None)
+    filled_in = records.plain(options) if attrs.has(type(options)) else {}
+    return {"kind": None, **filled_in, **records.plain(table)}
+
+
+def check_resumed(plan: TrainingPlan) -> None:
+    """Raise UsageError when ``plan`` cannot go on with the training in its folder."""
+    before = records.read(plan.directory)
+    if before is None:
+        return
+    wrong = list(_wrong(before, plan))
+    if wrong:
+        raise UsageError(
+            f"the training in {plan.directory} cannot go on with another config than it began with: "
+            f"{', '.join(wrong)}. Resume with what {plan.directory / records.CONFIG} says, or begin anew (--force), or "
+            "train elsewhere (--dir)."
+        )
+
+
+def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
+    seed = _table(before, "training").get("seed", plan.training.seed)
+    yield from records.differences(seed, plan.training.seed, "training.seed")
+    for behavior, table in _table(before, "trainers").items():
+        now = plan.trainers.get(behavior, plan.trainers.get(ANY_BEHAVIOR))
+        if now is not None and isinstance(table, Mapping):
+            yield from records.differences(table.get("kind"), now.get("kind"), f"trainers.{behavior}.kind")
+
+
+def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """What has changed of the environments and of the trainers, a phrase for each."""
+    if before is None:
+        return []
+    of_trainers = records.differences(_table(before, "trainers"), _table(now, "trainers"), "trainers")
+    return [*records.differences(_what_is_played(before), _what_is_played(now), "manager"), *of_trainers]
+
+
+def tell_changes(found: list[str]) -> None:
+    """Log what has changed since a training was begun that goes on."""
+    if found:
+        _logger.warning("this training goes on with another config than before: %s.", ", ".join(found))
+
+
+def _what_is_played(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in _table(config, "manager").items() if name not in _OF_RUNNING}
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}

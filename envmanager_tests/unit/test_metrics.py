@@ -1,0 +1,352 @@
+"""Writers of metrics: what a config may say of them, and what each leaves."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmanager.errors import MissingExtra, UsageError
+from envmanager.observe import csv_metrics, metrics, tensorboard
+from envmanager.observe.metrics import Metrics, RunFacts, open_writers, parse
+
+CONFIG = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
+
+
+def facts(directory: Path, *, resumed_at: int | None = None) -> RunFacts:
+    return RunFacts(directory, "0123456789abcdef", CONFIG, resumed_at)
+
+
+# What a config says.
+
+
+def test_a_name_or_a_table_of_options_names_a_writer():
+    assert parse(["csv", {"wandb": {"project": "x"}}, {"tensorboard": None}]) == (
+        Metrics("csv"),
+        Metrics("wandb", {"project": "x"}),
+        Metrics("tensorboard"),
+    )
+    assert parse(parse(["csv"])) == (Metrics("csv"),)
+    assert [one.to_json() for one in parse(["csv", {"wandb": {"project": "x"}}])] == [
+        "csv",
+        {"wandb": {"project": "x"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("csv", r"should be a list such as \[tensorboard, csv"),
+        (3, "should be a list"),
+        ({"csv": {}}, "should be a list"),
+        (["cvs"], r"names 'cvs', which is not known; did you mean csv\? Known: csv, mlflow, tensorboard, wandb"),
+        ([3], "int 3 is in it"),
+        ([{3: {}}], "names 3, which is not known"),
+        ([{"csv": "x"}], "metrics.csv should be a mapping of its options"),
+        (["csv", {"csv": {}}], "names 'csv' twice"),
+    ],
+    ids=str,
+)
+def test_anything_else_is_a_usage_error(given: Any, words: str):
+    with pytest.raises(UsageError, match=words):
+        parse(given)
+
+
+def test_an_option_that_a_writer_has_not_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match=r"no option metrics\.mlflow\.experimnt; did you mean experiment\?"):
+        metrics._check_options(Metrics("mlflow", {"experimnt": "x"}), importlib_class("trackers", "MlflowMetrics"))
+    with pytest.raises(UsageError, match=r"no option metrics\.csv\.file\. It has none"):
+        metrics.require(parse([{"csv": {"file": "x"}}]))
+
+
+def importlib_class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"envmanager.observe.{module}"), name)
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
+def test_a_library_that_is_missing_is_named_with_its_command(kind: str, monkeypatch: pytest.MonkeyPatch):
+    real = importlib.util.find_spec
+    hidden = {"tensorboardX", "wandb", "mlflow"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else real(name, *more))
+
+    with pytest.raises(MissingExtra, match=rf"metrics: {kind} needs .* pip install 'envmanager\[{kind}\]'"):
+        metrics.require(parse([kind]))
+
+
+class Remembering:
+    made: list[Any] = []
+
+    def __init__(self, facts: RunFacts, *, colour: str = "grey") -> None:
+        self.facts, self.colour, self.closed = facts, colour, False
+        Remembering.made.append(self)
+
+    def add_scalars(self, scalars, step):
+        self.last = dict(scalars), step
+
+    def close(self):
+        self.closed = True
+
+
+class Broken:
+    def __init__(self, facts: RunFacts) -> None:
+        raise RuntimeError("no connection")
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Other packages that bring writers."""
+    there = [
+        EntryPoint(name, f"{__name__}:{cls.__name__}", metrics.ENTRY_POINT_GROUP)
+        for name, cls in (("remembering", Remembering), ("broken", Broken))
+    ]
+
+    def found(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == metrics.ENTRY_POINT_GROUP
+        return [each for each in there if name in (None, each.name)]
+
+    monkeypatch.setattr(metrics, "entry_points", found)
+    yield
+    Remembering.made.clear()
+
+
+@pytest.mark.usefixtures("packages")
+def test_another_package_adds_a_writer_by_an_entry_point(tmp_path: Path):
+    chosen = parse([{"remembering": {"colour": "red"}}])
+    metrics.require(chosen)
+    writer = open_writers(chosen, facts(tmp_path))["remembering"]
+    writer.add_scalars({"return/mean": 2.0}, 30)
+
+    assert isinstance(writer, Remembering)
+    assert (writer.colour, writer.facts, writer.last) == ("red", facts(tmp_path), ({"return/mean": 2.0}, 30))
+    with pytest.raises(UsageError, match=r"no option metrics\.remembering\.color; did you mean colour"):
+        metrics.require(parse([{"remembering": {"color": "red"}}]))
+    assert "remembering" in metrics.known_kinds()
+
+
+@pytest.mark.usefixtures("packages")
+def test_when_one_cannot_be_opened_the_others_are_closed(tmp_path: Path):
+    with pytest.raises(UsageError, match="metrics of broken cannot be opened: RuntimeError: no connection"):
+        open_writers(parse(["remembering", "broken"]), facts(tmp_path))
+
+    assert [writer.closed for writer in Remembering.made] == [True]
+
+
+# CSV.
+
+
+def rows_of(directory: Path) -> list[list[str]]:
+    with (directory / "metrics.csv").open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def written(directory: Path, *scalars: tuple[dict[str, float], int], resumed_at: int | None = None) -> None:
+    (writer,) = open_writers(parse(["csv"]), facts(directory, resumed_at=resumed_at)).values()
+    for named, step in scalars:
+        writer.add_scalars(named, step)
+    writer.close()
+
+
+def test_a_table_has_a_line_per_value(tmp_path: Path):
+    written(tmp_path / "run", ({"a/loss": 0.5, "b, with a comma": 1e-9}, 100), ({"a/loss": float("nan")}, 200))
+
+    assert rows_of(tmp_path / "run") == [
+        ["steps", "name", "value"],
+        ["100", "a/loss", "0.5"],
+        ["100", "b, with a comma", "1e-09"],
+        ["200", "a/loss", "nan"],
+    ]
+
+
+def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path):
+    (writer,) = open_writers(parse(["csv"]), facts(tmp_path)).values()
+    writer.add_scalars({"loss": 1.0}, 1)
+
+    assert len(rows_of(tmp_path)) == 2
+    writer.close()
+
+
+def test_a_training_that_goes_on_keeps_what_came_before_its_checkpoint(tmp_path: Path):
+    written(tmp_path, ({"loss": 1.0}, 100), ({"loss": 2.0}, 200))
+    written(tmp_path, ({"loss": 3.0}, 180), resumed_at=150)
+
+    assert [row[::2] for row in rows_of(tmp_path)[1:]] == [["100", "1"], ["180", "3"]]
+
+
+def test_a_training_that_begins_anew_begins_a_new_table(tmp_path: Path):
+    written(tmp_path, ({"loss": 1.0}, 100))
+    written(tmp_path)
+
+    assert rows_of(tmp_path) == [["steps", "name", "value"]]
+
+
+def test_somebodys_table_of_that_name_is_not_replaced(tmp_path: Path):
+    (tmp_path / "metrics.csv").write_text("steps,metric\n")
+
+    with pytest.raises(UsageError, match="move it"):
+        written(tmp_path)
+    assert (tmp_path / "metrics.csv").read_text() == "steps,metric\n"
+    assert csv_metrics.is_of_others(tmp_path / "metrics.csv")
+
+
+# TensorBoard.
+
+
+def scalars_in(path: Path) -> dict[str, tuple[float, int]]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    found, data = {}, path.read_bytes()
+    while data:  # a record: length, its checksum, the event, its checksum
+        length = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + length])
+        found |= {value.tag: (value.simple_value, event.step) for value in event.summary.value}
+        data = data[16 + length :]
+    return found
+
+
+@pytest.mark.parametrize("directory", [None, "elsewhere"])
+def test_tensorboards_scalars_are_in_the_folder_of_the_run_or_where_it_is_said(tmp_path: Path, directory: str | None):
+    pytest.importorskip("tensorboardX")
+    options = {} if directory is None else {"directory": str(tmp_path / directory)}
+    (writer,) = open_writers(parse([{"tensorboard": options}]), facts(tmp_path / "run")).values()
+    writer.add_scalars({"a/loss": 0.5, "return/mean": 2.0}, 100)
+    writer.close()
+
+    (path,) = (tmp_path / (directory or "run/tensorboard")).iterdir()
+    assert scalars_in(path) == {"a/loss": (0.5, 100), "return/mean": (2.0, 100)}
+
+
+def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    folder = tmp_path / "tensorboard"
+    open_writers(parse(["tensorboard"]), facts(tmp_path))["tensorboard"].close()
+    tensorboard.make_writer(str(folder)).close()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "events.out.tfevents.1.host.envmanager-0123abcd").symlink_to(folder / "notes.txt")
+    assert len(list(folder.iterdir())) == 4
+
+    tensorboard.remove_events(folder)
+    tensorboard.remove_events(tmp_path / "nothing")
+
+    assert len(list(folder.iterdir())) == 3
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+# The services.
+
+USE_WANDB = """
+import json, sys
+from pathlib import Path
+from envmanager.observe.metrics import RunFacts, open_writers, parse
+
+directory = Path(sys.argv[1])
+facts = RunFacts(directory, "0123456789abcdef", {"manager": {"env": "CartPole-v1"}})
+(writer,) = open_writers(parse([{"wandb": {"project": "x", "mode": "offline"}}]), facts).values()
+writer.add_scalars({"a/loss": 0.5}, 100)
+writer.add_scalars({"b/loss": 0.25}, 200)
+writer.add_scalars({"a/loss": 0.125}, 150)  # which is late
+run = writer._run
+print(json.dumps([run.id, run.project, run.name, run.config["manager"]]))
+writer.close()
+"""
+READ_WANDB = """
+import json, sys
+from pathlib import Path
+from wandb.proto import wandb_internal_pb2
+
+def records(data):  # a log as LevelDB has it, after a header of 7 bytes: blocks of 32 KiB of parts of records
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole one, the last part of one
+            yield record
+            record = b""
+
+rows = []
+(path,) = Path(sys.argv[1], "wandb").glob("offline-run-*/run-*.wandb")
+for data in records(path.read_bytes()):
+    found = wandb_internal_pb2.Record()
+    found.ParseFromString(data)
+    if found.WhichOneof("record_type") == "history":
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found.history.item}
+        rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+print(json.dumps(rows))
+"""
+
+
+USE_MLFLOW = """
+import json, sys
+from mlflow.tracking import MlflowClient
+from pathlib import Path
+from envmanager.observe.metrics import RunFacts, open_writers, parse
+
+directory, uri = Path(sys.argv[1]), sys.argv[2]
+config = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
+for resumed_at, loss, step in ((None, 0.5, 100), (100, 0.25, 200)):
+    facts = RunFacts(directory, "0123456789abcdef", config, resumed_at)
+    (writer,) = open_writers(parse([{"mlflow": {"tracking_uri": uri, "experiment": "x"}}]), facts).values()
+    writer.add_scalars({"Agent?team=0/loss": loss}, step)
+    writer.close()
+client = MlflowClient(uri)
+(run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
+history = client.get_metric_history(run.info.run_id, "Agent_team_0/loss")
+told = sorted([each.step, each.value] for each in history)
+print(json.dumps([told, run.info.status, run.info.run_name, run.data.params]))
+"""
+
+
+def last_line(code: str, *arguments: str, cwd: Path) -> Any:
+    """What ``code`` prints last, in a process of its own: both leave threads, files or a service until its end."""
+    environ = {**os.environ, "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_wandb_offline_has_the_scalars_and_the_config(tmp_path: Path):
+    pytest.importorskip("wandb")
+
+    told = last_line(USE_WANDB, str(tmp_path / "run"), cwd=tmp_path)
+    rows = last_line(READ_WANDB, str(tmp_path / "run"), cwd=tmp_path)
+
+    assert told == ["0123456789abcdef", "x", "run", {"env": "CartPole-v1"}]
+    assert rows == [
+        {"a/loss": 0.5, "steps": 100},
+        {"b/loss": 0.25, "steps": 200},
+        {"a/loss": 0.125, "steps": 150},
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
+def test_mlflow_keeps_the_scalars_without_a_server_and_goes_on_with_its_run(tmp_path: Path, scheme: str):
+    pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/ml.db" if scheme == "sqlite" else (tmp_path / "store").as_uri()
+
+    assert last_line(USE_MLFLOW, str(tmp_path / "run"), uri, cwd=tmp_path) == [
+        [[100, 0.5], [200, 0.25]],
+        "FINISHED",
+        "run",
+        {"manager.env": "CartPole-v1", "trainers.default.kind": "ppo"},
+    ]
+
+
+def test_nothing_of_the_services_is_imported_before_it_is_chosen():
+    code = "import sys, envmanager.observe.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"wandb", "mlflow", "tensorboardX"} & set(loaded)
