@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envmanager.adapters.choosing import as_environment
+    from envmanager.data.recipes import EnvRecipe
     from envmanager.data.seeding import derive_seed
     from envmanager.data.specs import ArraySpec, BehaviorSpec
     from envmanager.data.steps import (
@@ -63,6 +64,7 @@ __all__ = [
     "EnvManager",
     "EnvManagerError",
     "EnvRaised",
+    "EnvRecipe",
     "EnvWorker",
     "Environment",
     "EnvironmentCommand",
@@ -110,6 +112,7 @@ _HOME_OF = {
     "EnvManager": "env_manager",
     "EnvManagerError": "errors",
     "EnvRaised": "errors",
+    "EnvRecipe": "data.recipes",
     "EnvWorker": "env_manager",
     "Environment": "environment",
     "EnvironmentCommand": "data.steps",

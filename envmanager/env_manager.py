@@ -27,7 +27,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from envmanager.core.asking import Asker
+from envmanager.core.asking import Asker, one_for_each
 from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.hosts import EnvWorker, WorkerHost
@@ -50,7 +50,7 @@ from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.tracing import Tracer
-from envmanager.options import RestartPolicy, Wait
+from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.system import interrupts
 from envmanager.system.interrupts import let_through
@@ -227,17 +227,24 @@ class EnvManager(ABC):
             policy if self._tracer is None else self._tracer.policy(behavior, policy)
         )
 
-    def reset(self, config: Any = None) -> list[StepInfo]:
+    def reset(
+        self,
+        config: Any = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[StepInfo]:
         """Begin a new episode in every environment; one StepInfo per worker, in order.
 
-        ``config`` is None, a ResetConfig, or a mapping with ``seed`` (one number, or one per environment) and
-        ``options``. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
+        ``seed``: one number, or one per environment. ``options``: for the environments' own reset. Instead of these
+        two, ``config`` may be a ResetConfig, or a mapping with the keys ``seed`` and ``options``; UsageError when both
+        are given. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False
         try:
             with self._named["reset"]:
-                config, parsed = self._resets.checked(config)
+                config, parsed = self._resets.checked(ResetConfig.given(config, seed=seed, options=options))
                 has_begun, self._use, self._undelivered = True, _Use.RESETTING, None
                 infos = self._resets.reset(config, parsed)
                 if self._episodes is not None:
@@ -337,27 +344,31 @@ class EnvManager(ABC):
         self._undelivered = None  # as in step()
         return made  # type: ignore[no-any-return]
 
-    def call(self, name: str | Callable[..., Any], *args: Any, env_ids: Any = None) -> list[Any]:
-        """``env.name(*args)`` of each environment (all, or ``env_ids``), in that order.
+    def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
+        """``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
 
-        ``name`` may be a function: then ``name(env, *args)``, where the environment is. It travels by cloudpickle.
-        Waits behind a step in flight, at most ``Timeouts.call_s``. Raises EnvRaised when a call raises; the worker
-        stays usable.
+        ``name`` may be a function: then ``name(env, *args, **kwargs)``, where the environment is. It travels by
+        cloudpickle. ``env_ids`` is always this method's own: where a method has a parameter of that name, give it by
+        place, or call a function that does. Waits behind a step in flight, at most ``Timeouts.call_s``. Raises
+        EnvRaised when a call raises; the worker stays usable.
         """
-        return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows))
+        return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """``env.name`` of each environment; see ``call``."""
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
-    def set_attr(self, name: str, values: Sequence[Any], env_ids: Any = None) -> None:
-        """``env.name = value`` for each environment, one of ``values`` each; see ``call``."""
+    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
+        """``env.name = value`` for each environment; see ``call``.
+
+        The type of ``values`` decides: a sequence (list, tuple, …) or an array of at least one axis is one value for
+        each environment, and must have as many; anything else (a number, a text, bytes, a mapping, a set, an object
+        of yours) is one value for all. To give all of them the same list, write ``[the_list] * n``. Raises UsageError
+        when there are too many or too few, and for what has a length and places but is no Sequence.
+        """
         ids = self._asker.ids(env_ids)
-        if isinstance(values, str | Mapping) or not hasattr(values, "__getitem__") or len(values) != len(ids):
-            raise UsageError(f"set_attr needs one value for each of {len(ids)} environments, not {values!r}.")
-        self._asker.ask(
-            CommandName.SET_ATTR, ids, lambda rows, places: (name, [values[place] for place in places], rows)
-        )
+        each = one_for_each(values, len(ids))
+        self._asker.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[place] for place in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """``env.render()`` of each environment; see ``call``."""

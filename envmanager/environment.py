@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -119,11 +120,17 @@ class EnvGroup(Environment):
             yield self.subjects[row]
         self.current_env_id = None
 
-    def call(self, name: str | Callable[..., Any], args: Sequence[Any], rows: Sequence[int]) -> list[Any]:
-        """``getattr(env, name)(*args)`` of some environments; ``name(env, *args)`` where it is a function."""
+    def call(
+        self,
+        name: str | Callable[..., Any],
+        args: Sequence[Any],
+        rows: Sequence[int],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """``getattr(env, name)(*args, **kwargs)`` of some environments; ``name(env, …)`` where it is a function."""
         if callable(name):
-            return [name(subject, *args) for subject in self._at(rows)]
-        return [attribute_of(subject, name)(*args) for subject in self._at(rows)]
+            return [name(subject, *args, **kwargs) for subject in self._at(rows)]
+        return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
         """``env.name`` of some environments."""

@@ -83,11 +83,19 @@ class EnvRaised(WorkerError):
     """
 
     def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, type_name: str, cause: str, remote_traceback: str
+        self,
+        *,
+        worker_id: int,
+        env_ids: Sequence[int],
+        phase: str,
+        type_name: str,
+        cause: str,
+        remote_traceback: str,
+        advice: str = "",
     ) -> None:
         super().__init__(
             f"the environment in {_where(worker_id, env_ids)} raised {type_name} during {phase}: {cause}\n"
-            f"{_AFTER_EXCEPTION.get(phase, '')}\n{remote_traceback}",
+            f"{advice}{_AFTER_EXCEPTION.get(phase, '')}\n{remote_traceback}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,

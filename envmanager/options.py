@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import attrs
 
+from envmanager.data import recipes
 from envmanager.errors import UsageError
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -228,6 +229,15 @@ class ResetConfig:
         return cls(**config)
 
     @classmethod
+    def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
+        """What a reset was asked for, by a config or by arguments of its own; UsageError when by both."""
+        if seed is None and options is None:
+            return config
+        if config is not None:
+            raise UsageError("reset takes a config, or seed= and options=, not both: put all of it into one of them.")
+        return cls(seed, options)
+
+    @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
         """As ``of``, checked against the number of environments."""
         parsed = cls.of(config)
@@ -306,10 +316,17 @@ class ManagerOptions:
     Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
     other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
+
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
+    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
     """
 
     kind: str = "subprocess"
     env: Any = None
+    env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
+    wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
+    render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
+    imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
     n_envs: int = attrs.field(default=1, validator=at_least(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
     local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
@@ -328,6 +345,7 @@ class ManagerOptions:
     cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        recipes.check_render_mode(self.env_kwargs, self.render_mode)
         local_envs = 0 if self.local_envs == "auto" else self.local_envs
         if local_envs >= self.n_envs:
             raise UsageError(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.errors import ConfigError, MissingExtra
 from envmanager.options import ManagerOptions
 from envmanager.structuring import nearest, structure
@@ -58,7 +59,8 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     """The manager that ``config`` describes, started: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`~envmanager.options.ManagerOptions`; ``wait`` may be ``"any"``, ``"all"``, a
-    number of workers or a mapping, ``timeouts`` a mapping. The environment is ``config["env"]`` or ``env_factory``.
+    number of workers or a mapping, ``timeouts`` a mapping. The environment is ``config["env"]`` or ``env_factory``;
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` hold for either.
     Raises ConfigError for what cannot be understood, and MissingExtra for a kind that is known but not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
@@ -67,8 +69,22 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
     make = _find_kind(options.kind)
     chosen = _options_for(make, options)
-    manager: EnvManager = make(options.env if env_factory is None else env_factory, options.n_envs, **chosen)
+    made_of = _with_recipe(options.env if env_factory is None else env_factory, options)
+    manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
+
+
+def _with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
+    """What the kind gets: the environment, as an EnvRecipe when the options say how to make it."""
+    given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
+    if not any(given.values()):
+        return env_factory
+    if isinstance(env_factory, list | tuple):
+        return [_with_recipe(each, options) for each in env_factory]
+    if isinstance(env_factory, EnvRecipe):
+        said = ", ".join(name for name, value in given.items() if value)
+        raise ConfigError(f"The environment is an EnvRecipe, and {said} set besides: put all of it into the recipe.")
+    return EnvRecipe(env_factory, **given)
 
 
 def known_kinds() -> list[str]:
@@ -111,7 +127,7 @@ def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str,
     chosen = {}
     for field in attrs.fields(ManagerOptions):
         value = getattr(options, field.name)
-        if field.name in ("kind", "env", "n_envs"):
+        if field.name in ("kind", "env", "n_envs", *RECIPE_OPTIONS):
             continue
         if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
             chosen[field.name] = value

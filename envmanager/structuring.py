@@ -7,7 +7,7 @@ the nearest known one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
@@ -22,7 +22,7 @@ from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, Worker
 Options = TypeVar("Options")
 
 _LITERAL: tuple[Any, ...] = (Literal,)
-_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount)
+_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount, Sequence[Any])
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:

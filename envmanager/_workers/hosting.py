@@ -209,6 +209,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
         type_name=type(error).__qualname__,
         cause=_text_of(error),
         remote_traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        advice=_advice(error),
     )
     raised.__cause__ = error
     return raised
@@ -219,6 +220,21 @@ def _text_of(error: BaseException) -> str:
         return str(error) or repr(error)
     except Exception as broken:  # a __str__ that raises must not hide the error
         return f"(its text cannot be shown: {type(broken).__name__})"
+
+
+_UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
+"""What Gymnasium raises for an id that is not registered, by name: it is not imported to ask."""
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about an error that the place of the environment explains."""
+    if _UNKNOWN_ID not in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__):
+        return ""
+    return (
+        "That id is not registered in the process of this environment; what another one, such as the trainer's, has "
+        "registered or imported is not known there. Name the module that registers it in `imports` (imports: [my_envs] "
+        "in a config, EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.\n"
+    )
 
 
 def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:

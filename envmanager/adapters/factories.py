@@ -5,59 +5,23 @@ The rule: no environment is made here; the trainer's process only looks at the f
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
+import functools
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
-import attrs
 import cloudpickle
 
+from envmanager.adapters.names import GymnasiumId, find_environment, loaded
+from envmanager.adapters.recipes import Prepared, prepare
+from envmanager.data.recipes import EnvRecipe
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import UsageError
 
-EnvFactory = Callable[..., Any] | str | Sequence[Any]
-"""A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. ``"module:id"`` is an id
-that is registered when the module is imported."""
-
-NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Gymnasium namespaces that only exist once a library was imported: the library, and the extra that brings it."""
-
-
-@attrs.frozen
-class GymnasiumId:
-    """A factory that makes the environment registered under ``env_id``.
-
-    It takes along what is registered, because a worker knows only what Gymnasium itself registers and what ``module``,
-    imported there first, does.
-    """
-
-    env_id: str
-    spec: Any = attrs.field(eq=False, repr=False)
-    module: str = ""
-
-    def __call__(self) -> Any:
-        if self.module:
-            importlib.import_module(self.module)
-        return _gymnasium_for(self.env_id).make(self.spec)
-
-
-@attrs.frozen
-class Importable:
-    """A factory that is looked up by name in the worker, so that nothing but the name travels."""
-
-    module: str
-    attribute: str
-
-    def load(self) -> Any:
-        """The callable itself."""
-        found: Any = importlib.import_module(self.module)
-        for part in self.attribute.split("."):
-            found = getattr(found, part)
-        return found
+EnvFactory = Callable[..., Any] | str | EnvRecipe | Sequence[Any]
+"""A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
+``"module:id"`` is an id that is registered when the module is imported."""
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
@@ -70,9 +34,11 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 
 
 def resolve(env_factory: Any) -> Any:
-    """A callable factory from a callable or a text; UsageError for anything else."""
+    """A callable factory from a callable, a text or an EnvRecipe; UsageError for anything else."""
+    if isinstance(env_factory, EnvRecipe):
+        return prepare(env_factory, resolve)
     if isinstance(env_factory, str):
-        return _resolve_text(env_factory)
+        return find_environment(env_factory)
     if env_factory is None:
         raise UsageError("there is no environment: pass env_factory (a callable, a Gymnasium id or 'module:callable').")
     if isinstance(env_factory, Environment) or (hasattr(env_factory, "reset") and not inspect.isclass(env_factory)):
@@ -85,56 +51,6 @@ def resolve(env_factory: Any) -> Any:
     return env_factory
 
 
-def _resolve_text(text: str) -> GymnasiumId | Importable:
-    module, colon, name = text.partition(":")
-    if not colon:
-        return GymnasiumId(text, _registered(text, text))
-    if not module or module.startswith("."):
-        raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
-    try:
-        importlib.import_module(module)
-    except MissingExtra:
-        raise
-    except ImportError as error:
-        raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-    if not name.replace(".", "_").isidentifier():
-        return GymnasiumId(name, _registered(name, text), module)
-    importable = Importable(module, name)
-    try:
-        found = importable.load()
-    except AttributeError as error:
-        if _has_registered(name):
-            return GymnasiumId(name, _registered(name, text), module)
-        raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-    if not callable(found):
-        raise UsageError(f"env {text!r} is {describe_value(found)}, not a callable that makes an environment.")
-    return importable
-
-
-def _has_registered(env_id: str) -> bool:
-    """Whether a module that was imported has registered ``env_id``; Gymnasium is not imported to ask it."""
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and env_id in gymnasium.registry
-
-
-def _registered(env_id: str, text: str) -> Any:
-    """What Gymnasium knows under ``env_id``; UsageError, about the user's ``text``, when that is nothing."""
-    gymnasium = _gymnasium_for(env_id)
-    try:
-        return _without_main(gymnasium.spec(env_id))
-    except gymnasium.error.Error as error:
-        raise UsageError(f"Gymnasium knows no environment {text!r}: {error}") from error
-    except ImportError as error:
-        raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-
-
-def _without_main(spec: Any) -> Any:
-    """The EnvSpec with what it finds in ``__main__`` by name put into it: a worker's ``__main__`` is another one."""
-    module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
-    entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
-    return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
-
-
 def check_travel(factories: Sequence[Any]) -> None:
     """Raise UsageError unless the factories can be sent to a worker."""
     try:
@@ -142,7 +58,7 @@ def check_travel(factories: Sequence[Any]) -> None:
     except Exception as error:
         advice = "Make what it holds (locks, open files, connections) inside the factory instead."
         what = "env_factory"
-        if any(isinstance(factory, GymnasiumId) for factory in factories):
+        if any(isinstance(_innermost(factory), GymnasiumId) for factory in factories):
             what = "env_factory, or what is registered with Gymnasium under an id in it,"
             advice = "Register only arguments that can be pickled, or pass a function that makes the environment."
         raise UsageError(
@@ -150,25 +66,15 @@ def check_travel(factories: Sequence[Any]) -> None:
         ) from error
 
 
-def _gymnasium_for(env_id: str) -> Any:
-    try:
-        gymnasium = importlib.import_module("gymnasium")
-    except ImportError:
-        raise MissingExtra(f"the environment id {env_id!r}", library="gymnasium", extra="gymnasium") from None
-    namespace = env_id.partition("/")[0] if "/" in env_id else ""
-    if namespace in NAMESPACES:
-        library, extra = NAMESPACES[namespace]
-        try:
-            importlib.import_module(library)
-        except ImportError:
-            raise MissingExtra(f"the environment id {env_id!r}", library=library, extra=extra) from None
-    return gymnasium
+def _innermost(factory: Any) -> Any:
+    return factory.make[0] if isinstance(factory, Prepared) else factory
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
     """The environment that the factory makes; UsageError when it makes none."""
-    if isinstance(env_factory, Importable):
-        env_factory = env_factory.load()
+    if isinstance(env_factory, Prepared):
+        return env_factory.wrapped(call_factory(env_factory.inner(), context))
+    env_factory = loaded(env_factory)
     made = env_factory(context) if _wants_context(env_factory) else env_factory()
     if made is None:
         raise UsageError(
@@ -203,4 +109,5 @@ def _is_context(env_factory: Any, parameter: inspect.Parameter) -> bool:
 
 
 def _name(env_factory: Any) -> str:
+    env_factory = env_factory.func if isinstance(env_factory, functools.partial) else env_factory
     return str(getattr(env_factory, "__qualname__", None) or repr(env_factory))

@@ -26,6 +26,7 @@ from envmanager.cli.display import Display, PlainDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
+from envmanager.cli.overrides import override
 from envmanager.cli.plan import Plan, check_out
 from envmanager.cli.run import exit_code_of, run
 from envmanager.cli.tune import TunePlan, tune
@@ -36,7 +37,6 @@ app = typer.Typer(
     name="envmanager",
     help="Run many reinforcement-learning environments side by side.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -44,9 +44,51 @@ app.add_typer(godot_app, name="godot")
 
 EnvOption = Annotated[
     str | None,
-    typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable that makes one."),
+    typer.Option(
+        "--env",
+        metavar="ENV",
+        help="A Gymnasium id, module:id, or module:callable that makes one.",
+        show_default="that of CONFIG",
+    ),
 ]
-SeedOption = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same episodes.")]
+ManagerOption = Annotated[
+    str | None, typer.Option("--manager", metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess")
+]
+NumberOfEnvsOption = Annotated[
+    int | None, typer.Option("--n-envs", metavar="N", help="How many environments.", show_default="1")
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--n-workers",
+        "--workers",
+        metavar="N|auto",
+        help="In how many workers.",
+        show_default="one per environment",
+    ),
+]
+WaitOption = Annotated[
+    str | None,
+    typer.Option("--wait", metavar="any|all|K", help="How many workers to wait for.", show_default="any"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.NAME=VALUE",
+        help="Set any option of the config, as --set manager.n_envs=16; the value is YAML. Any number of times; else "
+        "the config stays as it is.",
+    ),
+]
+StartMethodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--start-method",
+        metavar="forkserver|spawn|fork",
+        help="How worker processes begin.",
+        show_default="forkserver",
+    ),
+]
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -88,20 +130,24 @@ def run_command(
         Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML or YAML file with the tables manager and run.")
     ] = None,
     env: EnvOption = None,
-    manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
-    n_envs: Annotated[int | None, typer.Option(help="How many environments.")] = None,
-    n_workers: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="In how many workers; one per environment if unset.")
-    ] = None,
+    manager: ManagerOption = None,
+    n_envs: NumberOfEnvsOption = None,
+    n_workers: WorkersOption = None,
     local_envs: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="How many of them this process runs itself while it waits.")
+        str | None,
+        typer.Option(
+            metavar="N|auto", help="How many of them this process runs itself while it waits.", show_default="0"
+        ),
     ] = None,
-    wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
+    wait: WaitOption = None,
     restarts: Annotated[
-        int | None, typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.")
+        int | None,
+        typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.", show_default="3"),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="How many environment steps.")] = None,
-    seed: SeedOption = None,
+    steps: Annotated[int | None, typer.Option(help="How many environment steps.", show_default="10000")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed gives the same episodes.", show_default="not seeded")
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(metavar="MODULE:CALLABLE", help="Called with a behavior's name and spec; else random.")
     ] = None,
@@ -110,14 +156,17 @@ def run_command(
         Path | None, typer.Option(metavar="FILE.json", help="Write where the time goes there, for ui.perfetto.dev.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
-    start_method: Annotated[str | None, typer.Option(metavar="forkserver|spawn|fork")] = None,
+    start_method: StartMethodOption = None,
+    assignments: SetOption = None,
 ) -> None:
     """Run environments and show how fast they go and what they return.
 
-    Options given here come before those of CONFIG. Ends with exit code 0 when all steps were taken, 1 after an error,
-    2 after a mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    Options given here come before those of --set, these before those of CONFIG, and the defaults are last. Ends with
+    exit code 0 when all steps were taken, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143
+    after SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
+    tables = override(tables, assignments or ())
     manager_flags: dict[str, Any] = {
         "env": env,
         "kind": manager,
@@ -157,7 +206,7 @@ def tune_command(
     seconds: Annotated[float, typer.Option(min=1, help="For how long to try.")] = 30.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best as a config there.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
-    start_method: Annotated[str | None, typer.Option(metavar="forkserver|spawn|fork")] = None,
+    start_method: StartMethodOption = None,
 ) -> None:
     """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
 
@@ -176,10 +225,16 @@ def train_command(
         Path,
         typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers."),
     ],
-    manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
-    wait: Annotated[str | None, typer.Option(metavar="any|all|K", help="How many workers to wait for.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps of agents.")] = None,
-    seed: SeedOption = None,
+    env: EnvOption = None,
+    manager: ManagerOption = None,
+    n_envs: NumberOfEnvsOption = None,
+    n_workers: WorkersOption = None,
+    wait: WaitOption = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps of agents.", show_default="100000")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the environments and of all that learns.", show_default="0")
+    ] = None,
+    assignments: SetOption = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Where checkpoints go; runs/NAME OF CONFIG if unset.")
     ] = None,
@@ -195,12 +250,14 @@ def train_command(
 ) -> None:
     """Train policies and show how it goes; checkpoints are left behind, and the policies tried at the end.
 
-    Options given here come before those of CONFIG. Ends with exit code 0 when all steps were taken, 1 after an error,
-    2 after a mistake in the call, such as a DIR that holds a training already. Ctrl-C (130) and SIGTERM (143) end the
-    step that is being taken, and save.
+    Options given here come before those of --set, these before those of CONFIG, and the defaults are last. Ends with
+    exit code 0 when all steps were taken, 1 after an error, 2 after a mistake in the call, such as a DIR that holds a
+    training already. Ctrl-C (130) and SIGTERM (143) end the step that is being taken, and save.
     """
-    tables = load_config(config, TRAINING_TABLES)
-    tables["manager"] = _with(tables["manager"], {"kind": manager, "wait": wait})
+    tables = override(load_config(config, TRAINING_TABLES), assignments or ())
+    manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
+    manager_flags["n_workers"] = _number_or_text(n_workers)
+    tables["manager"] = _with(tables["manager"], manager_flags)
     flags = {"steps": steps, "seed": seed, "metrics": _with_tensorboard(tables["training"].get("metrics"), board)}
     tables["training"] = _with(tables["training"], flags)
     check_out(out)
@@ -218,15 +275,17 @@ def bench_command(
         list[str] | None, typer.Option(metavar="NAME,…", help="noop, cartpole, pong, …; all of them if unset.")
     ] = None,
     n_envs: Annotated[
-        list[int] | None, typer.Option(min=1, help="How many environments; each workload has its own.")
+        list[int] | None, typer.Option(min=1, help="How many environments; those of each workload if unset.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="How often each contender runs; 5 if unset.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.01, help="For how long each time; 2 if unset.")] = None,
     contenders: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple.")
+        list[str] | None,
+        typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple; all if unset."),
     ] = None,
     python: Annotated[
-        list[str] | None, typer.Option(metavar="PEER=PATH", help="The interpreter that has this peer installed.")
+        list[str] | None,
+        typer.Option(metavar="PEER=PATH", help="The interpreter that has this peer installed; else this one."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write everything that was measured.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures there.")] = None,

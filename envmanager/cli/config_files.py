@@ -15,15 +15,17 @@ The rule: a file only becomes plain tables here; what is in them is checked wher
 
 from __future__ import annotations
 
-import difflib
+import functools
 import importlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra
+from envmanager.structuring import nearest
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
@@ -31,6 +33,8 @@ RECORD = "config.json"
 """What a training leaves in its folder: the whole config that it ran with."""
 _WROTE = "envmanager"
 """The table in it that says who wrote it."""
+TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
+"""What a config of each command may hold."""
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
@@ -52,7 +56,7 @@ def _parse_toml(text: str, path: Path) -> Any:
     try:
         toml = importlib.import_module("tomllib")
     except ImportError:  # Python 3.10
-        toml = _import_or_say("tomli", path)
+        toml = _import_or_say("tomli", str(path))
     try:
         return toml.loads(text)
     except toml.TOMLDecodeError as error:
@@ -60,11 +64,33 @@ def _parse_toml(text: str, path: Path) -> Any:
 
 
 def _parse_yaml(text: str, path: Path) -> Any:
-    yaml = _import_or_say("yaml", path)
+    return read_yaml(text, str(path))
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """What a text in YAML says; ``what`` is its name in errors. ConfigError, or MissingExtra without PyYAML.
+
+    Numbers are those of YAML 1.2, which people expect: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``,
+    ``on`` and ``off`` stay what they are in YAML 1.1, true and false: configs have them, and where a text was meant the
+    option says so.
+    """
+    yaml = _import_or_say("yaml", what)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_loader(yaml))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
+        raise ConfigError(f"{what} is not valid YAML: {error}.") from error
+
+
+_FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
+"""A number of YAML 1.2 with a point or an exponent."""
+
+
+@functools.cache
+def _loader(yaml: Any) -> Any:
+    """PyYAML's safe loader, which by itself takes a number without a point or a sign in its exponent for a text."""
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    return loader
 
 
 def _parse_json(text: str, path: Path) -> Any:
@@ -97,11 +123,11 @@ def _is_record(path: Path) -> bool:
     return isinstance(document, dict) and _WROTE in document
 
 
-def _import_or_say(library: str, path: Path) -> Any:
+def _import_or_say(library: str, what: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError:
-        raise MissingExtra(f"the config file {path}", library=library, extra="cli") from None
+        raise MissingExtra(what, library=library, extra="cli") from None
 
 
 def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -111,9 +137,16 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
         raise ConfigError(f"{path} should hold the tables {known}, but is {describe_value(document)}.")
     for name, table in document.items():
         if name not in tables:
-            near = difflib.get_close_matches(str(name), tables, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(f"{path}: there is no table {name}{hint} Known tables: {', '.join(tables)}.")
+            raise ConfigError(_unknown_table(str(name), path, tables))
         if table is not None and not isinstance(table, Mapping):
             raise ConfigError(f"{path}: {name} should be a table, but is {describe_value(table)}.")
     return {name: dict(document.get(name) or {}) for name in tables}
+
+
+def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
+    """What is wrong with it: perhaps it is the config of another command."""
+    for command, others in TABLES_OF.items():
+        if name in others:
+            what = "training" if command == "train" else command
+            return f"{path} is the config of a {what}: it has the table {name}. Use: envmanager {command} {path}"
+    return f"{path}: there is no table {name}{nearest(name, tables)} Known tables: {', '.join(tables)}."

@@ -18,7 +18,8 @@ from envmanager.testing.game_check import check_game
 app = typer.Typer(help="Games of Godot as environments.", no_args_is_help=True)
 
 Major = Annotated[
-    int | None, typer.Option("--godot", metavar="4|3", help="For which major version of Godot; that which is here.")
+    int | None,
+    typer.Option("--godot", metavar="4|3", help="For which major version of Godot.", show_default="that which is here"),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.factories import Importable
+from envmanager.adapters.names import Importable
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
 from envmanager.options import ManagerOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,36 @@ from envmanager.core.table import WorkerTable
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import UsageError
+
+
+def one_for_each(values: Any, n: int) -> Sequence[Any]:
+    """``n`` values: those of a sequence or an array, and of anything else the same ``n`` times.
+
+    The type decides, never the length: a list with one value too few must not become one for all.
+    """
+    if not _is_many(values):
+        return [values] * n
+    if len(values) != n:
+        raise UsageError(
+            f"set_attr needs one value for each of {n} environments, or one for all that is no sequence, but got "
+            f"{len(values)}: {values!r}. To give all of them the same sequence, write [sequence] * {n}."
+        )
+    return values  # type: ignore[no-any-return]
+
+
+def _is_many(values: Any) -> bool:
+    if isinstance(values, str | bytes | bytearray | Mapping):
+        return False
+    if isinstance(values, Sequence):
+        return True
+    if hasattr(values, "__array__"):
+        return bool(getattr(values, "shape", ()))
+    if hasattr(type(values), "__getitem__") and hasattr(type(values), "__len__"):
+        raise UsageError(
+            f"set_attr cannot tell whether {values!r} is one value for all environments or one for each: write [value] "
+            "* n, or list(values)."
+        )
+    return False
 
 
 class Asker:

@@ -150,13 +150,14 @@ class EngineHost(RemoteHost[EngineWorker]):
 
     def _check_call(self, payload: Any) -> None:
         if isinstance(payload, tuple):
-            name, *args = payload
+            name, *rest = payload
             if callable(name):
                 raise UsageError(
                     f"call() got the function {getattr(name, '__name__', name)!r}, which cannot travel into an engine: "
                     "name a method of the arena's script."
                 )
-            _check_json({"args": args[0] if len(args) > 1 else []}, f"the arguments for {name!r}")
+            args, kwargs = (rest[0] if len(rest) > 1 else []), (rest[2] if len(rest) > 2 else {})
+            _check_json({"args": args, "kwargs": kwargs}, f"the arguments for {name!r}")
 
 
 def _check_json(value: Any, what: str) -> None:

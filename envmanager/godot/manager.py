@@ -21,6 +21,7 @@ import attrs
 
 from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
+from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.engine_host import EngineHost
@@ -72,6 +73,8 @@ class GodotEnvManager(EnvManager):
     ) -> None:
         if sys.platform != "linux":
             raise UsageError("GodotEnvManager needs Linux (memfd, pidfd and epoll).")
+        if isinstance(env, EnvRecipe):
+            raise UsageError(_no_recipe(env))
         if not isinstance(env, str):
             raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
         options = ManagerOptions(
@@ -127,6 +130,14 @@ class GodotEnvManager(EnvManager):
     def create_worker(self, worker_id: int, step_queue: Any, env: str) -> EnvWorker:
         """Start one engine. Tests replace this by something that returns a fake."""
         return self._engines.make_worker(worker_id)
+
+
+def _no_recipe(recipe: EnvRecipe) -> str:
+    given = ", ".join(name for name in RECIPE_OPTIONS if getattr(recipe, name))
+    return (
+        f"{given or 'an EnvRecipe'}: this means nothing to the manager kind 'godot', whose environments are made by "
+        "the game. Leave it out; engine.parameters are what a game can be given."
+    )
 
 
 def _n_engines(n_envs: int, n_workers: WorkerCount) -> int:

@@ -106,14 +106,17 @@ class EngineWorker(RemoteWorker):
     def _call_body(self, command: CommandName, payload: Any) -> bytes:
         name: str | None = None
         args: Any = ()
+        kwargs: Mapping[str, Any] = {}
         if command is CommandName.RENDER:
             rows = payload
         elif command is CommandName.GET_ATTR:
             name, rows = payload
-        else:
+        elif command is CommandName.SET_ATTR:
             name, args, rows = payload
+        else:
+            name, args, rows, kwargs = payload
         self.decoder.asked_rows = rows
-        return call_body(_VERBS[command], name, rows, args)
+        return call_body(_VERBS[command], name, rows, args, kwargs)
 
     def _send_close(self) -> None:
         self.channel.send(Kind.CLOSE, 0, b"", deadline=0.0)

@@ -26,6 +26,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import Wait
+from envmanager.testing.contract_asking import AskingContract
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.environment_check import check_environment
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
@@ -515,7 +516,7 @@ class _LifeContract:
             self.make_manager(None, 1)
 
 
-class ManagerContract(_StepContract, _RefusalContract, _LifeContract, DataContract):
+class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
     """What every manager does."""
 
     @abstractmethod

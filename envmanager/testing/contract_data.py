@@ -15,7 +15,7 @@ from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
-from envmanager.errors import BadAction, BadObservation, UsageError
+from envmanager.errors import BadAction, BadObservation
 from envmanager.observe.events import ValuesCast
 from envmanager.options import RestartPolicy, Wait
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
@@ -54,13 +54,6 @@ class DataContract:
             assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
 
     # What does not fit.
-
-    @pytest.mark.parametrize("values", [{"x": 1, "y": 2}, {0: "x", 1: "y"}, "xy", 2, {"x", "y"}, ["x"]])
-    def test_set_attr_refuses_what_is_no_sequence_of_one_value_each(self, values: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            with pytest.raises(UsageError, match="one value for each of 2"):
-                manager.set_attr("label", values)
-            assert manager.get_attr("label") == ["env 0", "env 1"]
 
     @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
     def test_an_info_that_is_no_dict_is_refused_though_nobody_asked_for_it(self, info: Any) -> None:

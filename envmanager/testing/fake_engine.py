@@ -35,7 +35,7 @@ from envmanager._workers.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.adapters.factories import factories_for, resolve
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
-from envmanager.environment import EnvGroup, attribute_of
+from envmanager.environment import EnvGroup
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import (
@@ -271,13 +271,7 @@ def _carried_out(group: EnvGroup, call: Call) -> list[Any]:
     if call.what == "set":
         group.set_attr(str(call.name), call.args, call.arenas)
         return [None] * len(call.arenas)
-    if not call.kwargs:
-        return group.call(str(call.name), call.args, call.arenas)
-
-    def with_kwargs(subject: Any, *args: Any) -> Any:
-        return attribute_of(subject, str(call.name))(*args, **call.kwargs)
-
-    return group.call(with_kwargs, call.args, call.arenas)
+    return group.call(str(call.name), call.args, call.arenas, call.kwargs)
 
 
 def _text_of(error: BaseException) -> str:

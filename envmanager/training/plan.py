@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from envmanager.data.recipes import RECIPE_OPTIONS
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
 from envmanager.options import ManagerOptions, at_least
@@ -87,7 +88,7 @@ class TrainingPlan:
         of_manager = config.get("manager") or {}
         manager = structure(ManagerOptions, {"seed": training.seed, **of_manager}, where="manager")
         if manager.env is None:
-            raise ConfigError("There is no environment: name it as `env` in the config's manager table.")
+            raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         trainers = config.get("trainers") or {}
         if not isinstance(trainers, Mapping) or not trainers:
             raise ConfigError("There is no trainer: the table `trainers` should have one per behavior, or one for '*'.")
@@ -106,7 +107,7 @@ class TrainingPlan:
         """
         if not isinstance(self.manager.env, str):
             return None
-        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", "engine")}
+        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", *RECIPE_OPTIONS, "engine")}
         try:
             told = {"manager": of_manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             plain: dict[str, Any] = json.loads(json.dumps(told, default=_as_plain))

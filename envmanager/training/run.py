@@ -41,7 +41,7 @@ from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
 from envmanager.training.reports import Report, TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
-from envmanager.training.trainers import PART, make_trainer, restore, table_for
+from envmanager.training.trainers import PART, check_tables, make_trainer, restore, table_for
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -88,6 +88,7 @@ class TrainingRun:
         """Train to the end, or until ``stop()``. Raises UsageError for a folder that holds something else."""
         training = self.plan.training
         run_folder.check(self.plan.directory, resume=self.plan.resume, force=self.plan.force)
+        check_tables(self.plan.trainers)
         metrics.require(training.metrics)
         if self.plan.resume:
             resolving.check_resumed(self.plan)

@@ -54,16 +54,30 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     ``frozen: true`` in the table makes one that only acts until it is unfrozen, ``apart: N`` one that learns in a
     process of its own and may be N steps behind; close it.
     """
+    of_kind, options, frozen, apart = _understood(behavior, table)
+    make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
+    trainer = make() if apart is None else Apart(make, max_ahead=apart)
+    trainer.frozen = frozen
+    return trainer
+
+
+def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """ConfigError for what can be known to be wrong with the tables of trainers before there is an environment."""
+    for behavior, table in tables.items():
+        make, options, _, _ = _understood(behavior, table)
+        if isinstance(make, functools.partial) and make.func is _make:
+            structure(make.args[1], options, where=f"trainers.{behavior}")
+
+
+def _understood(behavior: str, table: Mapping[str, Any]) -> tuple[MakeTrainer, dict[str, Any], bool, int | None]:
+    """How to make a trainer, its own options, and those that any trainer has: ``frozen``, ``apart``."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
         raise ConfigError(f"trainers.{behavior}.frozen should be true or false, but is {frozen!r}.")
     if apart is not None and (not isinstance(apart, int) or isinstance(apart, bool) or apart < 1):
         raise ConfigError(f"trainers.{behavior}.apart should be a whole number of at least 1, but is {apart!r}.")
-    make = functools.partial(_find(kind, behavior), behavior, spec, options, seed=seed, device=device)
-    trainer = make() if apart is None else Apart(make, max_ahead=apart)
-    trainer.frozen = frozen
-    return trainer
+    return _find(kind, behavior), options, frozen, apart
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -114,10 +114,16 @@ def test_methods_and_attributes_of_arenas_can_be_had(play: Play) -> None:
         assert manager.get_attr("index") == [0, 1, 2]
         manager.set_attr("actions", [5, 6], env_ids=[2, 0])
         assert manager.get_attr("actions") == [6, 0, 5]
+        manager.set_attr("actions", 7)
+        assert manager.get_attr("actions") == [7, 7, 7]
         with pytest.raises(UsageError, match="cannot travel into an engine"):
             manager.call(print)
         with pytest.raises(EnvRaised):
             manager.call("no_such_method")
+        with pytest.raises(EnvRaised, match="no arguments by name"):
+            manager.call("observe", agent=0)
+        with pytest.raises(UsageError, match="cannot travel into an engine"):
+            manager.call("observe", agent=print)
         assert manager.step("all"), "the engine stays usable"
 
 

@@ -387,3 +387,66 @@ def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path, capsys: p
     path.write_text(CONFIG.replace("ppo", "nothing"))
     assert run_command_line(["train", str(path), "--dir", str(tmp_path / "run"), "--plain"]) == 2
     assert "no such trainer" in capsys.readouterr().err
+
+
+def train(path: Path, *arguments: str) -> int:
+    return run_command_line(["train", str(path), "--dir", str(path.parent / "run"), "--plain", *arguments])
+
+
+def plan_of(run: Path) -> Any:
+    return checkpoints.load_latest(run / "checkpoints").facts["parts"]["controller"]["plan"]
+
+
+def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Path) -> None:
+    settings = [
+        "trainers.default.learning_rate=3e-4",
+        "trainers.default.hidden=[8, 8]",
+        "training.steps=999999",
+        "training.evaluation_episodes=0",
+        "manager.env_kwargs={max_episode_steps: 9}",
+        "manager.wrappers=[gymnasium.wrappers:TimeAwareObservation]",
+    ]
+    flags = ["--env", "CartPole-v0", "--n-envs", "3", "--workers", "1", "--steps", "100", "--manager", "simple"]
+    assert train(config, *flags, *(word for each in settings for word in ("--set", each))) == 0
+    plan = plan_of(tmp_path / "run")
+    assert plan["trainers"]["default"] == {**SMALL_PPO, "learning_rate": 3e-4, "hidden": [8, 8]}
+    assert {name: plan["manager"][name] for name in ("env", "env_kwargs", "wrappers")} == {
+        "env": "CartPole-v0",
+        "env_kwargs": {"max_episode_steps": 9},
+        "wrappers": ["gymnasium.wrappers:TimeAwareObservation"],
+    }
+    ends = episode_log.read(tmp_path / "run" / episode_log.FILE)
+    assert max(end.total for end in ends) <= 9
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("trainers.default.learning_rat=3e-4", "did you mean trainers.default.learning_rate?"),
+        ("trainers.defualt.gamma=1", "no trainers.defualt; did you mean trainers.default?"),
+        ("training.rounds.stepps=3", "did you mean training.rounds.steps?"),
+        ("trainers.default.kind=pppo", "did you mean 'ppo'?"),
+        ("trainers.default.hidden=no", "trainers.default.hidden"),
+        ("manager.engine.ticks=3", "manager"),
+    ],
+)
+def test_a_mistake_in_what_is_set_is_found_before_an_environment_is_made(
+    tmp_path: Path, config: Path, assignment: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(CONFIG.replace("CartPole-v1", "a_module_that_is_not_there:Env"))
+    assert train(config, "--set", assignment) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_config_of_a_run_is_told_to_use_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("manager: {env: CartPole-v1}\nrun: {steps: 10}\n")
+    assert train(config) == 2
+    assert f"Use: envmanager run {config}" in capsys.readouterr().err
+
+
+def test_numbers_with_an_exponent_are_numbers_in_a_config(tmp_path: Path, config: Path) -> None:
+    config.write_text(CONFIG.replace("epochs: 2", "epochs: 2, learning_rate: 1e-3, clip: .5, gamma: 9.9e-1"))
+    assert train(config, "--manager", "simple", "--steps", "64") == 0
+    table = plan_of(tmp_path / "run")["trainers"]["default"]
+    assert (table["learning_rate"], table["clip"], table["gamma"]) == (0.001, 0.5, 0.99)

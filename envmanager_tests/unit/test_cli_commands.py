@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import gymnasium
 import numpy as np
 import pytest
+import typer
 
 import envmanager
 from envmanager import cli
-from envmanager.cli.app import run_command_line
-from envmanager.cli.plan import Plan
+from envmanager.cli.app import app, run_command_line
+from envmanager.cli.plan import Plan, RunOptions
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
+from envmanager.options import ManagerOptions, RestartPolicy
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]
@@ -360,3 +364,118 @@ def test_modules_of_the_present_directory_are_found(capsys, tmp_path, monkeypatc
     exit_code, _, err = run(capsys, "--env", "module_of_this_test:make", "--manager", "simple", "--steps", 10)
 
     assert (exit_code, err) == (0, "")
+
+
+class Sized(Faulty):
+    """Lives longer the larger it is; its size must be given."""
+
+    def __init__(self, *, size: int):
+        self.size = size
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.zeros(1, np.float32), 1.0, self.n_steps >= self.size, False, {}
+
+
+def test_options_set_on_the_command_line_come_before_the_config_file(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        f"manager: {{env: '{HERE}:Sized', kind: simple, n_envs: 2}}\nrun: {{steps: 999}}\n"
+    )
+
+    exit_code, _, err = run(
+        capsys, tmp_path / "a.yaml", "--set", "manager.env_kwargs.size=7", "--set", "manager.env_kwargs={size: 5}",
+        "--set", "run.steps=20", "--set", "manager.n_envs=9", "--n-envs", 1, "--out", tmp_path / "a.json",
+    )  # fmt: skip
+
+    assert (exit_code, err) == (0, "")
+    assert json.loads((tmp_path / "a.json").read_text())["episode_returns"] == {"0": [5.0] * 4}
+
+
+def test_options_may_be_set_without_a_config_file(capsys):
+    exit_code, out, _ = run(capsys, *CART_POLE, "--set", "manager.n_envs=3", "--set", "run.steps=30")
+
+    assert exit_code == 0
+    assert "3 environments" in out
+    assert "30 of 30" in out
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("manager.n_env=3", "no option manager.n_env; did you mean manager.n_envs?"),
+        ("manager.timeouts.stepp_s=3", "did you mean manager.timeouts.step_s?"),
+        ("run.stepps=3", "did you mean run.steps?"),
+        ("runn.steps=3", "there is no table runn; did you mean run?"),
+        ("manager.n_envs=1e1", "manager.n_envs should be a whole number, but is float 10.0"),
+        ("manager.wrappers=gymnasium.wrappers:TimeAwareObservation", "manager.wrappers must be a list"),
+        ("manager.env_kwargs={sise: 3}", "takes no argument 'sise'"),
+    ],
+)
+def test_a_mistake_in_what_is_set_is_named(capsys, assignment, message):
+    exit_code, _, err = run(capsys, *CART_POLE, "--set", assignment)
+
+    assert exit_code == 2
+    assert message in err
+
+
+def test_the_config_of_a_training_is_told_to_use_train(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text("manager: {env: CartPole-v1}\ntrainers: {default: {kind: ppo}}\n")
+
+    exit_code, _, err = run(capsys, tmp_path / "a.yaml")
+
+    assert exit_code == 2
+    assert f"Use: envmanager train {tmp_path / 'a.yaml'}" in err
+
+
+def commands():
+    """Every command, with the words that call it."""
+
+    def below(command, words):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from below(inner, (*words, name))
+        if not hasattr(command, "commands"):
+            yield pytest.param(words, command, id=" ".join(words))
+
+    return list(below(typer.main.get_command(app), ()))
+
+
+@pytest.mark.parametrize(("words", "command"), commands())
+def test_every_help_says_what_holds_when_an_option_is_not_given(capsys, words, command):
+    assert run_command_line([*words, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+    for parameter in command.params:
+        told = (
+            parameter.required
+            or parameter.default is not None
+            or isinstance(parameter.show_default, str)
+            or parameter.metavar in ("FILE.json", "FILE.toml", "DIR", "[CONFIG]")  # then nothing is written, or read
+            or any(word in (parameter.help or "") for word in ("unset", "else", "Else"))
+        )
+        assert told, f"envmanager {' '.join(words)}: what does {parameter.name} default to?"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "default"),
+    [
+        (["run"], "--steps", RunOptions().steps),
+        (["run"], "--n-envs", ManagerOptions().n_envs),
+        (["run"], "--manager", ManagerOptions().kind),
+        (["run"], "--restarts", RestartPolicy().max_restarts),
+        (["train"], "--manager", ManagerOptions().kind),
+    ],
+)
+def test_the_defaults_that_a_help_tells_are_those_of_the_options(words, option, default):
+    command = typer.main.get_command(app).commands[words[0]]
+    (parameter,) = [each for each in command.params if option in each.opts]
+    assert parameter.show_default == str(default)
+
+
+def test_the_shell_completes_commands_and_options(tmp_path):
+    script = "import sys; from envmanager.cli import main; sys.argv[0] = 'envmanager'; sys.exit(main())"
+    for words, expected in (("envmanager tr", "train"), ("envmanager train --ste", "--steps")):
+        environ = {
+            **os.environ, "_ENVMANAGER_COMPLETE": "complete_bash", "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
+        assert expected in done.stdout.split(), done.stderr

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from envmanager.cli.config_files import load_config
+from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
 from envmanager.errors import ConfigError, MissingExtra
 
 TOML = """
@@ -88,3 +88,52 @@ def test_toml_falls_back_on_tomli(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tomllib", None)
 
     assert load_config(write(tmp_path, "a.toml", TOML)) == TABLES
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.0e-3", 0.001),
+        ("1.0e3", 1000.0),
+        ("3e5", 300000.0),
+        ("-2E+2", -200.0),
+        (".5", 0.5),
+        ("+.5e1", 5.0),
+        ("5.", 5.0),
+        ("16", 16),
+        ("1_000", 1000),
+        (".inf", float("inf")),
+        ("true", True),
+        ("yes", True),
+        ("off", False),
+        ("no", False),
+        ("null", None),
+        ("'1e-3'", "1e-3"),
+        ("1e-3s", "1e-3s"),
+        ("e3", "e3"),
+        (".", "."),
+        ("1.2.3", "1.2.3"),
+        ("007e", "007e"),
+        ("my.module:Env-v0", "my.module:Env-v0"),
+    ],
+)
+def test_numbers_in_yaml_are_those_that_look_like_numbers(tmp_path, text, value):
+    read = load_config(write(tmp_path, "a.yaml", f"manager: {{x: {text}}}\n"))["manager"]["x"]
+    assert (type(read), read) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "text", "message"),
+    [
+        (RUN_TABLES, "trainers: {}", "is the config of a training: it has the table trainers. Use: envmanager train "),
+        (RUN_TABLES, "training: {}", "Use: envmanager train "),
+        (TRAINING_TABLES, "run: {}", "is the config of a run: it has the table run. Use: envmanager run "),
+    ],
+)
+def test_a_config_of_another_command_is_told_which(tmp_path, tables, text, message):
+    path = write(tmp_path, "a.yaml", f"manager: {{}}\n{text}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, tables)
+    assert message in str(raised.value)
+    assert str(raised.value).endswith(str(path))

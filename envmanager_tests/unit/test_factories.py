@@ -5,7 +5,8 @@ import importlib
 
 import pytest
 
-from envmanager.adapters.factories import Importable, call_factory, factories_for, resolve
+from envmanager.adapters.factories import call_factory, factories_for, resolve
+from envmanager.adapters.names import Importable
 from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
 

@@ -1,0 +1,167 @@
+"""Prepares a recipe: finds what it names, checks its arguments, and makes of it a factory that travels.
+
+::
+
+    EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
+
+The rule: what can be known to be wrong before an environment is made is refused here, with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+
+from envmanager.adapters.names import GymnasiumId, Importable, find_wrapper, import_all, loaded
+from envmanager.data.recipes import EnvRecipe, call_of
+from envmanager.errors import UsageError
+from envmanager.structuring import nearest
+
+Call = tuple[Any, Mapping[str, Any]]
+"""Something to call, perhaps an Importable, and its arguments by name."""
+
+
+@attrs.frozen
+class Prepared:
+    """The factory of an EnvRecipe: what makes the environment, what is put around it, what is imported before."""
+
+    make: Call
+    wrappers: Sequence[Call] = ()
+    imports: Sequence[str] = ()
+
+    def inner(self) -> Callable[..., Any]:
+        """What makes the environment itself, in this process, without further arguments or with an EnvContext."""
+        import_all(self.imports)
+        return _bound(self.make)
+
+    def wrapped(self, environment: Any) -> Any:
+        """``environment`` with all wrappers around it; when that fails it is closed."""
+        try:
+            for call in self.wrappers:
+                wrapped = _bound(call)(environment)
+                if wrapped is None:
+                    raise UsageError(f"the wrapper {_name(call[0])} returned None; is a `return` missing?")
+                environment = wrapped
+        except BaseException:
+            with suppress(Exception):  # the error that is on its way matters more
+                environment.close()
+            raise
+        return environment
+
+
+def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
+    """A recipe whose names were found; ``resolve`` finds its environment. UsageError when something is not there."""
+    import_all(recipe.imports)
+    factory, arguments = resolve(recipe.env), recipe.arguments
+    maker = _maker(factory)
+    if arguments and maker is not None:
+        known = _OF_GYMNASIUM_MAKE if isinstance(factory, GymnasiumId) else ()
+        _check_names(maker, arguments, f"env {_name(recipe.env)}", also=known)
+        _check_render_mode(maker, arguments.get("render_mode"), recipe.env, by_id=isinstance(factory, GymnasiumId))
+    return Prepared((factory, arguments), [_wrapper(entry) for entry in recipe.wrappers], recipe.imports)
+
+
+_OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
+
+
+def _maker(factory: Any) -> Any:
+    """What is called to make the environment, as far as this process knows."""
+    if isinstance(factory, Importable):
+        return factory.load()
+    if not isinstance(factory, GymnasiumId):
+        return factory
+    entry_point = factory.spec.entry_point
+    if not isinstance(entry_point, str):
+        return entry_point
+    module, _, name = entry_point.partition(":")
+    try:
+        return Importable(module, name).load()
+    except Exception:  # what it needs may only be there where the environment is made, which will say so
+        return None
+
+
+def _wrapper(entry: Any) -> Call:
+    target, arguments = call_of(entry, "wrappers")
+    found = find_wrapper(target) if isinstance(target, str) else target
+    called, what = loaded(found), f"the wrapper {_name(target)}"
+    _check_names(called, arguments, what, skip=1)
+    _check_complete(called, arguments, what)
+    return found, arguments
+
+
+def _check_names(
+    called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
+) -> None:
+    """UsageError for an argument that ``called`` does not take; its first ``skip`` parameters are not the user's."""
+    parameters = _parameters(called)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [*(each.name for each in parameters[skip:] if each.kind in by_name), *also]
+    for name in arguments:
+        if name not in known:
+            takes = f"It takes: {', '.join(known)}." if known else "It takes none."
+            raise UsageError(f"{what} takes no argument {name!r}{nearest(name, known)} {takes}")
+
+
+def _check_complete(called: Any, arguments: Mapping[str, Any], what: str) -> None:
+    parameters = _parameters(called)
+    if parameters is None:
+        return
+    try:
+        inspect.Signature(parameters).bind(None, **arguments)
+    except TypeError as error:
+        raise UsageError(f"{what} cannot be called with an environment and {dict(arguments)!r}: {error}.") from error
+
+
+def _parameters(called: Any) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return None
+
+
+def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
+    """UsageError for a mode that the environment's class does not declare; Gymnasium makes some of others."""
+    metadata = getattr(maker, "metadata", None)
+    modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
+    if mode is None or not modes:
+        return
+    known = [*modes, *_made_by_gymnasium(modes)] if by_id else modes
+    if mode not in known:
+        raise UsageError(
+            f"env {_name(env)} has no render_mode {mode!r}{nearest(str(mode), known)} It has: {', '.join(known)}."
+        )
+
+
+def _made_by_gymnasium(modes: Sequence[str]) -> Iterable[str]:
+    if "human" not in modes and ("rgb_array" in modes or "rgb_array_list" in modes):
+        yield "human"
+    for mode in modes:
+        if f"{mode}_list" not in modes and not mode.endswith("_list"):
+            yield f"{mode}_list"
+
+
+def _bound(call: Call) -> Callable[..., Any]:
+    """The callable with its arguments, of which each environment gets lists and dicts of its own."""
+    target, arguments = call
+    called: Callable[..., Any] = loaded(target)
+    return functools.partial(called, **_own(dict(arguments))) if arguments else called
+
+
+def _own(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _own(each) for key, each in value.items()}
+    return [_own(each) for each in value] if type(value) is list else value
+
+
+def _name(target: Any) -> str:
+    """As a user would write it."""
+    if isinstance(target, Importable):
+        return f"'{target.module}:{target.attribute}'"
+    return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

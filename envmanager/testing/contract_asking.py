@@ -1,0 +1,130 @@
+"""The parts of the managers' contract that are about how a trainer asks: arguments by name, one value for all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from envmanager.data.steps import Steps
+from envmanager.env_manager import EnvManager
+from envmanager.environment import EnvContext
+from envmanager.errors import EnvRaised, UsageError
+from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
+
+
+class AskingContract:
+    """What ``reset``, ``call`` and ``set_attr`` understand in every manager."""
+
+    @abstractmethod
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        """Your manager; see ManagerContract."""
+
+    def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Remembers, 3) as manager:
+            manager.reset({"seed": 4})
+            manager.reset(seed=4)
+            manager.reset(seed=[7, 8, 9], options={"level": 2})
+            manager.reset(options={"level": 3})
+
+            seeds = manager.get_attr("seeds")
+            assert all(first == again for first, again, *_ in seeds)
+            assert len({first for first, *_ in seeds}) == 3
+            assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
+            assert manager.get_attr("levels") == [[None, None, 2, 3]] * 3
+
+    @pytest.mark.parametrize(
+        ("config", "named", "message"),
+        [
+            ({"seed": 1}, {"seed": 2}, "not both"),
+            ({"options": {}}, {"options": {}}, "not both"),
+            ({}, {"seed": 2}, "not both"),
+            (None, {"seed": [1]}, "1 seeds for 2 environments"),
+            (None, {"seed": -1}, "a seed must be"),
+            (None, {"options": 3}, "options must be a mapping"),
+        ],
+    )
+    def test_a_reset_that_cannot_be_meant_is_refused_and_nothing_begins(
+        self, config: Any, named: Mapping[str, Any], message: str
+    ) -> None:
+        with self.make_manager(_Remembers, 2) as manager:
+            manager.reset()
+            with pytest.raises(UsageError, match=message):
+                manager.reset(config, **named)
+            assert manager.get_attr("seeds") == [[None], [None]]
+            assert len(manager.recv("all")) == 2
+
+    def test_arguments_of_a_call_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Talks, 3) as manager:
+            manager.reset()
+            assert manager.call("greet", "hello", sign="?", name="you") == [f"hello you? {i}" for i in range(3)]
+            assert manager.call("greet", word="bye", env_ids=[2, 0]) == ["bye nobody. 2", "bye nobody. 0"]
+            with pytest.raises(EnvRaised, match="no_such_argument"):
+                manager.call("greet", "hello", no_such_argument=1)
+            assert manager.call("greet", "hello", env_ids=[1]) == ["hello nobody. 1"]
+
+    def test_env_ids_is_never_an_argument_of_the_environments_method(self) -> None:
+        with self.make_manager(_Talks, 2) as manager:
+            manager.reset()
+            assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
+            with pytest.raises(EnvRaised, match="env_ids"):  # it misses the argument that the manager has taken
+                manager.call("gather", env_ids=[1])
+
+    def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            assert manager.call(lambda env, word, *, sign: f"{word}, {env.label}{sign}", "hello", sign="!") == [
+                "hello, env 0!",
+                "hello, env 1!",
+            ]
+
+    @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
+    def test_what_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", value)
+            assert manager.get_attr("label") == [value, value]
+
+    def test_one_value_is_set_in_the_environments_asked_for(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_attr("label", "x", env_ids=[2, 0])
+            assert manager.get_attr("label") == ["x", "env 1", "x"]
+
+    def test_a_sequence_is_one_value_for_each_environment(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", ("x", "y"))
+            assert manager.get_attr("label") == ["x", "y"]
+            manager.set_attr("label", [["a", "b"]] * 2)
+            assert manager.get_attr("label") == [["a", "b"]] * 2
+
+    @pytest.mark.parametrize("values", [["x"], ("x", "y", "z"), []], ids=repr)
+    def test_a_sequence_of_another_length_is_refused_and_nothing_is_set(self, values: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="one value for each of 2"):
+                manager.set_attr("label", values)
+            assert manager.get_attr("label") == ["env 0", "env 1"]
+
+
+class _Remembers(FakeEnvironment):
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels: list[Any] = []
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self.levels.append((options or {}).get("level"))
+        return super().reset(seeds=seeds, options=options)
+
+
+class _Talks(EchoEnvironment):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self._number = context.env_id
+
+    def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
+        """Has arguments that may only be given by name; one is called as a parameter of ``call``."""
+        return f"{word} {name}{sign} {self._number}"
+
+    def gather(self, env_ids: list[int]) -> list[int]:
+        """Has a parameter that ``call`` has too."""
+        return env_ids
