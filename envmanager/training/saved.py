@@ -314,11 +314,12 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
         array = as_array(value)
     except ValueError as error:
         raise SpecMismatch(path, expected, str(error)) from error
+    got = describe_value(value if array.dtype.kind == "O" else array)
     if spec.shape not in (array.shape, array.shape[1:] if array.ndim else None):
-        raise SpecMismatch(path, expected, describe_value(array))
+        raise SpecMismatch(path, expected, got)
     cast = array if array.dtype == spec.dtype else cast_without_loss(array, spec.dtype)
     if cast is None:
-        raise SpecMismatch(path, expected, f"{describe_value(array)} with values that are not of that dtype")
+        raise SpecMismatch(path, expected, f"{got} with values that are not of that dtype")
     return cast
 
 
