@@ -214,7 +214,8 @@ RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME, or of one checkpoint.")
 ]
 CheckpointOption = Annotated[
-    str, typer.Option(metavar="latest|best|STEP", help="Which checkpoint: by name, or by the steps it was written after.")
+    str,
+    typer.Option(metavar="latest|best|STEP", help="Which checkpoint, also by its name."),
 ]
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment than the training's.")
@@ -227,7 +228,7 @@ def evaluate_command(
     episodes: Annotated[int, typer.Option(min=1, help="How many, as many in each environment.")] = 100,
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
-    n_envs: Annotated[int | None, typer.Option(min=1, help="How many environments; as many as trained if unset.")] = None,
+    n_envs: Annotated[int | None, typer.Option(min=1, help="How many environments; the training's if unset.")] = None,
     manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
     env: OtherEnvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,

@@ -66,7 +66,9 @@ def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
     if n_envs is None:
         n_envs = training.manager_options(env=plan.env, kind=plan.manager).n_envs
     elif n_envs > plan.episodes:
-        raise ConfigError(f"--n-envs {n_envs} is more than --episodes {plan.episodes}: some would have nothing to play.")
+        raise ConfigError(
+            f"--n-envs {n_envs} is more than --episodes {plan.episodes}: some would have nothing to play."
+        )
     options = training.manager_options(env=plan.env, kind=plan.manager, n_envs=min(n_envs, plan.episodes))
     print(
         f"{options.env}: checkpoint {training.path}, {options.n_envs} environments, manager {options.kind}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import attrs
@@ -33,6 +34,7 @@ class ExportPlan:
 def run_export(plan: ExportPlan) -> int:
     """Export; the exit code, 128 + the signal's number when one ended it."""
     check_format(plan.to, plan.opset)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of onnxruntime: what is tried here is nobody else's business
     torch.set_num_threads(1)
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     policy = training.policy(plan.behavior)

@@ -62,7 +62,8 @@ def _bound(plain: Mapping[str, Any]) -> np.ndarray:
     values = plain["values"]
     if isinstance(values, list):
         return np.array([_number(value) for value in values], plain["dtype"]).reshape(plain["shape"])
-    return np.full(plain["shape"], _number(values), plain["dtype"])
+    same: np.ndarray = np.full(plain["shape"], _number(values), plain["dtype"])
+    return same
 
 
 def _sayable(number: Any) -> Any:

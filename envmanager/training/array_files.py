@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = safe_open(path, framework="numpy")
+        self._file: Any = safe_open(path, framework="numpy")
         self._names = list(self._file.keys())
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -43,7 +43,7 @@ SUFFIXES = {ONNX: ".onnx", TORCHSCRIPT: ".pt"}
 OPSET = 17
 OPSETS = range(11, 21)
 """The versions of ONNX's operators that can be written."""
-AS_CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+RTOL, ATOL = 1e-4, 1e-5
 """How close a continuous action must be to the policy's own. Discrete ones must be equal."""
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -129,7 +129,9 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
             if recorder.n >= n:
                 return concat_rows(recorder.seen)
             manager.step()
-    raise UsageError(f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too seldom to check its policy.")
+    raise UsageError(
+        f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too seldom to check its policy."
+    )
 
 
 _MOST_ENVS = 4
@@ -202,6 +204,7 @@ def _to_onnx(
 ) -> bytes:
     """By the exporter that traces: the newer one needs two libraries more, and fixes the size of the batch."""
     import onnx
+
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that it is the older one; what is wrong in what comes out is found out below
@@ -224,6 +227,7 @@ def _to_onnx(
 
 def _run_onnx(written: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Run:
     import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
@@ -281,7 +285,7 @@ def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
 def _is_same(got: np.ndarray, wanted: np.ndarray) -> bool:
     if got.shape != wanted.shape or got.dtype != _as_tensor_has_it(wanted[:0]).dtype:
         return False
-    return np.allclose(got, wanted, **AS_CLOSE) if wanted.dtype.kind == "f" else np.array_equal(got, wanted)
+    return np.allclose(got, wanted, rtol=RTOL, atol=ATOL) if wanted.dtype.kind == "f" else np.array_equal(got, wanted)
 
 
 def _some(array: np.ndarray) -> str:

@@ -193,7 +193,7 @@ def _show_once(environment: Any, env: str, mode: str) -> None:
     """Whether it can be shown is known when it is shown for the first time."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
-        frame = environment.render() if mode == FRAMES else None
+        frame: Any = environment.render() if mode == FRAMES else None
     except Exception as error:
         raise _cannot_be_shown(env, mode, error) from error
     if mode == FRAMES and np.ndim(frame) != 3:
@@ -222,6 +222,14 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
     from gymnasium.utils import save_video as of_gymnasium
 
     with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
-        of_gymnasium.save_video(frames, folder, episode_trigger=lambda _: True, fps=fps)
+        of_gymnasium.save_video(_with_all_seen(frames, fps), folder, episode_trigger=lambda _: True, fps=fps)
         (made,) = Path(folder).iterdir()
         made.replace(file)
+
+
+def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
+    """The length of a video is rounded down by moviepy; where that would lose the last frame, it is there twice."""
+    seen = list(frames)
+    while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
+        seen.append(frames[-1])
+    return seen

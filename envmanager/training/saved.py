@@ -138,13 +138,15 @@ class SavedTraining:
         told = self.checkpoint.facts["parts"]["controller"].get("specs")
         if told is None:
             raise UsageError(
-                f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version of "
-                "this library. Train on with --resume, if only for a step: the next checkpoint says it."
+                f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version "
+                "of this library. Train on with --resume, if only for a step: the next checkpoint says it."
             )
         try:
             return spec_from_plain(told[behavior])
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the checkpoint in {self.path} cannot be read: its specs are damaged ({error!r}).") from error
+            raise UsageError(
+                f"the checkpoint in {self.path} cannot be read: its specs are damaged ({error!r})."
+            ) from error
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """That of a behavior, or of the only one. Raises UsageError."""
@@ -183,7 +185,9 @@ class SavedTraining:
             return known[0]
         if behavior is None:
             names = ", ".join(map(repr, known))
-            raise UsageError(f"the training in {self.path} has several behaviors: say which one (behavior=…) of {names}.")
+            raise UsageError(
+                f"the training in {self.path} has several behaviors: say which one (behavior=…) of {names}."
+            )
         if behavior not in known:
             raise UsageError(f"there is no policy of {unknown_behavior(behavior, known)}")
         return behavior
@@ -298,7 +302,9 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
         arrays = [_fitting(*part) for part in parts]
     except SpecMismatch as error:
         raise UsageError(f"the policy was given what it does not know: {error}.") from error
-    sizes = {len(array) if array.ndim > len(leaf.shape) else None for array, (leaf, *_) in zip(arrays, parts, strict=True)}
+    sizes = {
+        len(array) if array.ndim > len(leaf.shape) else None for array, (leaf, *_) in zip(arrays, parts, strict=True)
+    }
     if len(sizes) > 1:
         told = ", ".join(f"{path} {describe_value(array)}" for array, (*_, path) in zip(arrays, parts, strict=True))
         raise UsageError(f"the policy was given neither one observation nor a batch of as many in each part: {told}.")

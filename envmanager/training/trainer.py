@@ -72,10 +72,10 @@ class Trainer(ABC):
     def greedy_module(self) -> nn.Module:
         """The greedy policy as a module, for export; it need not have the same weights later.
 
-        ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec, and returns
-        a tuple of the leaves of the action, in the same way, as the environment gets them: shifted, scaled, clipped and
-        in its dtypes. It normalizes what the policy normalizes, can be traced (``torch.jit.trace``), and asks nothing of
-        the number of rows, which changes. Raises UsageError for a trainer that has none.
+        ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec, and
+        returns a tuple of the leaves of the action, in the same way, as the environment gets them: shifted, scaled,
+        clipped and in its dtypes. It normalizes what the policy normalizes, can be traced (``torch.jit.trace``), and
+        asks nothing of the number of rows, which changes. Raises UsageError for a trainer that has none.
         """
         raise UsageError(
             f"the trainer of {self.behavior!r} cannot be exported: {type(self).__name__} has no greedy_module(), which "

@@ -1,4 +1,4 @@
-"""Environments whose observations and actions are trees, and that can be looked at; and runs that were trained in them."""
+"""Environments whose observations and actions are trees, which can be looked at; and runs that were trained."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class Quiet(Report):
     """A report to nobody."""
 
 
-def trained(
-    directory: Path, env: Any, trainers: dict[str, Any], *, steps: int = 200, **manager: Any
-) -> TrainingRun:
+def trained(directory: Path, env: Any, trainers: dict[str, Any], *, steps: int = 200, **manager: Any) -> TrainingRun:
     """A training in this process that has ended, in ``directory``."""
     tables = {
         "manager": {"kind": "simple", "env": env, "n_envs": 3, "wait": "all", **manager},

@@ -73,8 +73,8 @@ def test_the_data_is_written_too(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert told(capsys, run, "--episodes", 2, "--out", out) == json.loads(out.read_text())
 
 
+@pytest.mark.usefixtures("speakers")
 def test_every_behavior_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("mpe2")
     trained(tmp_path, SPEAKERS, {"*": SMALL_PPO})
 
     behaviors = told(capsys, tmp_path, "--episodes", 4)["behaviors"]

@@ -60,7 +60,9 @@ def test_a_video_has_a_frame_of_each_reset_and_step_up_to_the_last_one(
 
     assert command(puzzles, "--episodes", 2, "--video", video) == 0
     frames, fps = decoded(video)
-    assert [round(frame.mean() / 20) for frame in frames] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
+    shown = [round(frame.mean() / 20) for frame in frames]
+    assert shown[:11] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
+    assert shown[11:] in ([], [5])  # where moviepy would lose the last frame, it is there twice
     assert {frame.shape for frame in frames} == {(32, 48, 3)}
     assert fps == 10  # as its metadata says
     told = capsys.readouterr().out.splitlines()
@@ -105,9 +107,9 @@ def test_a_video_takes_the_place_of_the_one_before_and_leaves_nothing_else(puzzl
 
 @pytest.mark.usefixtures("moviepy")
 @pytest.mark.parametrize(("env", "n_frames"), [("CartPole-v1", None), (SPEAKERS, 26)])
+@pytest.mark.usefixtures("speakers")
 def test_real_environments_are_filmed(tmp_path: Path, env: str, n_frames: int | None) -> None:
     pytest.importorskip("pygame")
-    pytest.importorskip("mpe2")
     trained(tmp_path / "run", env, {"*": SMALL_PPO})
     assert command(tmp_path / "run", "--video", tmp_path / "out.mp4") == 0
     frames, _ = decoded(tmp_path / "out.mp4")
@@ -116,8 +118,8 @@ def test_real_environments_are_filmed(tmp_path: Path, env: str, n_frames: int | 
     assert any((frame != frames[0]).any() for frame in frames)  # and it moves
 
 
+@pytest.mark.usefixtures("speakers")
 def test_the_returns_are_those_of_the_agents(tmp_path: Path) -> None:
-    pytest.importorskip("mpe2")
     trained(tmp_path, SPEAKERS, {"*": SMALL_PPO})
     seen: list[Episode] = []
 
