@@ -90,7 +90,7 @@ def export_policy(
     check_format(to, opset)
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
-    module = copy.deepcopy(policy.module()).cpu()  # the policy may act on, elsewhere
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may act on, elsewhere
     seen = _leaves_of(spec.observation, observations)
     example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
     try:
