@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 
 from envmanager.cli.display import describe_notice
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import ConfigError
+from envmanager.extras import needed_by
 from envmanager.registry import make_manager
 from envmanager.training.evaluation import Evaluation, evaluate, mean_and_spread, shares
 from envmanager.training.saved import SavedTraining
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +54,11 @@ def run_evaluation(plan: EvaluationPlan) -> int:
     return EXIT_DONE
 
 
+def leave_cores() -> None:
+    """To the workers: PyTorch takes one."""
+    torch.set_num_threads(1)
+
+
 class Remarks:
     """Notices go to stderr: what is on stdout may be JSON."""
 
@@ -60,7 +68,7 @@ class Remarks:
 
 
 def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
-    torch.set_num_threads(1)  # the workers want the other cores
+    leave_cores()
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     n_envs = plan.n_envs
     if n_envs is None:

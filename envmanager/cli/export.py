@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import attrs
-import torch
 
-from envmanager.cli.evaluate import Remarks
+from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
@@ -35,7 +34,7 @@ def run_export(plan: ExportPlan) -> int:
     """Export; the exit code, 128 + the signal's number when one ended it."""
     check_format(plan.to, plan.opset)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of onnxruntime: what is tried here is nobody else's business
-    torch.set_num_threads(1)
+    leave_cores()
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     policy = training.policy(plan.behavior)
     out = plan.out

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import attrs
 import numpy as np
-import torch
 
 from envmanager.cli.display import count
-from envmanager.cli.evaluate import Remarks
+from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.errors import UsageError
 from envmanager.training.playing import FRAMES, WINDOW, Episode, play, require_video, save_video
@@ -34,7 +33,7 @@ class PlayPlan:
 
 def run_play(plan: PlayPlan) -> int:
     """Play; the exit code, 128 + the signal's number when one ended it."""
-    torch.set_num_threads(1)
+    leave_cores()
     _check(plan)
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     show = Show(plan, training.name)

@@ -61,9 +61,10 @@ def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
 def _bound(plain: Mapping[str, Any]) -> np.ndarray:
     values = plain["values"]
     if isinstance(values, list):
-        return np.array([_number(value) for value in values], plain["dtype"]).reshape(plain["shape"])
-    same: np.ndarray = np.full(plain["shape"], _number(values), plain["dtype"])
-    return same
+        bound: np.ndarray = np.array([_number(value) for value in values], plain["dtype"]).reshape(plain["shape"])
+    else:
+        bound = np.full(plain["shape"], _number(values), plain["dtype"])
+    return bound
 
 
 def _sayable(number: Any) -> Any:

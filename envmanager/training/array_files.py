@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: Any = safe_open(path, framework="numpy")
+        self._file = cast(Any, safe_open(path, framework="numpy"))
         self._names = list(self._file.keys())
 
     def __getitem__(self, name: str) -> np.ndarray:
