@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ hypothesis.settings.load_profile("busy machine")
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
     # It stays until the program ends, so it is there before the first test looks; with what most workers need.
     start_server("envmanager.adapters.gymnasium", "envmanager.testing.fakes")

@@ -1,4 +1,4 @@
-"""The command line: ``envmanager run``, ``train``, ``tune``, ``check`` and ``bench``.
+"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``bench``.
 
 The rule: without the extra ``cli`` the command still exists and says what to install.
 """

@@ -16,6 +16,7 @@ from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
+from envmanager.training.networks import to_tensor
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -56,6 +57,10 @@ class Discrete(nn.Module):
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 
+    def as_action(self, raw: Tensor) -> Tensor:
+        """The same within a module that is exported."""
+        return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
+
 
 class Continuous(nn.Module):
     """Floats: a Gaussian each, whose spread does not depend on the observation. -1 and 1 are the finite bounds."""
@@ -94,6 +99,13 @@ class Continuous(nn.Module):
         shaped = raw.reshape(-1, *self.spec.shape)
         action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
         return action.astype(self.spec.dtype)
+
+    def as_action(self, raw: Tensor) -> Tensor:
+        """The same within a module that is exported."""
+        shaped = raw.reshape(-1, *self.spec.shape)
+        value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
+        low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
+        return value.clamp(low, high).to(_dtype_of(self.spec))
 
 
 class ActionHeads(nn.Module):
@@ -139,9 +151,22 @@ class ActionHeads(nn.Module):
         """The tree of actions that the environment gets."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
+    def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
+        """The leaves of the same, within a module that is exported."""
+        return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
+
     def _parts(self, inputs: Tensor) -> Any:
         parts = inputs.split(self._sizes, dim=-1)
         return zip(self.raw_columns, self._all, parts, strict=True)
+
+
+def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
+    return torch.tensor(array, device=beside.device)
+
+
+def _dtype_of(spec: ArraySpec) -> torch.dtype:
+    """What ``to_tensor`` makes of it: whole numbers of a dtype that tensors do not have are int64."""
+    return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
 def _summed(values: list[Tensor]) -> Tensor:

@@ -132,6 +132,9 @@ class Apart(Trainer):
     def greedy_policy(self) -> Policy:
         return self._here.greedy_policy()
 
+    def greedy_module(self) -> nn.Module:
+        return self._here.greedy_module()
+
     def environments_were_reset(self) -> None:
         self._send("reset", None)
 

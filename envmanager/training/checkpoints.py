@@ -19,7 +19,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +30,7 @@ import numpy as np
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
 from envmanager.system.new_files import write_anew
+from envmanager.training.array_files import ArrayFile
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError
@@ -47,7 +48,7 @@ class Checkpoint:
     """``facts`` for JSON; ``arrays`` by file and name. ``facts["run"]`` tells the checkpoints of one training."""
 
     facts: dict[str, Any]
-    arrays: dict[str, dict[str, np.ndarray]]
+    arrays: Mapping[str, Mapping[str, np.ndarray]]
 
 
 def save(directory: Path, name: str, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
@@ -146,16 +147,16 @@ def latest(directory: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in this folder. Raises UsageError when it cannot be read."""
+    """The checkpoint in this folder, whose arrays are read when asked for. Raises UsageError when it cannot be read."""
     try:
-        return _read(path)
+        return _read(path, ArrayFile)
     except _UNREADABLE as error:
         raise UsageError(f"the checkpoint {path} cannot be read: {error}.") from error
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, read: Callable[[Path], Mapping[str, np.ndarray]] = load_file) -> Checkpoint:
     facts = json.loads((path / _STATE).read_text())
-    return Checkpoint(facts, {file: load_file(_arrays_in(path, file)) for file in facts["files"]})
+    return Checkpoint(facts, {file: read(_arrays_in(path, file)) for file in facts["files"]})
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:

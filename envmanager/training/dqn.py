@@ -28,7 +28,7 @@ from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.replay import Replay
-from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
+from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):
@@ -130,6 +130,17 @@ class EpsilonGreedyPolicy:
         return ActionInfo(self._heads.to_environment(raws), raws, self.version)
 
 
+class BestAction(nn.Module):
+    """What the greedy policy does, from the leaves of an observation to the action."""
+
+    def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
+        super().__init__()
+        self.model, self.heads = model, heads
+
+    def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.heads.as_actions({"raw0": self.model(obs).argmax(1, keepdim=True)}))
+
+
 class DQN(Trainer):
     """Deep Q-learning, for one discrete action and any observations."""
 
@@ -188,6 +199,9 @@ class DQN(Trainer):
     def greedy_policy(self) -> Policy:
         return self._policy(0, 0.0)
 
+    def greedy_module(self) -> nn.Module:
+        return BestAction(self.model, self._heads)
+
     def environments_were_reset(self) -> None:
         self.replay.store.abandon_all()
 
@@ -245,6 +259,10 @@ class DQN(Trainer):
         self._n_steps, self._n_since_update = int(facts["n_steps"]), int(facts["n_since_update"])
         self._n_batches = int(facts["n_batches"])
         self.policy.generator.bit_generator.state = facts["generator"]
+
+    def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        load_module(self.model, of_part("model", arrays))
+        self.version = self.policy.version = int(facts["version"])
 
 
 def _n_actions(heads: ActionHeads) -> int:

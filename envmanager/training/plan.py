@@ -17,7 +17,6 @@ from typing import Any
 
 import attrs
 
-from envmanager.data.recipes import RECIPE_OPTIONS
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
 from envmanager.options import ManagerOptions, at_least
@@ -27,6 +26,8 @@ from envmanager.training.rounds import Rounds
 
 ANY_BEHAVIOR = "*"
 """In the table ``trainers``: every behavior that has no entry of its own."""
+NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
+"""Options of a manager that are not in checkpoints: they may be secret, or are about one run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,18 +103,21 @@ class TrainingPlan:
     def to_json(self) -> dict[str, Any] | None:
         """What plays and who learns, as plain data: enough to play with the policies of a checkpoint later.
 
-        None when it cannot be said so: an environment that is no text, options of a trainer that are objects.
-        ``directory`` is that of this process, in which the environment's name means what it does.
+        None when it cannot be said so: options of a trainer that are objects. ``"manager"`` is None where the
+        environment is no text. ``directory`` is that of this process, in which the environment's name means what it
+        does.
         """
-        if not isinstance(self.manager.env, str):
-            return None
-        of_manager = {name: getattr(self.manager, name) for name in ("kind", "env", *RECIPE_OPTIONS, "engine")}
         try:
-            told = {"manager": of_manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
+            told = {"manager": self._manager_as_told(), "trainers": dict(self.trainers), "directory": os.getcwd()}
             plain: dict[str, Any] = json.loads(json.dumps(told, default=_as_plain))
         except (TypeError, ValueError, FileNotFoundError):  # the last: the directory was deleted
             return None
         return plain
+
+    def _manager_as_told(self) -> dict[str, Any] | None:
+        if not isinstance(self.manager.env, str):
+            return None
+        return attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
 
     @property
     def checkpoints(self) -> Path:

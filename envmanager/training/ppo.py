@@ -26,7 +26,7 @@ from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
-from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
+from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 
@@ -115,6 +115,17 @@ def _numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
+class LikeliestAction(nn.Module):
+    """What the greedy policy does, from the leaves of an observation to those of an action."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        super().__init__()
+        self.encoder, self.actor, self.heads = model.encoder, model.actor, model.heads
+
+    def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.heads.as_actions(self.heads.likeliest(self.actor(self.encoder(obs)))))
+
+
 class PPO(Trainer):
     """Proximal policy optimization for discrete, multi-discrete and continuous actions, and any observations."""
 
@@ -155,6 +166,9 @@ class PPO(Trainer):
 
     def greedy_policy(self) -> Policy:
         return ActorCriticPolicy(self.model, self._device, greedy=True)
+
+    def greedy_module(self) -> nn.Module:
+        return LikeliestAction(self.model)
 
     def environments_were_reset(self) -> None:
         self._store.abandon_all()
@@ -255,6 +269,10 @@ class PPO(Trainer):
         self._store.restore(of_part("rollout", arrays))
         self._n_in_rollout = int(facts["n_in_rollout"])
         self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
+        self.version = self.policy.version = int(facts["version"])
+
+    def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        load_module(self.model, of_part("model", arrays))
         self.version = self.policy.version = int(facts["version"])
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from envmanager.data.plain_specs import plain_spec
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
@@ -266,6 +267,7 @@ class TrainingRun:
             "changes": list(self._changes),
             "control": None if self._control is None else self._control.state,
             "plan": self._plan,
+            "specs": self._specs(),
         }
         states["controller"] = (generators.states(), facts)
         checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
@@ -274,6 +276,11 @@ class TrainingRun:
         self._saved_at = controller.n_steps
         self._figures.saved(self)
         self._report.saved(self._saved)
+
+    def _specs(self) -> dict[str, Any]:
+        """What the agents see and do, so that a policy can act where there is no environment."""
+        assert self.manager is not None
+        return {behavior: plain_spec(self.manager.behavior_specs[behavior]) for behavior in self.trainers}
 
     def _restore(self, controller: TrainerController, changes: list[str]) -> None:
         advice = "Resume with the config it was written with."

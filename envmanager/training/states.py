@@ -24,7 +24,7 @@ def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The opposite: those of one part among all."""
-    return {name[len(part) + 1 :]: array for name, array in arrays.items() if name.startswith(f"{part}.")}
+    return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def learner_state(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from envmanager.data.steps import StepInfo
+from envmanager.errors import UsageError
 from envmanager.policy import Policy
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -57,6 +61,26 @@ class Trainer(ABC):
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Go on from what ``state`` told."""
+
+    def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        """Take over only what its greedy policy needs of what ``state`` told; nothing is learned afterwards.
+
+        ``arrays`` are read when they are asked for, so a replay that is left out takes no time.
+        """
+        self.restore(arrays, facts)
+
+    def greedy_module(self) -> nn.Module:
+        """The greedy policy as a module, for export; it need not have the same weights later.
+
+        ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec, and
+        returns a tuple of the leaves of the action, in the same way, as the environment gets them: shifted, scaled,
+        clipped and in its dtypes. It normalizes what the policy normalizes, can be traced (``torch.jit.trace``), and
+        asks nothing of the number of rows, which changes. Raises UsageError for a trainer that has none.
+        """
+        raise UsageError(
+            f"the trainer of {self.behavior!r} cannot be exported: {type(self).__name__} has no greedy_module(), which "
+            "returns its greedy policy as a torch.nn.Module."
+        )
 
     def can_update(self) -> bool:
         """Whether it can learn from what it has, be that less than ``is_ready`` wants. Asked at the end of a round, and

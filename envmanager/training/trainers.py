@@ -88,13 +88,17 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
     return table
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str) -> None:
-    """Have a trainer go on from a checkpoint, which was read at ``where``; UsageError when it does not fit."""
+def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False) -> None:
+    """Have a trainer go on from a checkpoint, which was read at ``where``; UsageError when it does not fit.
+
+    ``to_act``: only its greedy policy is wanted.
+    """
     name = PART.format(trainer.behavior)
     if name not in checkpoint.arrays:
         raise UsageError(f"the checkpoint in {where} has no behavior {trainer.behavior!r}.")
+    take = trainer.restore_policy if to_act else trainer.restore
     try:
-        trainer.restore(checkpoint.arrays[name], checkpoint.facts["parts"][name])
+        take(checkpoint.arrays[name], checkpoint.facts["parts"][name])
     except (KeyError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"the checkpoint in {where} does not fit the trainer of {trainer.behavior!r}: {error}. {advice}"

@@ -15,20 +15,18 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.extras import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions, RestartPolicy, Wait
-from envmanager.policy import Policy
 from envmanager.registry import make_manager
 from envmanager.training import checkpoints, run_folder
 from envmanager.training.checkpoints import Checkpoint
-from envmanager.training.trainers import make_trainer, restore, table_for
+from envmanager.training.saved import SavedTraining, manager_in, name_from_here, plan_in
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -130,7 +128,7 @@ class Watching:
             _logger.warning("a newer checkpoint cannot be played, the one before it plays on: %s", error)
 
     def _take(self, manager: EnvManager, checkpoint: Checkpoint) -> None:
-        policies = policies_of(checkpoint, manager.behavior_specs, self._source.path)
+        policies = SavedTraining(self._source.path, checkpoint).policies_for(manager.behavior_specs)
         for behavior, policy in policies.items():
             manager.set_policy(behavior, policy)
         self._report.plays(self._game, self._source.path.name)
@@ -201,8 +199,7 @@ class Source:
 
 def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
     """One engine with the game of the training, in real time. Raises UsageError when that was no Godot game."""
-    told = _plan_in(checkpoint, plan.directory)
-    of_manager = told["manager"]
+    of_manager = manager_in(checkpoint, plan.directory)
     if of_manager["kind"] != "godot":
         raise UsageError(
             f"the training in {plan.directory} plays {of_manager['env']!r} with the manager {of_manager['kind']!r}, "
@@ -216,47 +213,16 @@ def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
         "pin": False,  # it would share the core of a training's first engine
         "attach": None,
     }
-    directory = Path(told["directory"])
+    directory = Path(plan_in(checkpoint, plan.directory)["directory"])
     if plan.binary is not None:
         engine["binary"] = plan.binary
     elif engine.get("binary") is not None:
-        engine["binary"] = _name_from_here(engine["binary"], directory)
+        engine["binary"] = name_from_here(engine["binary"], directory)
     return ManagerOptions(
         kind="godot",
-        env=_name_from_here(of_manager["env"], directory),
+        env=name_from_here(of_manager["env"], directory),
         n_envs=plan.shown,
         wait=Wait.all(),
         restarts=RestartPolicy(max_restarts=0),
         engine=engine,
     )
-
-
-def policies_of(checkpoint: Checkpoint, specs: Mapping[str, BehaviorSpec], where: Path) -> dict[str, Policy]:
-    """The greedy policies of a checkpoint, by behavior. UsageError when they do not fit the game's behaviors."""
-    tables = _plan_in(checkpoint, where)["trainers"]
-    policies = {}
-    for behavior, spec in specs.items():
-        table = {name: value for name, value in table_for(behavior, tables).items() if name != "apart"}
-        trainer = make_trainer(behavior, spec, table, seed=0, device="cpu")
-        try:
-            restore(trainer, checkpoint, where, "Does the game still have the observations and actions of then?")
-            policies[behavior] = trainer.greedy_policy()
-        finally:
-            trainer.close()
-    return policies
-
-
-def _plan_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
-    told: dict[str, Any] | None = checkpoint.facts["parts"]["controller"].get("plan")
-    if told is None:
-        raise UsageError(
-            f"the checkpoint in {where} does not say what it plays: it is of an earlier version of this library, or "
-            "its environment or trainers were given as objects. Train on with --resume, or from a config."
-        )
-    return told
-
-
-def _name_from_here(env: str, directory: Path) -> str:
-    """A relative path means what it did where the training ran."""
-    there = directory / env
-    return str(there) if there.exists() else env

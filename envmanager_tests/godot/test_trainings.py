@@ -23,7 +23,7 @@ from envmanager.testing.fault_checks import SLACK_S
 from envmanager.training import checkpoints
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.watching import policies_of
+from envmanager.training.saved import SavedTraining
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1500)]
 
@@ -53,7 +53,7 @@ class Played:
 def played(directory: Path, checkpoint: Path, manager: Mapping[str, Any], *, episodes_per_env: int = 2) -> Played:
     """Greedily by the policies of a checkpoint, as many episodes in each arena, with seeds of their own."""
     with make_manager({**manager, "seed": 1_000_000}) as environments:
-        policies = policies_of(checkpoints.load(checkpoint), environments.behavior_specs, directory)
+        policies = SavedTraining(directory, checkpoints.load(checkpoint)).policies_for(environments.behavior_specs)
         for behavior, policy in policies.items():
             environments.set_policy(behavior, policy)
         environments.reset()

@@ -19,7 +19,8 @@ from envmanager import UsageError, make_manager
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, watching
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.watching import Source, Watching, WatchPlan, manager_options, policies_of
+from envmanager.training.saved import SavedTraining
+from envmanager.training.watching import Source, Watching, WatchPlan, manager_options
 from envmanager_tests.godot.driver import MISSING, find_engine
 
 COMMAND = "import sys; from envmanager.cli import main; sys.exit(main())"
@@ -291,7 +292,7 @@ def test_what_learned_in_a_process_of_its_own_plays_here(tmp_path: Path) -> None
     checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
 
     with make_manager(CARTPOLE) as manager:
-        policies = policies_of(checkpoint, manager.behavior_specs, tmp_path)
+        policies = SavedTraining(tmp_path, checkpoint).policies_for(manager.behavior_specs)
         manager.set_policy("default", policies["default"])
         manager.reset()
         assert manager.step()
@@ -311,4 +312,4 @@ def test_policies_that_do_not_fit_the_game_are_refused(tmp_path: Path) -> None:
     train(tmp_path, CARTPOLE, steps=64)
     checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
     with make_manager({"kind": "simple", "env": "Acrobot-v1"}) as manager, pytest.raises(UsageError, match="not fit"):
-        policies_of(checkpoint, manager.behavior_specs, tmp_path)
+        SavedTraining(tmp_path, checkpoint).policies_for(manager.behavior_specs)

@@ -92,8 +92,11 @@ def save_titled(blocks: list[Block], folder: Path) -> None:
 
 def require_libraries(page: Path) -> None:
     """Skip a page about a library, or a program, that is not in every environment of the tests."""
-    if page.stem in ("training", "godot"):
+    if page.stem in ("training", "godot", "policies"):
         pytest.importorskip("torch")
+    if page.stem == "policies":
+        for library in ("moviepy", "onnxruntime", "pygame"):
+            pytest.importorskip(library)
     if page.stem == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     if page.stem == "godot" and find_major(None) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,3 +40,11 @@ def duels(mocker: MockerFixture) -> Iterator[Any]:
     with SubprocessEnvManager(Duel, n_envs=3) as manager:
         manager.step_queue = answers
         yield manager
+
+
+@pytest.fixture
+def speakers() -> Iterator[None]:
+    """mpe2 is there. Its environments keep a font open until they are collected."""
+    pytest.importorskip("mpe2")
+    yield
+    gc.collect()

@@ -1,0 +1,135 @@
+"""``envmanager evaluate``: play whole episodes greedily with the policies of a training, and say how good they are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from envmanager.cli.display import describe_notice
+from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
+from envmanager.cli.summary import sayable, write_json
+from envmanager.errors import ConfigError
+from envmanager.extras import needed_by
+from envmanager.registry import make_manager
+from envmanager.training.evaluation import Evaluation, evaluate, mean_and_spread, shares
+from envmanager.training.saved import SavedTraining
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationPlan:
+    """What to try, and how. None: as the training had it."""
+
+    directory: Path
+    checkpoint: str
+    episodes: int
+    seed: int
+    n_envs: int | None = None
+    manager: str | None = None
+    env: str | None = None
+    as_json: bool = False
+    out: Path | None = None
+
+
+def run_evaluation(plan: EvaluationPlan) -> int:
+    """Evaluate; the exit code, 128 + the signal's number when one ended it."""
+    with Notices(Remarks()), StopSignals():
+        try:
+            told = sayable(_evaluate(plan))
+        except Stopped as stopped:
+            return stopped.exit_code
+    if plan.as_json:
+        print(json.dumps(told, indent=1, allow_nan=False))
+    else:
+        print("\n".join(f"{name:<12}{text}" for name, text in lines_of(told)))
+    if plan.out is not None:
+        write_json(plan.out, told)
+    return EXIT_DONE
+
+
+def leave_cores() -> None:
+    """To the workers: PyTorch takes one."""
+    torch.set_num_threads(1)
+
+
+class Remarks:
+    """Notices go to stderr: what is on stdout may be JSON."""
+
+    def show_notice(self, level: str, text: str) -> None:
+        """What happened to a worker."""
+        print(describe_notice(level, text), file=sys.stderr, flush=True)
+
+
+def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
+    leave_cores()
+    training = SavedTraining.open(plan.directory, plan.checkpoint)
+    n_envs = plan.n_envs
+    if n_envs is None:
+        n_envs = training.manager_options(env=plan.env, kind=plan.manager).n_envs
+    elif n_envs > plan.episodes:
+        raise ConfigError(
+            f"--n-envs {n_envs} is more than --episodes {plan.episodes}: some would have nothing to play."
+        )
+    options = training.manager_options(env=plan.env, kind=plan.manager, n_envs=min(n_envs, plan.episodes))
+    print(
+        f"{options.env}: checkpoint {training.path}, {options.n_envs} environments, manager {options.kind}",
+        file=sys.stderr if plan.as_json else sys.stdout,
+        flush=True,
+    )
+    with make_manager(options) as manager:
+        policies = training.policies_for(manager.behavior_specs)
+        evaluation = evaluate(
+            manager,
+            policies,
+            episodes_per_env=shares(plan.episodes, manager.n_envs),
+            config={"seed": plan.seed},
+        )
+    return {
+        "env": str(options.env),
+        "checkpoint": str(training.path),
+        "n_steps": training.n_steps,
+        "seed": plan.seed,
+        "n_envs": options.n_envs,
+        "behaviors": _figures(evaluation),
+    }
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        behavior: {
+            "episodes": len(returns),
+            "return": _spread_of(returns),
+            "length": _spread_of(evaluation.lengths_of[behavior]),
+            "returns": returns,
+            "lengths": evaluation.lengths_of[behavior],
+        }
+        for behavior, returns in evaluation.returns_of.items()
+        if returns
+    }
+
+
+def _spread_of(numbers: Sequence[float]) -> dict[str, float]:
+    mean, spread = mean_and_spread(numbers)
+    return {"mean": mean, "spread": spread, "min": min(numbers), "max": max(numbers)}
+
+
+def lines_of(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was found, as names and texts."""
+    lines = []
+    for behavior, figures in told["behaviors"].items():
+        whose = f" of {behavior!r}" if len(told["behaviors"]) > 1 else ""
+        lines.append(("return", f"{_in_words(figures['return'])}, {figures['episodes']:,} episodes{whose}"))
+        lines.append(("length", f"{_in_words(figures['length'])} steps"))
+    return lines
+
+
+def _in_words(figures: Mapping[str, float]) -> str:
+    least, most = f"{figures['min']:.4g}", f"{figures['max']:.4g}"
+    return f"{figures['mean']:.4g} ± {figures['spread']:.3g}, from {least} to {most}"

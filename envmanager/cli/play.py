@@ -1,0 +1,117 @@
+"""``envmanager play``: the policies of a training in a window, or in a video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from envmanager.cli.display import count
+from envmanager.cli.evaluate import Remarks, leave_cores
+from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
+from envmanager.errors import UsageError
+from envmanager.training.playing import FRAMES, WINDOW, Episode, play, require_video, save_video
+from envmanager.training.saved import SavedTraining
+
+SUFFIX = ".mp4"
+"""Gymnasium's tool writes these."""
+
+
+@attrs.frozen(kw_only=True)
+class PlayPlan:
+    """What to show, and where. ``video``: a file for all episodes, or a folder for a file of each."""
+
+    directory: Path
+    checkpoint: str
+    episodes: int
+    seed: int
+    video: Path | None = None
+    fps: float | None = None
+    env: str | None = None
+
+
+def run_play(plan: PlayPlan) -> int:
+    """Play; the exit code, 128 + the signal's number when one ended it."""
+    leave_cores()
+    _check(plan)
+    training = SavedTraining.open(plan.directory, plan.checkpoint)
+    show = Show(plan, training.name)
+    with Notices(Remarks()), StopSignals():
+        try:
+            print(f"{training.manager_options(env=plan.env).env}: checkpoint {training.path} plays", flush=True)
+            play(
+                training,
+                n_episodes=plan.episodes,
+                mode=WINDOW if plan.video is None else FRAMES,
+                on_episode=show.ended,
+                seed=plan.seed,
+                env=plan.env,
+            )
+            show.finish()
+        except Stopped as stopped:
+            return stopped.exit_code
+    return EXIT_DONE
+
+
+class Show:
+    """Tells of episodes, and writes their videos."""
+
+    def __init__(self, plan: PlayPlan, name: str) -> None:
+        self._video = plan.video
+        self._fps = plan.fps
+        self._name = name
+        self._frames: list[np.ndarray] = []
+
+    def ended(self, episode: Episode) -> None:
+        """Say how one went; its frames are kept, or written where each has a file."""
+        told = [f"episode {episode.number}", count(episode.n_steps, "step")]
+        for behavior, returns in episode.returns.items():
+            whose = f" of {behavior!r}" if len(episode.returns) > 1 else ""
+            told.append(f"return{whose} {sum(returns) / len(returns):.4g}")
+        print("  ".join(told), flush=True)
+        if self._video is None:
+            return
+        self._fps = self._fps or episode.frames_per_s
+        self._frames += episode.frames
+        if _is_folder(self._video):
+            self._write(_free(self._video, self._name))
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if self._video is not None and self._frames:
+            self._write(self._video)
+
+    def _write(self, file: Path) -> None:
+        assert self._fps is not None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        frames, self._frames = self._frames, []
+        save_video(frames, file, fps=self._fps)
+        print(f"video       {file}: {count(len(frames), 'frame')}, {self._fps:g} a second", flush=True)
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A file that is not there yet: what is in the folder stays."""
+    number = 0
+    while (file := folder / f"{name}-episode-{number}{SUFFIX}").exists():
+        number += 1
+    return file
+
+
+def _is_folder(video: Path) -> bool:
+    return video.is_dir() or not video.suffix
+
+
+def _check(plan: PlayPlan) -> None:
+    video = plan.video
+    if video is None:
+        if plan.fps is not None:
+            raise UsageError("--fps is of a video; a window has the speed of its environment. Add --video FILE.mp4.")
+        return
+    if not _is_folder(video) and video.suffix != SUFFIX:
+        raise UsageError(f"--video {video}: a video is an {SUFFIX} file, or a folder for a file per episode.")
+    if video.exists() and not (video.is_dir() if _is_folder(video) else video.is_file()):
+        raise UsageError(f"--video {video} is there and no {'folder' if _is_folder(video) else 'file'}; name another.")
+    if not _is_folder(video) and not video.parent.is_dir():
+        raise UsageError(f"--video {video}: there is no directory {video.parent}; make it first.")
+    require_video()

@@ -1,0 +1,76 @@
+"""Specs as plain data, for files that outlive the program.
+
+::
+
+    BehaviorSpec ── plain_spec ──▶ dicts, lists, texts and numbers ── spec_from_plain ──▶ an equal BehaviorSpec
+
+The rule: what comes back is equal to what went in, its bounds in the dtype that they had: actions are scaled with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.trees import Tree
+
+
+def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
+    """``spec`` as what JSON can hold."""
+    return {"observation": _plain_tree(spec.observation), "action": _plain_tree(spec.action)}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
+    """The opposite. Raises KeyError, TypeError or ValueError for what ``plain_spec`` did not make."""
+    return BehaviorSpec(_tree(plain["observation"]), _tree(plain["action"]))
+
+
+def _plain_tree(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, dict):  # in pairs: a key may be a number, and the order counts
+        return {"dict": [[key, _plain_tree(child)] for key, child in tree.items()]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_plain_tree(child) for child in tree]}
+    leaf: ArraySpec = tree
+    plain: dict[str, Any] = {"shape": list(leaf.shape), "dtype": leaf.dtype.str}
+    for name in ("minimum", "maximum"):
+        if getattr(leaf, name) is not None:
+            plain[name] = _plain_bound(getattr(leaf, name))
+    return {**plain, "name": leaf.name} if leaf.name else plain
+
+
+def _tree(plain: Mapping[str, Any]) -> Tree:
+    if "dict" in plain:
+        return {key: _tree(child) for key, child in plain["dict"]}
+    if "tuple" in plain:
+        return tuple(_tree(child) for child in plain["tuple"])
+    low, high = (_bound(plain[name]) if name in plain else None for name in ("minimum", "maximum"))
+    return ArraySpec(plain["shape"], plain["dtype"], low, high, plain.get("name", ""))
+
+
+def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
+    """One number where all are the same: the bounds of an image are as many as its pixels."""
+    numbers = [_sayable(number) for number in bound.ravel().tolist()]
+    values = numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else numbers
+    return {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
+
+
+def _bound(plain: Mapping[str, Any]) -> np.ndarray:
+    values = plain["values"]
+    if isinstance(values, list):
+        bound: np.ndarray = np.array([_number(value) for value in values], plain["dtype"]).reshape(plain["shape"])
+    else:
+        bound = np.full(plain["shape"], _number(values), plain["dtype"])
+    return bound
+
+
+def _sayable(number: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    return str(number) if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value

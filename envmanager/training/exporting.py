@@ -1,0 +1,292 @@
+"""A greedy policy as a file that needs neither this library nor its environment: ONNX or TorchScript.
+
+::
+
+    SavedPolicy ── module ── traced ──▶ bytes ── run on recorded observations ──▶ equal actions? ──▶ file
+
+The rule: no file is written that does not act as the policy does.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager import __version__
+from envmanager.data.specs import ArraySpec, describe_spec
+from envmanager.data.steps import ActionInfo, AgentSteps, concat_rows, copy_tree, take_rows
+from envmanager.data.trees import Tree, leaves, leaves_like, paths
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.extras import needed_by
+from envmanager.policy import Policy
+from envmanager.registry import make_manager
+from envmanager.system.new_files import replacing
+from envmanager.training.networks import to_tensor
+from envmanager.training.saved import SavedPolicy, SavedTraining
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
+
+ONNX, TORCHSCRIPT = "onnx", "torchscript"
+SUFFIXES = {ONNX: ".onnx", TORCHSCRIPT: ".pt"}
+"""The formats, and how their files are called."""
+OPSET = 17
+OPSETS = range(11, 21)
+"""The versions of ONNX's operators that can be written."""
+RTOL, ATOL = 1e-4, 1e-5
+"""How close a continuous action must be to the policy's own. Discrete ones must be equal."""
+
+Run = Callable[[list[np.ndarray]], list[np.ndarray]]
+"""Leaves of observations ``[n, …]`` to leaves of actions ``[n, …]``."""
+
+
+class ExportFailed(EnvManagerError):
+    """The policy could not be exported, or what came out acts otherwise. No file was written."""
+
+
+@attrs.frozen
+class Exported:
+    """What is in the file: names, with what they hold of each row. ``n_checked``: on how many observations."""
+
+    file: Path
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    n_checked: int
+
+
+def check_format(to: str, opset: int = OPSET) -> None:
+    """Raise UsageError for a format that there is not, and MissingExtra where it cannot be written here."""
+    if to not in SUFFIXES:
+        raise UsageError(f"a policy is exported to {' or '.join(map(repr, SUFFIXES))}, not to {to!r}.")
+    if opset not in OPSETS:
+        raise UsageError(f"opset must be from {OPSETS[0]} to {OPSETS[-1]}, not {opset!r}.")
+    if to == ONNX:
+        with needed_by("export to ONNX", extra="export"):
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+
+
+def export_policy(
+    policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
+) -> Exported:
+    """Write the policy to ``file``, once it was found to act alike on ``observations``, a tree of ``[n, …]``.
+
+    ``to``: ``"onnx"`` or ``"torchscript"``. Inputs are the leaves of an observation in the order of the spec, called
+    ``obs``, or ``obs_KEY`` where there are several; outputs are those of the action, ``action`` or ``action_KEY``, as
+    the environment gets them. The first axis of each is the batch, of any size. ``opset``: of ONNX, 11 to 20.
+
+    Raises UsageError for a trainer that cannot be exported, and ExportFailed.
+    """
+    check_format(to, opset)
+    spec = policy.spec
+    inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may act on, elsewhere
+    seen = _leaves_of(spec.observation, observations)
+    example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
+    try:
+        if to == ONNX:
+            written = _to_onnx(module, example, inputs, outputs, opset, _facts(policy))
+            run = _run_onnx(written, inputs, outputs)
+        else:
+            written = _to_torchscript(module, example)
+            run = _run_torchscript(written)
+    except EnvManagerError:
+        raise
+    except Exception as error:  # PyTorch raises many kinds of errors for a module that it cannot trace
+        raise ExportFailed(f"the policy of {policy.behavior!r} cannot be exported to {to}: {error}") from error
+    n_checked = _check(policy, run, observations, to)
+    with replacing(Path(file)) as out:
+        out.write(written)
+    out.close()
+    return Exported(Path(file), _described(inputs, spec.observation), _described(outputs, spec.action), n_checked)
+
+
+def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
+    """At least ``n`` observations that a behavior has when all play greedily where they were trained, ``[n, …]``.
+
+    Raises UsageError when it hardly ever acts.
+    """
+    n_envs = training.manager_options(env=env).n_envs
+    with make_manager(training.manager_options(env=env, n_envs=min(_MOST_ENVS, n_envs))) as manager:
+        policies: dict[str, Policy] = dict(training.policies_for(manager.behavior_specs))
+        if behavior not in policies:
+            raise UsageError(f"there is no agent of {behavior!r} in {training.manager_options(env=env).env}.")
+        recorder = policies[behavior] = _Recorder(policies[behavior])
+        for name, policy in policies.items():
+            manager.set_policy(name, policy)
+        manager.reset({"seed": 0})
+        for _ in range(_MOST_STEPS * n):
+            if recorder.n >= n:
+                return concat_rows(recorder.seen)
+            manager.step()
+    raise UsageError(
+        f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too seldom to check its policy."
+    )
+
+
+_MOST_ENVS = 4
+_MOST_STEPS = 100
+"""For each observation that is wanted."""
+
+
+class _Recorder:
+    """A policy that remembers what it was shown."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.seen: list[Tree] = []
+        self.n = 0
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        self.seen.append(copy_tree(steps.obs))
+        self.n += len(steps)
+        return self._policy.get_action(steps)
+
+
+def leaf_names(spec: Tree, root: str) -> list[str]:
+    """A name for each leaf, made of the keys that lead to it: ``obs``, ``obs_camera``, ``obs_0``."""
+    names: list[str] = []
+    for path in paths(spec, root):
+        name = re.sub(r"\W+", "_", path.replace("'", "")).strip("_")
+        number = 2
+        while name in names:  # of {"a_b": …, "a": {"b": …}}
+            name, number = f"{name}_{number}", number + 1
+        names.append(name)
+    return names
+
+
+def _described(names: Sequence[str], spec: Tree) -> dict[str, str]:
+    told = {}
+    for name, leaf in zip(names, leaves(spec), strict=True):
+        leaf_spec: ArraySpec = leaf
+        dtype = _as_tensor_has_it(np.zeros(0, leaf_spec.dtype)).dtype
+        told[name] = f"{dtype}[{', '.join(['batch', *map(str, leaf_spec.shape)])}]"
+    return told
+
+
+def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
+    return [_as_tensor_has_it(leaf) for leaf in leaves_like(spec, observations)]
+
+
+def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
+    """In a dtype that tensors have."""
+    converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
+    return converted
+
+
+def _facts(policy: SavedPolicy) -> dict[str, str]:
+    return {
+        "envmanager": __version__,
+        "behavior": policy.behavior,
+        "n_steps": str(policy.n_steps),
+        "observation": describe_spec(policy.spec.observation),
+        "action": describe_spec(policy.spec.action),
+    }
+
+
+def _to_onnx(
+    module: nn.Module,
+    example: tuple[Tensor, ...],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+    facts: dict[str, str],
+) -> bytes:
+    """By the exporter that traces: the newer one needs two libraries more, and fixes the size of the batch."""
+    import onnx
+
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # that it is the older one; what is wrong in what comes out is found out below
+        torch.onnx.export(
+            module,
+            example,
+            buffer,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)},
+            opset_version=opset,
+            dynamo=False,
+        )
+    model = onnx.load_from_string(buffer.getvalue())
+    onnx.helper.set_model_props(model, facts)
+    onnx.checker.check_model(model)
+    written: bytes = model.SerializeToString()
+    return written
+
+
+def _run_onnx(written: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
+
+    def run(obs: list[np.ndarray]) -> list[np.ndarray]:
+        acted: list[np.ndarray] = session.run(list(outputs), dict(zip(inputs, obs, strict=True)))
+        return acted
+
+    return run
+
+
+def _to_torchscript(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(module, example, check_trace=False), buffer)
+    return buffer.getvalue()
+
+
+def _run_torchscript(written: bytes) -> Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: Any = torch.jit.load(io.BytesIO(written), map_location="cpu")
+
+    def run(obs: list[np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            return [leaf.numpy() for leaf in module(*(torch.from_numpy(leaf) for leaf in obs))]
+
+    return run
+
+
+def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
+    """Raise ExportFailed unless ``run`` acts as the policy does, in batches of one and of several; how many it saw."""
+    n = len(leaves(observations)[0])
+    ends = [0, *(end for end in (1, 3, 10) if end < n), n]
+    for start, end in itertools.pairwise(ends):
+        batch = take_rows(observations, slice(start, end))
+        try:
+            acted = run(_leaves_of(policy.spec.observation, batch))
+        except Exception as error:
+            raise ExportFailed(
+                f"the policy of {policy.behavior!r} as {to} does not take {end - start} observations at once: {error}"
+            ) from error
+        wanted = leaves_like(policy.spec.action, policy(batch))
+        for path, got, own in zip(paths(policy.spec.action, "action"), acted, wanted, strict=True):
+            if not _is_same(got, own):
+                raise ExportFailed(
+                    f"the policy of {policy.behavior!r} as {to} acts otherwise than it does here: {path} of the "
+                    f"observations {start} to {end - 1} is {_some(got)}, and should be {_some(own)}. Is its "
+                    "greedy_module() what greedy_policy() does, and does it ask for the number of rows?"
+                )
+    return n
+
+
+def _is_same(got: np.ndarray, wanted: np.ndarray) -> bool:
+    if got.shape != wanted.shape or got.dtype != _as_tensor_has_it(wanted[:0]).dtype:
+        return False
+    return np.allclose(got, wanted, rtol=RTOL, atol=ATOL) if wanted.dtype.kind == "f" else np.array_equal(got, wanted)
+
+
+def _some(array: np.ndarray) -> str:
+    return f"{array.dtype}{list(array.shape)} {np.array2string(array.ravel()[:6], precision=5, separator=', ')}"

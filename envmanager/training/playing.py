@@ -1,0 +1,235 @@
+"""The policies of a training play one environment before somebody's eyes: in a window, or for a video.
+
+::
+
+    SavedTraining ── policies ──▶ manager of one environment, in this process ── Episode ──▶ the caller
+                                        └── each reset and step is shown ──▶ a window, or frames
+
+The rule: frames are taken where the environment itself was asked to reset or step. Asked for later, the last one of an
+episode would be gone: a manager has begun the next episode by then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.resets import Resetter
+from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
+from envmanager.data.specs import describe_value
+from envmanager.environment import EnvContext
+from envmanager.errors import MissingExtra, UsageError
+from envmanager.extras import needed_by
+from envmanager.observe.episodes import Episode as AgentsEpisode
+from envmanager.observe.episodes import Episodes
+from envmanager.options import ManagerOptions
+from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.training.saved import SavedTraining
+
+WINDOW, FRAMES = "human", "rgb_array"
+"""What Gymnasium and PettingZoo call the ways to render."""
+FRAMES_PER_S = 30.0
+"""Of a video whose environment does not say how many."""
+
+
+@attrs.frozen
+class Episode:
+    """One that has ended. ``number`` counts from 0; ``returns`` are those of its agents, by behavior.
+
+    ``frames``: uint8 ``[height, width, 3]`` each, the first after the reset, so one more than ``n_steps``; none of a
+    window's. ``frames_per_s``: how fast they are meant to be seen.
+    """
+
+    number: int
+    n_steps: int
+    returns: dict[str, list[float]]
+    frames: list[np.ndarray] = attrs.field(repr=False)
+    frames_per_s: float
+
+
+def play(
+    training: SavedTraining,
+    *,
+    n_episodes: int,
+    mode: str,
+    on_episode: Callable[[Episode], Any],
+    seed: int = 0,
+    env: str | None = None,
+) -> None:
+    """Play so many episodes, and tell of each when it has ended.
+
+    ``mode``: WINDOW or FRAMES. Raises UsageError when the environment cannot be shown so.
+    """
+    options = training.manager_options(env=env)
+    if options.kind == "godot":
+        raise UsageError(f"{options.env} is a Godot game: `envmanager godot watch` plays it in a window.")
+    environment = make_shown(options, mode)
+    camera = Camera(environment, takes_frames=mode == FRAMES)
+    returns: dict[str, list[float]] = {}
+
+    def note(ended: AgentsEpisode) -> None:
+        returns.setdefault(ended.behavior, []).append(ended.total)
+
+    episodes = Episodes(on_end=note)
+    with SimpleEnvManager(lambda: environment) as manager:
+        for behavior, policy in training.policies_for(manager.behavior_specs).items():
+            manager.set_policy(behavior, policy)
+        for info in manager.reset({"seed": seed}):
+            episodes.add(info)
+        for number in range(n_episodes):
+            while not camera.has_whole_scene:
+                for info in manager.step():
+                    episodes.add(info)
+            n_steps, frames = camera.take_scene()
+            on_episode(Episode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
+            returns.clear()
+
+
+@attrs.define
+class _Scene:
+    """An episode as it was seen so far."""
+
+    n_steps: int = 0
+    frames: list[np.ndarray] = attrs.field(factory=list)
+
+
+class Camera:
+    """Looks at an environment whenever it was reset or stepped. A scene is an episode."""
+
+    def __init__(self, environment: Any, *, takes_frames: bool) -> None:
+        self._environment = environment
+        self._takes_frames = takes_frames
+        self._scenes: list[_Scene] = []
+        self._watch("reset", self._begin)
+        self._watch("step", self._go_on)
+
+    @property
+    def has_whole_scene(self) -> bool:
+        """Whether an episode has ended, that is, another one has begun."""
+        return len(self._scenes) > 1
+
+    def take_scene(self) -> tuple[int, list[np.ndarray]]:
+        """The number of steps and the frames of the oldest episode; it is forgotten."""
+        scene = self._scenes.pop(0)
+        return scene.n_steps, scene.frames
+
+    def _watch(self, name: str, then: Callable[[], None]) -> None:
+        method = getattr(self._environment, name)
+
+        @functools.wraps(method)
+        def watched(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            then()
+            return result
+
+        setattr(self._environment, name, watched)
+
+    def _begin(self) -> None:
+        self._scenes.append(_Scene())
+        self._look()
+
+    def _go_on(self) -> None:
+        self._scenes[-1].n_steps += 1
+        self._look()
+
+    def _look(self) -> None:
+        if self._takes_frames:
+            self._scenes[-1].frames.append(np.array(self._environment.render()))
+
+
+def make_shown(options: ManagerOptions, mode: str) -> Any:
+    """The environment of these options, made to be shown, and shown once. Raises UsageError when it cannot be."""
+    env = str(options.env)
+    if mode == WINDOW and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")):
+        raise UsageError(
+            "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a video (--video "
+            "out.mp4), or run it where there is a screen."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong is found out here
+        try:
+            environment = _make(options, mode)
+        except (MissingExtra, UsageError):
+            raise
+        except Exception as error:
+            raise _cannot_be_shown(env, mode, error) from error
+        try:
+            _require_mode(environment, env, mode)
+            _show_once(environment, env, mode)
+        except BaseException:
+            environment.close()
+            raise
+    return environment
+
+
+def _make(options: ManagerOptions, mode: str) -> Any:
+    told = {name: getattr(options, name) for name in RECIPE_OPTIONS}
+    arguments = {name: value for name, value in (told["env_kwargs"] or {}).items() if name != "render_mode"}
+    recipe = EnvRecipe(options.env, **{**told, "env_kwargs": arguments, "render_mode": mode})
+    return call_factory(resolve(recipe), EnvContext(env_id=0, worker_id=0))
+
+
+def _require_mode(environment: Any, env: str, mode: str) -> None:
+    modes = (getattr(environment, "metadata", None) or {}).get("render_modes") or ()
+    if hasattr(environment, "num_envs"):
+        raise UsageError(f"{env!r} cannot be shown: it is several environments in one.")
+    if mode not in modes or getattr(environment, "render_mode", None) != mode:
+        raise UsageError(
+            f"{env!r} cannot be shown with render_mode={mode!r}: its render_modes are {', '.join(modes) or 'none'}. A "
+            "function that makes an environment needs a parameter render_mode, which it passes on."
+        )
+
+
+def _show_once(environment: Any, env: str, mode: str) -> None:
+    """Whether it can be shown is known when it is shown for the first time."""
+    try:
+        Resetter(environment)(environment, seed=None, options=None)
+        frame: Any = environment.render() if mode == FRAMES else None
+    except Exception as error:
+        raise _cannot_be_shown(env, mode, error) from error
+    if mode == FRAMES and np.ndim(frame) != 3:
+        raise UsageError(f"{env!r} cannot be filmed: its render() returned {describe_value(frame)}, not an image.")
+
+
+def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
+    return UsageError(f"{env!r} cannot be shown with render_mode={mode!r}. {type(error).__name__}: {error}")
+
+
+def _frames_per_s(environment: Any) -> float:
+    """As many as it says itself, or else FRAMES_PER_S."""
+    told = (getattr(environment, "metadata", None) or {}).get("render_fps")
+    return float(told) if told else FRAMES_PER_S
+
+
+def require_video() -> None:
+    """Raise MissingExtra where no video can be made."""
+    with needed_by("a video", extra="video"):
+        import moviepy  # noqa: F401
+
+
+def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
+    """Write frames as a video, which takes the place of ``file``. Raises OSError, MissingExtra."""
+    require_video()
+    from gymnasium.utils import save_video as of_gymnasium
+
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+        of_gymnasium.save_video(_with_all_seen(frames, fps), folder, episode_trigger=lambda _: True, fps=fps)
+        (made,) = Path(folder).iterdir()
+        made.replace(file)
+
+
+def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
+    """The length of a video is rounded down by moviepy; where that would lose the last frame, it is there twice."""
+    seen = list(frames)
+    while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
+        seen.append(frames[-1])
+    return seen

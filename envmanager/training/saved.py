@@ -1,0 +1,340 @@
+"""A training that was saved: its policies, which act without its environment, and what it played in.
+
+::
+
+    runs/x, or one checkpoint ── find ──▶ SavedTraining ── specs, trainers, weights ──▶ SavedPolicy
+                                               └────── options of the manager ────────▶ the environments of then
+
+The rule: nothing is written into the training's folder, and what a checkpoint says is data: no code comes out of it but
+that of trainers which are installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.fitting import cast_without_loss
+from envmanager.data.plain_specs import spec_from_plain
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
+from envmanager.data.steps import ActionInfo, AgentSteps
+from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
+from envmanager.errors import UsageError
+from envmanager.options import ManagerOptions
+from envmanager.policy import Policy
+from envmanager.registry import structure
+from envmanager.training import checkpoints, run_folder
+from envmanager.training.checkpoints import Checkpoint
+from envmanager.training.rounds import unknown_behavior
+from envmanager.training.trainers import PART, make_trainer, restore, table_for
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from envmanager.training.trainer import Trainer
+
+LATEST, BEST = "latest", "best"
+_TRIES = 5
+"""A training may replace a checkpoint that is being read; then there is a newer one."""
+
+
+def load_policy(
+    path: str | os.PathLike[str],
+    *,
+    behavior: str | None = None,
+    checkpoint: str | int = LATEST,
+    device: str = "cpu",
+) -> SavedPolicy:
+    """The greedy policy that a training has saved; its environment is not made, nor need it be there.
+
+    ``path``: the folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, how
+    many steps it was written after, or its name. ``behavior`` may be left out where there is one. ``device``:
+    ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError, which names what there is, when that cannot be found.
+    """
+    return SavedTraining.open(path, checkpoint).policy(behavior, device=device)
+
+
+class SavedPolicy:
+    """What one behavior has learned: a Policy that explores nothing.
+
+    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` what a manager hands to a policy. ``spec``: what it
+    sees and does. ``n_steps``: how many steps the training had taken. It keeps nothing between two calls, unless its
+    trainer says so.
+    """
+
+    def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
+        self.behavior = behavior
+        self.spec = spec
+        self.n_steps = n_steps
+        self._trainer = trainer
+        self._policy: Policy = trainer.greedy_policy()
+
+    def __repr__(self) -> str:
+        return f"<SavedPolicy of {self.behavior!r} after {self.n_steps:,} steps: {self.spec}>"
+
+    def __call__(self, obs: Tree) -> Tree:
+        """The action for one observation, or a batch of actions for a batch of them.
+
+        An observation is a tree of what ``spec.observation`` says, a batch of n has ``[n, …]`` in each leaf; the action
+        is a tree of what ``spec.action`` says, in the same way, and in its dtypes. Raises UsageError for anything else.
+        """
+        rows, is_one = _as_batch(self.spec.observation, obs)
+        action = self.get_action(_steps_of(rows)).action
+        return map_tree(_first, action) if is_one else action
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """One action per row, as Policy says."""
+        return self._policy.get_action(steps)
+
+    def module(self) -> nn.Module:
+        """The same as a PyTorch module on leaves of observations: see ``Trainer.greedy_module``, and what it raises."""
+        return self._trainer.greedy_module().eval()
+
+
+@attrs.frozen
+class SavedTraining:
+    """One checkpoint of a training, and what can be made of it. ``path``: its folder."""
+
+    path: Path
+    checkpoint: Checkpoint = attrs.field(repr=False)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
+        """Find and read it, as ``load_policy`` says. Raises UsageError."""
+        found = find(Path(path), checkpoint)
+        for _ in range(_TRIES):
+            try:
+                return cls(found, checkpoints.load(found))
+            except UsageError:
+                before, found = found, find(Path(path), checkpoint)
+                if found == before:
+                    raise
+        return cls(found, checkpoints.load(found))
+
+    @property
+    def name(self) -> str:
+        """That of the training's folder, or of the checkpoint's where it stands alone."""
+        folder = self.path.resolve().parent
+        return folder.parent.name if folder.name == run_folder.CHECKPOINTS else self.path.name
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps the training had taken."""
+        return int(self.checkpoint.facts["parts"]["controller"]["n_steps"])
+
+    @property
+    def behaviors(self) -> list[str]:
+        """Those that have a policy."""
+        prefix = PART.format("")
+        return [part[len(prefix) :] for part in self.checkpoint.facts["parts"] if part.startswith(prefix)]
+
+    def spec(self, behavior: str) -> BehaviorSpec:
+        """What its agents saw and did. Raises UsageError when the checkpoint does not say."""
+        told = self.checkpoint.facts["parts"]["controller"].get("specs")
+        if told is None:
+            raise UsageError(
+                f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version "
+                "of this library. Train on with --resume, if only for a step: the next checkpoint says it."
+            )
+        try:
+            return spec_from_plain(told[behavior])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"the checkpoint in {self.path} cannot be read: its specs are damaged ({error!r})."
+            ) from error
+
+    def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
+        """That of a behavior, or of the only one. Raises UsageError."""
+        chosen = self._chosen(behavior)
+        return self._policy(chosen, self.spec(chosen), device)
+
+    def policies_for(self, specs: Mapping[str, BehaviorSpec], *, device: str = "cpu") -> dict[str, SavedPolicy]:
+        """One for each behavior that an environment has, with what it sees and does there.
+
+        Raises UsageError for a behavior that was not trained, or was trained with something else.
+        """
+        return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
+
+    def manager_options(
+        self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
+    ) -> ManagerOptions:
+        """How the training ran its environments, with these in the place of its own.
+
+        Raises UsageError where the checkpoint does not say which environment that was, and none is given.
+        """
+        plan = plan_in(self.checkpoint, self.path)
+        told = dict(plan["manager"] or {}) if env is not None else dict(manager_in(self.checkpoint, self.path))
+        directory = Path(plan["directory"])
+        told["env"] = name_from_here(told["env"], directory) if env is None else env
+        if kind is not None:
+            told["kind"] = kind
+        binary = (told.get("engine") or {}).get("binary")
+        if binary is not None:
+            told["engine"] = {**told["engine"], "binary": name_from_here(binary, directory)}
+        options = structure(ManagerOptions, told, where="manager")
+        return options if n_envs is None else _with_n_envs(options, n_envs)
+
+    def _chosen(self, behavior: str | None) -> str:
+        known = self.behaviors
+        if behavior is None and len(known) == 1:
+            return known[0]
+        if behavior is None:
+            names = ", ".join(map(repr, known))
+            raise UsageError(
+                f"the training in {self.path} has several behaviors: say which one (behavior=…) of {names}."
+            )
+        if behavior not in known:
+            raise UsageError(f"there is no policy of {unknown_behavior(behavior, known)}")
+        return behavior
+
+    def _policy(self, behavior: str, spec: BehaviorSpec, device: str) -> SavedPolicy:
+        table = table_for(behavior, plan_in(self.checkpoint, self.path)["trainers"])
+        alone = {name: value for name, value in table.items() if name != "apart"}
+        trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
+        try:
+            advice = "Does the environment still have the observations and actions of then?"
+            restore(trainer, self.checkpoint, self.path, advice, to_act=True)
+            return SavedPolicy(behavior, spec, trainer, self.n_steps)
+        finally:
+            trainer.close()
+
+
+def plan_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
+    """What plays and who learns, as ``TrainingPlan.to_json`` has it. Raises UsageError where it is not told."""
+    told: dict[str, Any] | None = checkpoint.facts["parts"]["controller"].get("plan")
+    if told is None:
+        raise UsageError(
+            f"the checkpoint in {where} does not say what it plays: it is of an earlier version of this library, or "
+            "options of its trainers were given as objects. Train on with --resume, or from a config."
+        )
+    return told
+
+
+def manager_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
+    """The options of its manager. Raises UsageError where they are not told."""
+    told: dict[str, Any] | None = plan_in(checkpoint, where)["manager"]
+    if told is None:
+        raise UsageError(
+            f"the checkpoint in {where} does not say what it plays: its environment was given as an object or a "
+            "function, not as text."
+        )
+    return told
+
+
+def name_from_here(env: str, directory: Path) -> str:
+    """A relative path means what it did where the training ran."""
+    there = directory / env
+    return str(there) if there.exists() else env
+
+
+def find(path: Path, checkpoint: str | int = LATEST) -> Path:
+    """The folder of a checkpoint, which need not be readable. Raises UsageError, which says what there is."""
+    if path.is_symlink():
+        path = path.resolve()
+    if path in checkpoints.written(path.parent):
+        if checkpoint != LATEST:
+            raise UsageError(f"{path} is one checkpoint: leave out {checkpoint!r}, or name the training's folder.")
+        return path
+    directory = _directory_in(path)
+    if checkpoint == LATEST:
+        return _pointed_at(directory / LATEST)
+    if checkpoint == BEST and os.path.lexists(directory / BEST):
+        return _pointed_at(directory / BEST)
+    there = checkpoints.written(directory)
+    found = _named(str(checkpoint), there)
+    if found is None:
+        known = ", ".join(each.name for each in there) or "none"
+        raise UsageError(f"there is no checkpoint {checkpoint!r} in {directory}. There is: {known}.")
+    return found
+
+
+def _directory_in(path: Path) -> Path:
+    for directory in (path / run_folder.CHECKPOINTS, path):
+        if (directory / LATEST).is_file():
+            return directory
+    raise UsageError(
+        f"there is no checkpoint in {path}: name the folder that `envmanager train` writes to, such as runs/NAME. A "
+        "training writes one at its end, and every training.checkpoint_every steps."
+    )
+
+
+def _pointed_at(pointer: Path) -> Path:
+    """The checkpoint that a file names, or a link leads to."""
+    try:
+        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{pointer} cannot be read: {error}.") from error
+    return pointer.parent / Path(name).name
+
+
+def _named(name: str, there: Iterable[Path]) -> Path | None:
+    """The one of that name, or the last one that was written after so many steps: ``…2000``, ``…2000-2``, …"""
+    of_that_step = []
+    for path in there:
+        if path.name == name:
+            return path
+        steps, _, number = path.name.partition("-")
+        if steps.isdecimal() and name.isdecimal() and int(steps) == int(name):
+            of_that_step.append((int(number) if number.isdecimal() else 1, path))
+    return max(of_that_step)[1] if of_that_step else None
+
+
+def _with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
+    """So many environments, in no more workers than that."""
+    n_workers, local_envs = options.n_workers, options.local_envs
+    if isinstance(local_envs, int):
+        local_envs = min(local_envs, n_envs - 1)
+    if isinstance(n_workers, int):
+        n_workers = min(n_workers, n_envs - (local_envs if isinstance(local_envs, int) else 0))
+    return attrs.evolve(options, n_envs=n_envs, n_workers=n_workers, local_envs=local_envs)
+
+
+def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
+    """The observations as a tree of ``[n, …]`` in the spec's dtypes, and whether it was one, without a first axis."""
+    try:
+        check_structure(spec, obs, "obs")
+        parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
+        arrays = [_fitting(*part) for part in parts]
+    except SpecMismatch as error:
+        raise UsageError(f"the policy was given what it does not know: {error}.") from error
+    sizes = {
+        len(array) if array.ndim > len(leaf.shape) else None for array, (leaf, *_) in zip(arrays, parts, strict=True)
+    }
+    if len(sizes) > 1:
+        told = ", ".join(f"{path} {describe_value(array)}" for array, (*_, path) in zip(arrays, parts, strict=True))
+        raise UsageError(f"the policy was given neither one observation nor a batch of as many in each part: {told}.")
+    is_one = sizes == {None}
+    return build(spec, [array[None] for array in arrays] if is_one else arrays), is_one
+
+
+def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
+    """``value``, of one observation or of several, in the dtype of ``spec``. Floats may be rounded."""
+    shape = ", ".join(map(str, spec.shape))
+    expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
+    try:
+        array = as_array(value)
+    except ValueError as error:
+        raise SpecMismatch(path, expected, str(error)) from error
+    got = describe_value(value if array.dtype.kind == "O" else array)
+    if spec.shape not in (array.shape, array.shape[1:] if array.ndim else None):
+        raise SpecMismatch(path, expected, got)
+    cast = array if array.dtype == spec.dtype else cast_without_loss(array, spec.dtype)
+    if cast is None:
+        raise SpecMismatch(path, expected, f"{got} with values that are not of that dtype")
+    return cast
+
+
+def _steps_of(obs: Tree) -> AgentSteps:
+    n = len(leaves(obs)[0])
+    flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    return AgentSteps(np.arange(n), obs, *flags)
+
+
+def _first(actions: np.ndarray) -> Any:
+    """One action as environments take it: Gymnasium's Discrete a scalar, its Box an array, also without dimensions."""
+    return actions[0, ...] if actions.dtype.kind == "f" else actions[0]
