@@ -142,7 +142,7 @@ class Camera:
 
 def make_shown(env: str, mode: str) -> Any:
     """The environment that a text names, made to be shown, and shown once. Raises UsageError when it cannot be."""
-    if mode == WINDOW and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")):
+    if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
             "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a video (--video "
             "out.mp4), or run it where there is a screen."
@@ -162,6 +162,11 @@ def make_shown(env: str, mode: str) -> Any:
             environment.close()
             raise
     return environment
+
+
+def has_display() -> bool:
+    """Whether there is a screen, as far as the variables say."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _make(env: str, mode: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,17 @@ def test_a_video_has_a_frame_of_each_reset_and_step_up_to_the_last_one(
         "episode 1  5 steps  return 5",
         f"video       {video}: 11 frames, 10 a second",
     ]
+
+
+@pytest.mark.usefixtures("moviepy")
+def test_without_a_screen_mujoco_is_told_to_draw_without_one(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert command(puzzles, "--video", tmp_path / "out.mp4") == 0
+    assert os.environ["MUJOCO_GL"] == "egl"
 
 
 @pytest.mark.usefixtures("moviepy")
@@ -268,6 +279,6 @@ def test_mistakes_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").touch()
-    importlib.import_module("os").mkfifo(tmp_path / "a_socket.mp4")
+    os.mkfifo(tmp_path / "a_socket.mp4")
     assert command(puzzles, *arguments) == 2
     assert words in capsys.readouterr().err
