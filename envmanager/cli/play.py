@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import attrs
@@ -11,7 +12,7 @@ from envmanager.cli.display import count
 from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.errors import UsageError
-from envmanager.training.playing import FRAMES, WINDOW, Episode, play, require_video, save_video
+from envmanager.training.playing import FRAMES, WINDOW, Episode, has_display, play, require_video, save_video
 from envmanager.training.saved import SavedTraining
 
 SUFFIX = ".mp4"
@@ -34,6 +35,8 @@ class PlayPlan:
 def run_play(plan: PlayPlan) -> int:
     """Play; the exit code, 128 + the signal's number when one ended it."""
     leave_cores()
+    if not has_display():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # what MuJoCo takes by itself wants a screen
     _check(plan)
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     show = Show(plan, training.name)

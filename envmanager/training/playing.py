@@ -149,7 +149,7 @@ class Camera:
 def make_shown(options: ManagerOptions, mode: str) -> Any:
     """The environment of these options, made to be shown, and shown once. Raises UsageError when it cannot be."""
     env = str(options.env)
-    if mode == WINDOW and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")):
+    if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
             "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a video (--video "
             "out.mp4), or run it where there is a screen."
@@ -169,6 +169,11 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
             environment.close()
             raise
     return environment
+
+
+def has_display() -> bool:
+    """Whether there is a screen, as far as the variables say."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _make(options: ManagerOptions, mode: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import UsageError
 from envmanager.cli.app import run_command_line
+from envmanager.options import ManagerOptions
 from envmanager.training.playing import FRAMES, WINDOW, Episode, make_shown, play
 from envmanager.training.saved import SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, trained
@@ -71,6 +72,17 @@ def test_a_video_has_a_frame_of_each_reset_and_step_up_to_the_last_one(
         "episode 1  5 steps  return 5",
         f"video       {video}: 11 frames, 10 a second",
     ]
+
+
+@pytest.mark.usefixtures("moviepy")
+def test_without_a_screen_mujoco_is_told_to_draw_without_one(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert command(puzzles, "--video", tmp_path / "out.mp4") == 0
+    assert os.environ["MUJOCO_GL"] == "egl"
 
 
 @pytest.mark.usefixtures("moviepy")
@@ -163,7 +175,7 @@ def test_a_display_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "nothing of that name")
     with pytest.raises(UsageError, match="'CartPole-v1' cannot be shown with render_mode='human'"):
-        make_shown("CartPole-v1", WINDOW)
+        make_shown(ManagerOptions(env="CartPole-v1"), WINDOW)
 
 
 # What cannot be shown.
@@ -203,20 +215,20 @@ def with_any_options(**options: Any) -> Puzzle:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ("Blind", "its render_modes are none"),
-        ("without_a_parameter", "its render_modes are rgb_array. A function .* needs a parameter render_mode"),
+        ("Blind", "takes no argument 'render_mode'"),
+        ("without_a_parameter", "takes no argument 'render_mode'"),
         ("Shy", "cannot be filmed: its render.. returned None"),
         ("Broken", "RuntimeError: no OpenGL here"),
     ],
 )
 def test_what_cannot_be_shown_says_why(env: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_shown(f"{HERE}:{env}", FRAMES)
+        make_shown(ManagerOptions(env=f"{HERE}:{env}"), FRAMES)
 
 
 @pytest.mark.parametrize("env", ["with_a_context", "with_any_options"])
 def test_a_function_that_passes_the_render_mode_on_is_shown(env: str) -> None:
-    made = make_shown(f"{HERE}:{env}", FRAMES)
+    made = make_shown(ManagerOptions(env=f"{HERE}:{env}"), FRAMES)
     assert made.render_mode == "rgb_array"
     made.close()
 
@@ -224,7 +236,7 @@ def test_a_function_that_passes_the_render_mode_on_is_shown(env: str) -> None:
 def test_a_way_to_render_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     with pytest.raises(UsageError, match="its render_modes are rgb_array"):
-        make_shown(PUZZLE, WINDOW)
+        make_shown(ManagerOptions(env=PUZZLE), WINDOW)
 
 
 def test_a_godot_game_is_watched_by_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +280,6 @@ def test_mistakes_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").touch()
-    importlib.import_module("os").mkfifo(tmp_path / "a_socket.mp4")
+    os.mkfifo(tmp_path / "a_socket.mp4")
     assert command(puzzles, *arguments) == 2
     assert words in capsys.readouterr().err
