@@ -264,9 +264,9 @@ def _directory_in(path: Path) -> Path:
 
 
 def _pointed_at(pointer: Path) -> Path:
-    """The checkpoint that a file names, or a link leads to."""
+    """The checkpoint that the first line of a file names, or a link leads to."""
     try:
-        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().strip()
+        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"{pointer} cannot be read: {error}.") from error
     return pointer.parent / Path(name).name

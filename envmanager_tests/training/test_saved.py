@@ -205,7 +205,7 @@ def test_the_best_is_what_a_link_or_a_file_says(several: Path) -> None:
     assert load_policy(several, checkpoint="best").n_steps == 100
     assert load_policy(best).n_steps == 100
     best.unlink()
-    best.write_text("000000000100-2\n")
+    best.write_text("000000000100-2\n17.5\n")
     assert load_policy(several, checkpoint="best").n_steps == 102
 
 
