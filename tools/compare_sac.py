@@ -31,7 +31,7 @@ def main() -> None:
     if arguments.train is not None:
         print(json.dumps(TRAININGS[arguments.train](json.loads(arguments.config))))
         return
-    plan = read(Path(arguments.config))
+    plan = read(Path(arguments.config), arguments.steps)
     print(f"{plan['env']}, {plan['steps']:,} steps, mean return of {plan['episodes']} greedy episodes")
     print("| seed | envmanager | | Stable-Baselines3 | | time of ours / theirs |\n|---|---|---|---|---|---|")
     ratios = []
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, steps: int | None) -> dict[str, Any]:
     """What to train, from a config; what the other library does not know is refused."""
     from envmanager.cli.config_files import TRAINING_TABLES, load_config
 
@@ -70,15 +70,13 @@ def read(path: Path) -> dict[str, Any]:
         sys.exit(f"{path}: wanted is one environment and a trainer sac with no other options than {', '.join(SAME)}.")
     return {
         "env": tables["manager"]["env"],
-        "steps": tables["training"]["steps"],
+        "steps": tables["training"]["steps"] if steps is None else steps,
         "episodes": tables["training"]["evaluation_episodes"],
         "trainer": {**SAME, **own},
     }
 
 
 def run(name: str, plan: dict[str, Any], arguments: argparse.Namespace) -> dict[str, float]:
-    if arguments.steps is not None:
-        plan = {**plan, "steps": arguments.steps}
     python = sys.executable if name == "ours" else arguments.sb3
     command = [python, str(Path(__file__)), json.dumps(plan), "--train", name]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -52,7 +52,8 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """``obs``: the leaves ``[n, …]`` in the order of the tree."""
-        return torch.cat([part(leaf) for part, leaf in zip(self.parts, obs, strict=True)], dim=-1)
+        features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
+        return torch.cat(features, dim=-1)
 
     @property
     def is_normalized(self) -> bool:
@@ -84,15 +85,6 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
-
-
-class Unseen(nn.Module):
-    """No features: what is there for others than the network."""
-
-    n_features = 0
-
-    def forward(self, leaf: Tensor) -> Tensor:
-        return torch.zeros(len(leaf), 0, device=leaf.device)
 
 
 class Flat(nn.Module):
@@ -175,6 +167,12 @@ class Scale(nn.Module):
         self.mean += delta * n / total
         self.variance.copy_(spread / total)
         self.count.copy_(total)
+
+
+class Unseen(nn.Module):
+    """No features: what is there for others than the network."""
+
+    n_features = 0
 
 
 def _has_scale(part: nn.Module) -> bool:

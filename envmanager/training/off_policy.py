@@ -30,7 +30,7 @@ from envmanager.policy import Policy
 from envmanager.training.networks import CONVOLUTIONS, Encoder, pick_device, to_tensor
 from envmanager.training.replay import Replay
 from envmanager.training.return_spread import LIMIT, ReturnSpread
-from envmanager.training.states import anneal, learner_state, load_learner, means, named, of_part
+from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):
@@ -241,3 +241,8 @@ class OffPolicyTrainer(Trainer):
         self._n_batches, self._n_in_scale = int(facts["n_batches"]), int(facts.get("n_in_scale", 0))
         self.policy.generator.bit_generator.state = facts["generator"]
         self.collected(self._n_steps)
+
+    def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        """Take over only what its greedy policy needs of what ``state`` told; nothing is learned afterwards."""
+        load_module(self.model, of_part("model", arrays))
+        self.version = self.policy.version = int(facts["version"])

@@ -97,8 +97,14 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The inputs of the action heads ``[n, k]`` and the values ``[n]``."""
         features = self.encoder(obs)
-        inputs = self.heads.masked(self.actor(features), self.mask.of(obs))
-        return inputs, self.critic(features).squeeze(-1)
+        return self._inputs(features, obs), self.critic(features).squeeze(-1)
+
+    def inputs(self, obs: Sequence[Tensor]) -> Tensor:
+        """The inputs of the action heads alone."""
+        return self._inputs(self.encoder(obs), obs)
+
+    def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:
+        return self.heads.masked(self.actor(features), self.mask.of(obs))
 
 
 class ActorCriticPolicy:
@@ -118,10 +124,11 @@ class ActorCriticPolicy:
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
-        inputs, value = self._model(obs)
         heads = self._model.heads
         if self._greedy:
-            return ActionInfo(heads.to_environment(_numpy(heads.likeliest(inputs))), version=self.version)
+            likeliest = heads.likeliest(self._model.inputs(obs))
+            return ActionInfo(heads.to_environment(_numpy(likeliest)), version=self.version)
+        inputs, value = self._model(obs)
         raws, log_prob = heads.sample(inputs)
         drawn = _numpy(raws)
         outputs = {**drawn, **_numpy({"log_prob": log_prob, "value": value})}

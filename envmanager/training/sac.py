@@ -139,6 +139,17 @@ class SquashedPolicy:
         return raw
 
 
+class MiddleAction(nn.Module):
+    """What the greedy policy does, from the leaves of an observation to those of an action."""
+
+    def __init__(self, actor: Actor, squashed: SquashedGaussian) -> None:
+        super().__init__()
+        self.actor, self._squashed = actor, squashed
+
+    def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._squashed.as_actions(self._squashed.likeliest(self.actor(obs))))
+
+
 class SAC(OffPolicyTrainer):
     """Soft actor-critic, for continuous actions with bounds, trees of them too, and any observations."""
 
@@ -179,6 +190,10 @@ class SAC(OffPolicyTrainer):
     def greedy_policy(self) -> Policy:
         return SquashedPolicy(self.model.actor, self._squashed, self._device, greedy=True)
 
+    def greedy_module(self) -> nn.Module:
+        """The greedy policy as a module, from the leaves of observations to those of actions, which can be traced."""
+        return MiddleAction(self.model.actor, self._squashed)
+
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
         model, squashed = self.model, self._squashed
         temperature = model.log_temperature.detach().exp()
@@ -192,7 +207,7 @@ class SAC(OffPolicyTrainer):
             entropy = -log_prob.detach().mean()
             self._descend(actor_loss + model.log_temperature * (entropy - self._target_entropy))
         if self._n_batches % self.options.target_every == 0:
-            torch._foreach_lerp_(self._followers, self._leaders, self.options.tau)
+            self._follow()
         losses = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach()}
         return {**losses, "value": values.detach().mean(), "entropy": entropy, "temperature": temperature}
 
@@ -202,6 +217,10 @@ class SAC(OffPolicyTrainer):
         action, log_prob = self._squashed.sample(self.model.actor(batch.next_obs))
         after: Tensor = self.target(batch.next_obs, action).amin(0) - temperature * log_prob
         return batch.reward + batch.discount * after
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        torch._foreach_lerp_(self._followers, self._leaders, self.options.tau)
 
     def _descend(self, loss: Tensor) -> None:
         self._optimizer.zero_grad()

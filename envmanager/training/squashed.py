@@ -68,6 +68,11 @@ class SquashedGaussian:
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
+    def as_actions(self, raw: Tensor) -> list[Tensor]:
+        """The leaves of the same, within a module that is exported."""
+        rows = raw.split([part.n for part in self._parts], dim=1)
+        return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
+
     def _mean_and_log_std(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = inputs.chunk(2, dim=-1)
         return mean, log_std.clamp(*_LOG_STD)
@@ -90,3 +95,11 @@ class _Part:
         shaped = raw.reshape(-1, *self._spec.shape)
         action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
         return action.astype(self._spec.dtype)
+
+    def as_action(self, raw: Tensor) -> Tensor:
+        middle, half, low, high = (
+            torch.as_tensor(np.array(bound), device=raw.device)
+            for bound in (self._middle, self._half, self._low, self._high)
+        )
+        value = middle + half * raw.reshape(-1, *self._spec.shape)
+        return torch.minimum(torch.maximum(value, low), high).to(torch.from_numpy(np.zeros(0, self._spec.dtype)).dtype)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, ConfigError, SimpleEnvManager, UsageError
 from envmanager.data.fitting import check_batch
+from envmanager.data.trees import leaves
 from envmanager.training import checkpoints
 from envmanager.training.apart import Apart
 from envmanager.training.controller import TrainerController
@@ -113,6 +114,21 @@ def test_the_greedy_policy_always_does_the_same_and_the_exploring_one_does_not()
     first, again = (greedy.get_action(steps_of(5)).action for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert (exploring.get_action(steps_of(5)).action != exploring.get_action(steps_of(5)).action).all()
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch has a newer way to export, and says so
+@pytest.mark.parametrize("action", [BOX, TREE], ids=["box", "tree"])
+def test_the_greedy_policy_as_a_module_that_was_traced_acts_alike(action: Any) -> None:
+    options = SACOptions(hidden=(8,), normalize_observations=True)
+    trainer = SAC("default", BehaviorSpec(SEEN, action), options, device="cpu")
+    trainer.encoder.learn_scale([torch.randn(100, 3) * 5 + 2])
+    traced = torch.jit.trace(trainer.greedy_module(), (torch.zeros(2, 3),))
+    for n in (1, 7):
+        steps = steps_of(n)
+        wanted = leaves(trainer.greedy_policy().get_action(steps).action)
+        for got, own in zip(traced(torch.from_numpy(steps.obs)), wanted, strict=True):
+            assert got.detach().numpy().dtype == own.dtype
+            np.testing.assert_allclose(got.detach().numpy(), own, rtol=1e-5, atol=1e-6)
 
 
 # One update.
