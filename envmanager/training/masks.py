@@ -37,11 +37,11 @@ class NothingAllowed(EnvManagerError):
         self.behavior = behavior
         self.agent_ids = tuple(int(agent_id) for agent_id in agent_ids)
         self.env_ids = tuple(agent_id >> AGENT_BITS for agent_id in self.agent_ids)
-        pairs = zip(self.agent_ids, self.env_ids, strict=True)
-        whose = ", ".join(f"agent {agent_id} of env {env_id}" for agent_id, env_id in pairs)
+        numbers = [agent_id - (agent_id >> AGENT_BITS << AGENT_BITS) for agent_id in self.agent_ids]
+        whose = ", ".join(f"agent {k} of env {env_id}" for k, env_id in zip(numbers, self.env_ids, strict=True))
         super().__init__(
             f"the {KEY} of {whose} (behavior {behavior!r}) allows no action, but an action is wanted. Let the "
-            f"environment allow one that does nothing, end the episode, or mark who cannot act as not acting; "
+            "environment allow one that does nothing, end the episode, or mark who cannot act as not acting; "
             f"{KEY}=false has the trainer take masks as observations."
         )
 
@@ -100,4 +100,6 @@ def _check(behavior: str, observation: Any, counts: Sequence[int]) -> None:
             f"{wanted}. Mend the environment, or set {KEY}=false: then it is an observation like any other."
         )
     if len(leaves(observation)) == 1:
-        raise UsageError(f"the observations of behavior {behavior!r} are nothing but an {KEY}: there is nothing to see.")
+        raise UsageError(
+            f"the observations of behavior {behavior!r} are nothing but an {KEY}: there is nothing to see."
+        )

@@ -31,7 +31,7 @@ class Encoder(nn.Module):
     """One vector of features ``[n, n_features]`` from a tree of observations, each leaf in the way that suits it.
 
     Images go through ``CONVOLUTIONS[convolutions]``, whole numbers with few values become one-hot, everything else is
-    flattened; vectors may be normalized by the mean and spread seen so far. ``unseen``: the leaf that gives no features.
+    flattened; vectors may be normalized by the mean and spread seen so far. ``unseen``: the leaf that gives none.
     """
 
     def __init__(
@@ -87,6 +87,11 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
     return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
 
 
+def as_rows(leaf: Tensor) -> Tensor:
+    """``[n, …]`` as ``[n, k]``, without asking for n: a module that was traced takes any number of rows."""
+    return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
+
+
 class Flat(nn.Module):
     """Numbers as they are, in a row."""
 
@@ -96,7 +101,7 @@ class Flat(nn.Module):
         self.scale = Scale(self.n_features) if normalize else None
 
     def forward(self, leaf: Tensor) -> Tensor:
-        flat = leaf.reshape(len(leaf), -1).float()
+        flat = as_rows(leaf).float()
         return flat if self.scale is None else self.scale(flat)
 
 
@@ -111,7 +116,7 @@ class OneHot(nn.Module):
         self.n_features = self._n * math.prod(spec.shape)
 
     def forward(self, leaf: Tensor) -> Tensor:
-        indices = leaf.reshape(len(leaf), -1).long() - self._low
+        indices = as_rows(leaf).long() - self._low
         return nn.functional.one_hot(indices, self._n).flatten(1).float()
 
 

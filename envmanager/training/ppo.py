@@ -275,7 +275,11 @@ class PPO(Trainer):
         learned, facts = learner_state(self._optimizer, model=self.model)
         rollout = named("rollout", self._store.state())
         arrays = {**learned, **rollout, "generator": self._generator.get_state().numpy()}
-        own = {"version": self.version, "n_in_rollout": self._n_in_rollout, "return_spread": self._return_spread.state()}
+        own = {
+            "version": self.version,
+            "n_in_rollout": self._n_in_rollout,
+            "return_spread": self._return_spread.state(),
+        }
         return arrays, {**facts, **own}
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:

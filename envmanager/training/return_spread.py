@@ -71,9 +71,7 @@ class ReturnSpread:
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
         """The running returns of those that acted, after this step."""
         found = []
-        for agent_id, reward, ended in zip(
-            now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True
-        ):
+        for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
                 self._returns[agent_id] = self.gamma * self._returns.get(agent_id, 0.0) + reward
                 found.append(self._returns[agent_id])

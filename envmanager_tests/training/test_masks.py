@@ -125,7 +125,7 @@ def test_double_dqn_chooses_among_what_is_allowed() -> None:
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_a_mask_that_allows_nothing_is_an_error_that_names_the_agent(kind: str) -> None:
     trainer = TRAINERS[kind](spec_with(4))
-    with pytest.raises(NothingAllowed, match=r"agent 4294967297 of env 1 \(behavior 'player'\)") as raised:
+    with pytest.raises(NothingAllowed, match=r"agent 1 of env 1 \(behavior 'player'\)") as raised:
         trainer.policy.get_action(steps_with([[1, 0, 0, 0], [0, 0, 0, 0]], first_id=1 << 32))
     assert raised.value.agent_ids == ((1 << 32) + 1,)
     assert raised.value.env_ids == (1,)

@@ -1,4 +1,4 @@
-"""Trainers see observations and rewards by the mean and spread of all that came, keep them raw, and save what they know."""
+"""Trainers see all by the mean and spread of what came, keep it raw, and save what they know."""
 
 from __future__ import annotations
 

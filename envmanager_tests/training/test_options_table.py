@@ -50,5 +50,7 @@ def defaults_on_the_page() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_every_option_is_on_the_page_with_its_default(kind: str) -> None:
     fields = attrs.fields(COLUMNS[kind])
-    defaults = {field.name: list(field.default) if isinstance(field.default, tuple) else field.default for field in fields}
+    defaults = {
+        field.name: list(field.default) if isinstance(field.default, tuple) else field.default for field in fields
+    }
     assert defaults_on_the_page()[kind] == defaults

@@ -168,7 +168,9 @@ def test_the_goal_is_the_reward_and_the_lower_target_value_and_what_randomness_i
     rows = np.hstack([next_obs, action])
     after = np.minimum(*(mlp_by_hand(network, rows)[:, 0] for network in trainer.target.values))
     after -= 0.3 * log_density(mean, log_std, action)
-    np.testing.assert_allclose(goal.numpy(), batch.reward.numpy() + batch.discount.numpy() * after, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        goal.numpy(), batch.reward.numpy() + batch.discount.numpy() * after, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_targets_follow_by_their_share_of_the_way() -> None:
