@@ -34,6 +34,8 @@ class ParallelEnvironment(Environment):
     behavior, decides otherwise. An environment without ``possible_agents`` has the behaviors of the agents it showed so
     far.
 
+    Behind PettingZoo's ``turn_based_aec_to_parallel`` only the agent acts whose turn it is; the others get rows too.
+
     ``info`` of an agent that joins with a new episode is that of the reset.
     """
 
@@ -45,7 +47,9 @@ class ParallelEnvironment(Environment):
         self._kinds: dict[Agent, _Kind] = {}
         self._specs: dict[str, BehaviorSpec] = {}
         self._numbers: dict[Agent, int] = {}
+        self._playing: list[Agent] = []
         self._acting: dict[str, list[Agent]] = {}
+        self._game = _game_of_turns(env)
         self._options: dict[str, Any] | None = None
         self._know_all(getattr(env, "possible_agents", None) or ())
 
@@ -66,19 +70,18 @@ class ParallelEnvironment(Environment):
         return self._as_steps([], self._begin(seeds[0]))
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        acted = [agent for agents in self._acting.values() for agent in agents]
         outcome = _Outcome.of(self._env.step(self._actions(actions)))
         alive = list(self._env.agents)
-        rows = [outcome.row(agent, self.casting) for agent in acted]
+        rows = [outcome.row(agent, self.casting) for agent in self._playing]
         for row in rows:
             if row.agent not in alive and not row.ended:
                 raise SpecMismatch(f"terminated or truncated of agent {row.agent!r}", "true, as it left", "false")
-        if all(row.ended for row in rows) and set(alive) <= set(acted):
+        if all(row.ended for row in rows) and set(alive) <= set(self._playing):
             return self._as_steps(rows, self._begin(None))
         for row in rows:
             # One that ended and is listed all the same goes on: its last observation also begins its next episode.
             row.next_obs = row.obs if row.agent in alive else None
-        joined = [outcome.joined(agent) for agent in alive if agent not in acted]
+        joined = [outcome.joined(agent) for agent in alive if agent not in self._playing]
         return self._as_steps(rows, joined)
 
     def close(self) -> None:
@@ -102,7 +105,7 @@ class ParallelEnvironment(Environment):
         }
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
-        """Rows of those that acted, then of those that join; one that ended and joins at once is one row."""
+        """Rows of those that played, then of those that join; one that ended and joins at once is one row."""
         known = {row.agent: row for row in rows}
         for new in joined:
             old = known.setdefault(new.agent, new)
@@ -114,16 +117,18 @@ class ParallelEnvironment(Environment):
         groups: dict[str, list[_Row]] = {}
         for agent, row in known.items():
             groups.setdefault(self._kinds[agent].behavior, []).append(row)
-        self._acting = {
-            behavior: [row.agent for row in group if row.next_obs is not None] for behavior, group in groups.items()
-        }
+        self._playing = [row.agent for group in groups.values() for row in group if row.next_obs is not None]
+        turn = None if self._game is None else self._game.agent_selection
+        for row in known.values():
+            row.acts = row.next_obs is not None and (self._game is None or row.agent == turn)
+        self._acting = {behavior: [row.agent for row in group if row.acts] for behavior, group in groups.items()}
         return {behavior: self._stack(behavior, group) for behavior, group in groups.items()}
 
     def _stack(self, behavior: str, rows: list[_Row]) -> AgentSteps:
         spec = self._specs[behavior].observation
         roots = [f"obs of agent {row.agent!r}" for row in rows]
         ended = [index for index, row in enumerate(rows) if row.ended]
-        acting = np.array([row.next_obs is not None for row in rows])
+        acting = np.array([row.acts for row in rows])
         final_obs = (
             stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended], self.casting) if ended else None
         )
@@ -185,6 +190,19 @@ def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
     return {agent: name for name, group in zip(names, groups, strict=True) for agent in group}
 
 
+_OF_TURNS = "turn_based_aec_to_parallel_wrapper"
+_MOST_WRAPPERS = 32
+
+
+def _game_of_turns(env: Any) -> Any:
+    """The AECEnv behind what makes a game of turns parallel, below any wrappers; None where there is none."""
+    for _ in range(_MOST_WRAPPERS):
+        if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
+            return env.aec_env
+        env = getattr(env, "__dict__", {}).get("env")
+    return None
+
+
 def prefix(agent: Agent) -> str:
     """The agent's name without its number: ``"speaker_0"`` → ``"speaker"``."""
     name = str(agent)
@@ -225,6 +243,7 @@ class _Row:
     terminated: bool = False
     truncated: bool = False
     reset_info: dict[str, Any] = attrs.field(factory=dict)
+    acts: bool = True
 
     @property
     def ended(self) -> bool:

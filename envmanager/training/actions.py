@@ -16,6 +16,7 @@ from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
+from envmanager.training.masks import forbid
 from envmanager.training.networks import to_tensor
 
 with needed_by("envmanager.training", extra="torch"):
@@ -71,7 +72,7 @@ class Continuous(nn.Module):
         self.n_inputs = math.prod(spec.shape)
         self.raw = ArraySpec((self.n_inputs,), np.float32)
         self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
-        low, high = _bounds(spec)
+        low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
         with np.errstate(invalid="ignore"):  # infinite ones are left out
             self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
@@ -118,10 +119,22 @@ class ActionHeads(nn.Module):
         self._sizes = [head.n_inputs for head in self._all]
         self.n_inputs = sum(self._sizes)
         self.raw_columns: dict[str, ArraySpec] = {f"raw{index}": head.raw for index, head in enumerate(self._all)}
+        self.counts: list[int] = [count for head in self._all for count in getattr(head, "counts", ())]
+        """How many choices each number has that is one; those of continuous actions are none."""
+        kinds = [isinstance(head, Discrete) for head in self._all for _ in range(head.n_inputs)]
+        self._choices = [place for place, is_choice in enumerate(kinds) if is_choice]
 
     @property
     def _all(self) -> list[Any]:
         return list(self.heads)
+
+    def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
+        """The inputs with which no choice is drawn, or counts, that is not allowed, bool[n, sum(counts)]."""
+        if allowed is None or len(self._choices) == self.n_inputs:
+            return forbid(inputs, allowed)
+        everything = torch.ones_like(inputs, dtype=torch.bool)
+        everything[:, self._choices] = allowed
+        return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Raw actions by column, and their log-probabilities ``[n]``."""
@@ -184,7 +197,8 @@ def _head(spec: ArraySpec) -> nn.Module:
     return Continuous(spec) if spec.dtype.kind == "f" else Discrete(spec)
 
 
-def _bounds(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
+def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest of each number, infinite where there is none."""
     low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
     high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
     return low, high
@@ -198,7 +212,7 @@ def _whole_bounds(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(spec.shape, np.int64), np.ones(spec.shape, np.int64)
     if spec.minimum is None or spec.maximum is None:
         raise UsageError(f"whole numbers without bounds cannot be learned by this trainer: {spec}.")
-    low, high = (bound.astype(np.int64) for bound in _bounds(spec))
+    low, high = (bound.astype(np.int64) for bound in bounds_of(spec))
     if (high - low >= _MOST_CHOICES).any():
         raise UsageError(
             f"an action with more than {_MOST_CHOICES:,} choices cannot be learned by this trainer: {spec}."

@@ -65,6 +65,8 @@ class Apart(Trainer):
         self._model.share_memory()
         self._max_ahead = max_ahead
         self._is_closed = False
+        self._n_before = 0
+        """How many steps the trainer that this one goes on with had collected."""
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
@@ -106,8 +108,10 @@ class Apart(Trainer):
 
     def add(self, info: StepInfo) -> int:
         own = _only(info, self.behavior)
-        n = 0 if own.actions is None or own.lost is not None else len(own.actions[self.behavior].action)
+        before = None if own.previous is None or own.lost is not None else own.previous.get(self.behavior)
+        n = 0 if before is None or not own.actions else len(before.acting_rows)
         self._n_sent += n
+        self._here.collected(self._n_before + self._n_sent)
         self._send("add", own)
         while self._n_sent - self._n_learned > self._max_ahead:
             self._hear(wait=True)
@@ -146,6 +150,8 @@ class Apart(Trainer):
         self._send("restore", (dict(arrays), dict(facts)))
         self.version = self._learned_version = int(self._hear_answer())
         self._here.policy.version = self.version  # type: ignore[attr-defined]
+        self._n_before = int(facts.get("n_steps", 0)) - self._n_sent
+        self._here.collected(self._n_before + self._n_sent)
 
     def _send(self, what: str, payload: Any) -> None:
         try:

@@ -31,13 +31,19 @@ class Encoder(nn.Module):
     """One vector of features ``[n, n_features]`` from a tree of observations, each leaf in the way that suits it.
 
     Images go through ``CONVOLUTIONS[convolutions]``, whole numbers with few values become one-hot, everything else is
-    flattened; vectors may be normalized by the mean and spread seen so far.
+    flattened; vectors may be normalized by the mean and spread seen so far. ``unseen``: the leaf that gives none.
     """
 
-    def __init__(self, spec: Tree, *, convolutions: str = "nature", normalize: bool = False) -> None:
+    def __init__(
+        self, spec: Tree, *, convolutions: str = "nature", normalize: bool = False, unseen: int | None = None
+    ) -> None:
         super().__init__()
         self._spec = spec
-        self.parts = nn.ModuleList([_part(leaf, convolutions, normalize) for leaf in leaves(spec)])
+        parts = [
+            Unseen() if place == unseen else _part(leaf, convolutions, normalize)
+            for place, leaf in enumerate(leaves(spec))
+        ]
+        self.parts = nn.ModuleList(parts)
         self.n_features = sum(int(part.n_features) for part in self._all)
 
     @property
@@ -46,13 +52,25 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """``obs``: the leaves ``[n, …]`` in the order of the tree."""
-        return torch.cat([part(leaf) for part, leaf in zip(self.parts, obs, strict=True)], dim=-1)
+        features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
+        return torch.cat(features, dim=-1)
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether any part has a scale."""
+        return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
         """Take these observations into the mean and spread by which others are normalized."""
         for part, leaf in zip(self.parts, obs, strict=True):
-            if isinstance(part, Flat) and part.scale is not None:
+            if _has_scale(part):
                 part.scale.update(leaf.flatten(1).float())
+
+    def share_scale(self, other: Encoder) -> None:
+        """Normalize by the very scale of another encoder of the same observations, whatever that learns later."""
+        for part, theirs in zip(self.parts, other.parts, strict=True):
+            if _has_scale(part):
+                part.scale = theirs.scale
 
     def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
         """The leaves of numpy observations as tensors."""
@@ -154,6 +172,16 @@ class Scale(nn.Module):
         self.mean += delta * n / total
         self.variance.copy_(spread / total)
         self.count.copy_(total)
+
+
+class Unseen(nn.Module):
+    """No features: what is there for others than the network."""
+
+    n_features = 0
+
+
+def _has_scale(part: nn.Module) -> bool:
+    return getattr(part, "scale", None) is not None
 
 
 def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:

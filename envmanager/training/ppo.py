@@ -25,7 +25,9 @@ from envmanager.extras import needed_by
 from envmanager.options import one_of
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads
+from envmanager.training.masks import ActionMask
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
+from envmanager.training.return_spread import ReturnSpread
 from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
@@ -61,7 +63,12 @@ class PPOOptions:
     """Scales the policy's last weights in the beginning. Near 0 all actions are alike, whatever is seen; with 1 and
     more some are likelier, which is what agents need that are to be understood by others."""
     normalize_observations: bool = False
+    """By the mean and the spread of all that was seen; images and one-hot numbers stay as they are."""
+    normalize_rewards: bool = False
+    """By the spread of the discounted return of all agents so far."""
     reward_scale: float = 1.0
+    action_mask: bool = True
+    """Take no action that the key ``action_mask`` of the observations forbids, where they have one."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("rollout", "epochs", "minibatch"):
@@ -72,12 +79,17 @@ class PPOOptions:
 class ActorCritic(nn.Module):
     """An encoder, and behind it a policy and a value."""
 
-    def __init__(self, spec: BehaviorSpec, options: PPOOptions) -> None:
+    def __init__(self, behavior: str, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
+        heads = ActionHeads(spec.action)
+        self.mask = ActionMask(behavior, spec, heads.counts, enabled=options.action_mask)
         self.encoder = Encoder(
-            spec.observation, convolutions=options.convolutions, normalize=options.normalize_observations
+            spec.observation,
+            convolutions=options.convolutions,
+            normalize=options.normalize_observations,
+            unseen=self.mask.place,
         )
-        self.heads = ActionHeads(spec.action)
+        self.heads = heads
         n = self.encoder.n_features
         self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=options.policy_gain, activation=nn.Tanh)
         self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
@@ -85,7 +97,14 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The inputs of the action heads ``[n, k]`` and the values ``[n]``."""
         features = self.encoder(obs)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        return self._inputs(features, obs), self.critic(features).squeeze(-1)
+
+    def inputs(self, obs: Sequence[Tensor]) -> Tensor:
+        """The inputs of the action heads alone."""
+        return self._inputs(self.encoder(obs), obs)
+
+    def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:
+        return self.heads.masked(self.actor(features), self.mask.of(obs))
 
 
 class ActorCriticPolicy:
@@ -99,12 +118,17 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Actions for the environment; in the outputs what was drawn, its log-probability and the value."""
+        """Actions for the environment; in the outputs what was drawn, its log-probability and the value.
+
+        Raises NothingAllowed when the mask of an agent forbids all.
+        """
+        self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
-        inputs, value = self._model(obs)
         heads = self._model.heads
         if self._greedy:
-            return ActionInfo(heads.to_environment(_numpy(heads.likeliest(inputs))), version=self.version)
+            likeliest = heads.likeliest(self._model.inputs(obs))
+            return ActionInfo(heads.to_environment(_numpy(likeliest)), version=self.version)
+        inputs, value = self._model(obs)
         raws, log_prob = heads.sample(inputs)
         drawn = _numpy(raws)
         outputs = {**drawn, **_numpy({"log_prob": log_prob, "value": value})}
@@ -120,10 +144,11 @@ class LikeliestAction(nn.Module):
 
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
-        self.encoder, self.actor, self.heads = model.encoder, model.actor, model.heads
+        self.model = model
 
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.heads.as_actions(self.heads.likeliest(self.actor(self.encoder(obs)))))
+        heads = self.model.heads
+        return tuple(heads.as_actions(heads.likeliest(self.model.inputs(obs))))
 
 
 class PPO(Trainer):
@@ -144,17 +169,19 @@ class PPO(Trainer):
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = ActorCritic(spec, self.options).to(self._device)
+            self.model = ActorCritic(behavior, spec, self.options).to(self._device)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=self.options.learning_rate, eps=1e-5, fused=True)
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
         # Rows that are open, and those that only end an episode, come on top of a rollout; a round may bring more.
         self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096, grows=True)
+        self._return_spread = ReturnSpread(self.options.gamma, enabled=self.options.normalize_rewards)
         self._n_in_rollout = 0
 
     def add(self, info: StepInfo) -> int:
         n = len(self._store.add(info, self.behavior))
+        self._return_spread.add(info, self.behavior)
         self._n_in_rollout += n
         return n
 
@@ -172,6 +199,7 @@ class PPO(Trainer):
 
     def environments_were_reset(self) -> None:
         self._store.abandon_all()
+        self._return_spread.environments_were_reset()
 
     def update(self, progress: float) -> dict[str, float]:
         options = self.options
@@ -196,7 +224,7 @@ class PPO(Trainer):
         successor[store.successor[places] == NOWHERE] = NOWHERE
         advantage = advantages(
             value,
-            store.reward[places] * options.reward_scale,
+            self._return_spread.normalized(store.reward[places]) * options.reward_scale,
             store.terminated[places],
             acted,
             successor,
@@ -262,9 +290,15 @@ class PPO(Trainer):
         learned, facts = learner_state(self._optimizer, model=self.model)
         rollout = named("rollout", self._store.state())
         arrays = {**learned, **rollout, "generator": self._generator.get_state().numpy()}
-        return arrays, {**facts, "version": self.version, "n_in_rollout": self._n_in_rollout}
+        own = {
+            "version": self.version,
+            "n_in_rollout": self._n_in_rollout,
+            "return_spread": self._return_spread.state(),
+        }
+        return arrays, {**facts, **own}
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
+        self._return_spread.restore(facts.get("return_spread"))
         load_learner(arrays, facts, self._optimizer, model=self.model)
         self._store.restore(of_part("rollout", arrays))
         self._n_in_rollout = int(facts["n_in_rollout"])

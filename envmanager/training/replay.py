@@ -63,11 +63,22 @@ class Replay:
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
         return len(rows)
 
-    def sample(self, n: int, *, importance_exponent: float = 0.4, reward_clip: float | None = None) -> Drawn:
-        """``n`` rows whose next observation is known; the store must hold some."""
+    def sample(
+        self,
+        n: int,
+        *,
+        importance_exponent: float = 0.4,
+        reward_factor: float = 1.0,
+        reward_clip: float | None = None,
+    ) -> Drawn:
+        """``n`` rows whose next observation is known; the store must hold some.
+
+        Rewards, which are kept as they came, are multiplied by ``reward_factor``, then cut to ``reward_clip``, then
+        summed.
+        """
         store = self.store
         rows, weight = self._draw(n, importance_exponent)
-        reward, last, discount = self._look_ahead(rows, reward_clip)
+        reward, last, discount = self._look_ahead(rows, reward_factor, reward_clip)
         places, next_places = store.places(rows), store.places(last)
         return Drawn(
             rows,
@@ -115,7 +126,9 @@ class Replay:
         usable: np.ndarray = rows[store.acted[places] & known & (rows >= store.first)]
         return usable
 
-    def _look_ahead(self, rows: np.ndarray, reward_clip: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _look_ahead(
+        self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Up to n steps along the chain: the discounted reward, the row that comes then, what its value counts for."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
@@ -125,6 +138,8 @@ class Replay:
         for _ in range(self._n_step):
             places = store.places(at)
             step = store.reward[places]
+            if reward_factor != 1.0:
+                step = step * np.float32(reward_factor)
             if reward_clip is not None:
                 step = step.clip(-reward_clip, reward_clip)
             total[goes_on] += (discount * step)[goes_on]

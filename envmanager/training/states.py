@@ -16,6 +16,9 @@ with needed_by("envmanager.training", extra="torch"):
     import torch
     from torch import Tensor, nn
 
+_SCALE = ".scale."
+"""In the names of what an encoder normalizes by."""
+
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of one part of a trainer, under its name: ``"model.…"``."""
@@ -56,7 +59,10 @@ def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """The opposite; KeyError or RuntimeError when they are of another model."""
+    """The opposite; KeyError, RuntimeError or ValueError when they are of another model."""
+    is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
+    if is_normalized != was_normalized:
+        raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 

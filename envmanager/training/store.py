@@ -125,6 +125,7 @@ class StepStore:
             if agent_id in row_of and self._open.get(agent_id, NOWHERE) >= self.first
         ]
         self._abandon([agent_id for agent_id in agent_ids if agent_id in self._open])
+        self._take_what_came_to_those_that_waited(before, now, row_of)
         if not closing:
             return _NO_ROWS
         acted, came, rows = np.array(closing, np.int64).T
@@ -137,6 +138,23 @@ class StepStore:
         self.n_acted += len(rows)
         self._link(now, came, rows)
         return rows  # type: ignore[no-any-return]
+
+    def _take_what_came_to_those_that_waited(
+        self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
+    ) -> None:
+        """An agent that did not act, as in another's turn: what came to it, and its end, belongs to its last action."""
+        agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
+        waiting = [
+            (row_of[agent_id], self._unlinked.pop(agent_id))
+            for agent_id in agent_ids
+            if agent_id in row_of and self._unlinked.get(agent_id, NOWHERE) >= self.first
+        ]
+        if waiting:
+            came, rows = np.array(waiting, np.int64).T
+            places = self.places(rows)
+            self.reward[places] += now.reward[came]
+            self.terminated[places] |= now.terminated[came]
+            self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
         """The rows that go on wait for the next of their agents; those that were truncated get what was seen last."""

@@ -91,6 +91,9 @@ class Trainer(ABC):
     def pause(self) -> None:  # noqa: B027  (one that learns only in update() has nothing to end)
         """It is about to be frozen: when this returns, nothing changes its weights before the next ``add``."""
 
+    def collected(self, n_steps: int) -> None:  # noqa: B027  (most explore in the same way all the time)
+        """So many steps of its behavior were taken in all: its policy explores as it should after that many."""
+
     def close(self) -> None:  # noqa: B027
         """Give back what it holds besides memory. Any number of times."""
 

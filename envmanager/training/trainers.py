@@ -18,6 +18,7 @@ from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.plan import ANY_BEHAVIOR
 from envmanager.training.ppo import PPO, PPOOptions
+from envmanager.training.sac import SAC, SACOptions
 from envmanager.training.trainer import Trainer
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
@@ -45,6 +46,7 @@ def _make(
 KINDS: dict[str, MakeTrainer] = {
     "dqn": functools.partial(_make, DQN, DQNOptions),
     "ppo": functools.partial(_make, PPO, PPOOptions),
+    "sac": functools.partial(_make, SAC, SACOptions),
 }
 
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -103,3 +104,15 @@ def test_one_that_is_frozen_in_the_config_learns_apart_once_it_is_not(manager: A
     with make_trainer("default", manager.behavior_specs["default"], table, seed=0, device="cpu") as trainer:
         assert isinstance(trainer, Apart)
         assert trainer.frozen
+
+
+def test_the_policy_here_explores_as_it_should_after_so_many_steps(manager: Any) -> None:
+    options = attrs.evolve(OPTIONS, exploration_steps=200, final_epsilon=0.1)
+    spec = manager.behavior_specs["default"]
+    with Apart(lambda: DQN("default", spec, options, device="cpu"), max_ahead=40) as trainer:
+        policy: Any = trainer.policy
+        assert policy.epsilon == 1.0
+        TrainerController(manager, {"default": trainer}).train(100)
+        assert policy.epsilon == pytest.approx(0.55)
+        TrainerController(manager, {"default": trainer}).train(300)
+        assert policy.epsilon == pytest.approx(0.1)

@@ -18,11 +18,18 @@ from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "tag_in_rounds": "mpe2", "dqn_speedups": "ale_py"}
-STEPS = {"dqn_pong": 120, "dqn_cartpole": 300, "tag_in_rounds": 50 * 16 * (3 + 1), "godot_coin_chase": 64 * 64 * 3}
+STEPS = {
+    "dqn_pong": 120,
+    "dqn_cartpole": 300,
+    "tag_in_rounds": 50 * 16 * (3 + 1),
+    "godot_coin_chase": 64 * 64 * 3,
+    "sac_pendulum": 60,
+}
 """How many steps to take; others take as many as a rollout has."""
 SHORTER: dict[str, dict[str, Any]] = {
     "dqn_pong": {"learning_starts": 100},
     "dqn_cartpole": {"learning_starts": 100, "train_every": 64, "updates": 4},
+    "sac_pendulum": {"learning_starts": 20},
 }
 
 

@@ -235,7 +235,7 @@ def test_a_function_that_passes_the_render_mode_on_is_shown(env: str) -> None:
 
 def test_a_way_to_render_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    with pytest.raises(UsageError, match="has no render_mode 'human'. It has: rgb_array"):
+    with pytest.raises(UsageError, match="has no render_mode 'human'"):
         make_shown(ManagerOptions(env=PUZZLE), WINDOW)
 
 

@@ -251,3 +251,44 @@ def test_a_store_that_has_grown_is_restored_as_it_was() -> None:
 def test_a_store_that_shares_frames_does_not_grow() -> None:
     with pytest.raises(UsageError, match="not both"):
         StepStore(ArraySpec((4, 36, 36), np.uint8), {}, 10, share_frames=True, grows=True)
+
+
+ONLY_THE_FIRST = np.array([True, False])
+
+
+def in_turns() -> tuple[StepStore, Worker]:
+    """Both agents have acted; then the second waits while the first acts."""
+    steps, worker = store(), Worker(0, [0, 1])
+    steps.add(worker.reset([0.0, 10.0]), "default")
+    steps.add(worker.step([1.0, 11.0], reward=1.0, acting=ONLY_THE_FIRST), "default")
+    return steps, worker
+
+
+def test_what_comes_to_an_agent_in_anothers_turn_belongs_to_its_last_action() -> None:
+    steps, worker = in_turns()
+    steps.add(worker.step([2.0, 12.0], reward=[0.0, 5.0]), "default")
+    assert steps.reward[:3].tolist() == [1.0, 6.0, 0.0]
+    assert chain(steps, 1) == [10.0, 12.0]
+
+
+def test_an_episode_that_ends_in_anothers_turn_ends_the_chain_of_who_waits() -> None:
+    steps, worker = in_turns()
+    final = np.array([[9.0], [19.0]], np.float32)
+    steps.add(worker.step([2.0, 12.0], reward=[1.0, -1.0], terminated=True, final_obs=final), "default")
+    assert steps.terminated[:2].tolist() == [False, True], "the first has gone on to row 2, which ends"
+    assert steps.terminated[2]
+    assert steps.reward[1] == 0.0
+    assert chain(steps, 1) == [10.0]
+
+
+def test_an_episode_that_is_cut_in_anothers_turn_ends_with_what_was_seen_last() -> None:
+    steps, worker = in_turns()
+    final = np.array([[9.0], [19.0]], np.float32)
+    steps.add(worker.step([2.0, 12.0], truncated=True, final_obs=final), "default")
+    assert chain(steps, 1) == [10.0, 19.0]
+
+
+def test_a_step_lost_in_anothers_turn_cuts_the_chain_of_who_waits() -> None:
+    steps, worker = in_turns()
+    steps.add(worker.step([2.0, 12.0], lost=True, truncated=True, final_obs=np.ones((2, 1))), "default")
+    assert chain(steps, 1) == [10.0]

@@ -322,6 +322,25 @@ def test_the_advice_for_a_turn_based_environment_is_what_converts_it(is_parallel
     assert callable(getattr(conversions, advice))
 
 
+def test_in_a_game_of_turns_only_who_is_next_acts_and_all_are_told_what_came():
+    pytest.importorskip("pygame")
+    from pettingzoo.classic.tictactoe.tictactoe import raw_env
+
+    environment = ParallelEnvironment(BaseParallelWrapper(conversions.turn_based_aec_to_parallel(raw_env())))
+    steps = begin(environment)
+    turns = [steps["default"].acting.tolist()]
+    for field in (0, 3, 1, 4, 2):  # three in a row for the first
+        assert not steps["default"].ended.any()
+        steps = act(environment, steps, field)
+        turns.append(steps["default"].acting.tolist())
+
+    assert turns[:5] == [[True, False], [False, True]] * 2 + [[True, False]]
+    assert turns[5] == [True, False], "a new game, which the first begins"
+    assert steps["default"].reward.tolist() == [1.0, -1.0]
+    assert steps["default"].terminated.tolist() == [True, True]
+    assert steps["default"].final_obs["observation"][0].sum() == 5
+
+
 def test_the_same_environment_behind_two_wrappers_is_refused():
     env = Scripted([])
 

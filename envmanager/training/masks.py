@@ -1,0 +1,105 @@
+"""Which actions an observation allows: the key ``action_mask`` beside what is seen, as PettingZoo has it.
+
+::
+
+    {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
+
+The rule: a mask is no feature of the network. It is laid over the network's last output, so whatever is done with that
+leaves the forbidden actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import AGENT_BITS, AgentSteps
+from envmanager.data.trees import leaves
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.extras import needed_by
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor
+
+KEY = "action_mask"
+FORBIDDEN: float = float(np.finfo(np.float32).min)
+"""What a network puts out for an action that is not allowed: times a probability of 0 it is still 0, unlike -inf."""
+
+
+class NothingAllowed(EnvManagerError):
+    """The action mask of agents that have to act allows none of their actions. ``agent_ids``, ``env_ids``: whose."""
+
+    def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
+        self.behavior = behavior
+        self.agent_ids = tuple(int(agent_id) for agent_id in agent_ids)
+        self.env_ids = tuple(agent_id >> AGENT_BITS for agent_id in self.agent_ids)
+        numbers = [agent_id - (agent_id >> AGENT_BITS << AGENT_BITS) for agent_id in self.agent_ids]
+        whose = ", ".join(f"agent {k} of env {env_id}" for k, env_id in zip(numbers, self.env_ids, strict=True))
+        super().__init__(
+            f"the {KEY} of {whose} (behavior {behavior!r}) allows no action, but an action is wanted. Let the "
+            "environment allow one that does nothing, end the episode, or mark who cannot act as not acting; "
+            f"{KEY}=false has the trainer take masks as observations."
+        )
+
+
+class ActionMask:
+    """Where the mask of a behavior lies in its observations: leaf ``place`` of the tree, or None where there is none.
+
+    There is one when the observation is a dict with the key ``action_mask`` at its top, and that is one array; zeros
+    forbid. ``counts``: how many choices each of the action's numbers has; the mask has them all in a row. Raises
+    UsageError when it has not.
+    """
+
+    def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
+        self._behavior = behavior
+        self._starts = np.cumsum([0, *counts])[:-1]
+        self.place = _place_of_mask(spec.observation) if enabled else None
+        if self.place is not None:
+            _check(behavior, spec.observation, counts)
+
+    def allowed(self, steps: AgentSteps) -> np.ndarray | None:
+        """bool[n, choices], or None without a mask. Raises NothingAllowed when an agent has no choice left."""
+        if self.place is None:
+            return None
+        allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0
+        if len(steps):
+            stuck = ~np.logical_or.reduceat(allowed, self._starts, axis=1).all(1)
+            if stuck.any():
+                raise NothingAllowed(behavior=self._behavior, agent_ids=steps.agent_id[stuck].tolist())
+        return allowed
+
+    def of(self, obs: Sequence[Tensor]) -> Tensor | None:
+        """bool[n, choices] from the leaves of observations, or None without a mask."""
+        return None if self.place is None else obs[self.place].flatten(1) != 0
+
+
+def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
+    """Logits or values ``[n, choices]`` with ``FORBIDDEN`` where the mask does not allow a choice."""
+    return outputs if allowed is None else torch.where(allowed, outputs, FORBIDDEN)
+
+
+def _place_of_mask(observation: Any) -> int | None:
+    """Which of the leaves is the mask."""
+    if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
+        return None
+    before = list(observation)[: list(observation).index(KEY)]
+    return sum(len(leaves(observation[key])) for key in before)
+
+
+def _check(behavior: str, observation: Any, counts: Sequence[int]) -> None:
+    mask: ArraySpec = observation[KEY]
+    n = sum(counts)
+    if mask.shape != (n,) or n == 0 or mask.dtype.kind not in "biuf":
+        wanted = f"it should be one row of {n} numbers" if n else "but none of its actions is a choice"
+        raise UsageError(
+            f"the observations of behavior {behavior!r} have an {KEY} that does not fit its actions: it is {mask}; "
+            f"{wanted}. Mend the environment, or set {KEY}=false: then it is an observation like any other."
+        )
+    if len(leaves(observation)) == 1:
+        raise UsageError(
+            f"the observations of behavior {behavior!r} are nothing but an {KEY}: there is nothing to see."
+        )

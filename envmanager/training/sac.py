@@ -1,0 +1,242 @@
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is rewarded for being random too, two values that check each
+other, and a temperature, between the two rewards, that is learned.
+
+::
+
+    batch ──▶ goal = reward + discount · (lower of two target values - temperature · log-probability of the next action)
+         ├──▶ critics   towards the goal
+         ├──▶ actor     towards the lower of the two values, and towards randomness
+         ├──▶ temperature   until the policy is as random as wanted
+         └──▶ targets   a little nearer to the critics (Polyak averages)
+
+The rule: each update has the temperature from before it, and the actor the critics from after it, as in the authors'
+program.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpec
+from envmanager.data.steps import ActionInfo, AgentSteps
+from envmanager.errors import UsageError
+from envmanager.extras import needed_by
+from envmanager.policy import Policy
+from envmanager.training.networks import Encoder, mlp
+from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions, require_at_least_one
+from envmanager.training.squashed import COLUMN, SquashedGaussian
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+    from torch import Tensor, nn
+
+
+@attrs.frozen(kw_only=True)
+class SACOptions(ReplayOptions):
+    """The usual names, besides those that ReplayOptions has. Steps are those of agents, not frames."""
+
+    capacity: int = 1_000_000
+    learning_starts: int = 100
+    """Until then actions are drawn uniformly."""
+    train_every: int = 1
+    batch: int = 256
+    learning_rate: float = 3e-4
+    """Of the actor, the critics and the temperature."""
+    tau: float = 0.005
+    """How much of the way to the critics the target values go at a time."""
+    target_every: int = 1
+    """After how many batches they do."""
+    temperature: float | None = None
+    """What randomness is worth; None learns it."""
+    initial_temperature: float = 1.0
+    target_entropy: float | None = None
+    """How random the policy should be while the temperature is learned; None is minus one for each number."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        require_at_least_one(self, "target_every")
+        if not 0.0 < self.tau <= 1.0:
+            raise UsageError(f"tau must be above 0 and at most 1, not {self.tau}.")
+        for name in ("temperature", "initial_temperature"):
+            value = getattr(self, name)
+            if value is not None and value <= 0.0:
+                raise UsageError(f"{name} must be above 0, not {value}.")
+
+
+class Actor(nn.Module):
+    """An encoder, and behind it the mean and the spread of each number of an action."""
+
+    def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
+        super().__init__()
+        self.encoder = _encoder(spec, options)
+        n = self.encoder.n_features
+        self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
+
+    def forward(self, obs: Sequence[Tensor]) -> Tensor:
+        """``[n, 2 n_numbers]``, for a SquashedGaussian."""
+        inputs: Tensor = self.last(self.encoder(obs))
+        return inputs
+
+
+class Critics(nn.Module):
+    """An encoder, and behind it two values of an observation and an action."""
+
+    def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
+        super().__init__()
+        self.encoder = _encoder(spec, options)
+        n = self.encoder.n_features + n_numbers
+        self.values = nn.ModuleList([mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.ReLU) for _ in range(2)])
+
+    def forward(self, obs: Sequence[Tensor], action: Tensor) -> Tensor:
+        """``[2, n]``."""
+        seen = torch.cat([self.encoder(obs), action], dim=-1)
+        return torch.stack([value(seen).squeeze(-1) for value in self.values])
+
+
+class SACModel(nn.Module):
+    """All that is learned."""
+
+    def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
+        super().__init__()
+        self.actor = Actor(spec, n_numbers, options)
+        self.critics = Critics(spec, n_numbers, options)
+        self.critics.encoder.share_scale(self.actor.encoder)
+        fixed = options.temperature
+        begin = torch.tensor(math.log(options.initial_temperature if fixed is None else fixed))
+        self.log_temperature = nn.Parameter(begin, requires_grad=fixed is None)
+
+
+class SquashedPolicy:
+    """Draws from the Gaussian, or greedily takes what its mean becomes. While ``is_blind`` it takes any action."""
+
+    def __init__(
+        self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
+    ) -> None:
+        self.version = 0
+        self.is_blind = False
+        self.generator = np.random.default_rng(seed)
+        self._actor = actor
+        self._squashed = squashed
+        self._device = device
+        self._greedy = greedy
+
+    @torch.inference_mode()
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """Actions for the environment; in the outputs what was drawn, between -1 and 1."""
+        raw = self._squashed.uniform(len(steps), self.generator) if self.is_blind else self._raw(steps)
+        return ActionInfo(self._squashed.to_environment(raw), {COLUMN: raw}, self.version)
+
+    def _raw(self, steps: AgentSteps) -> np.ndarray:
+        inputs = self._actor(self._actor.encoder.tensors(steps.obs, self._device))
+        chosen = self._squashed.likeliest(inputs) if self._greedy else self._squashed.sample(inputs)[0]
+        raw: np.ndarray = chosen.cpu().numpy()
+        return raw
+
+
+class MiddleAction(nn.Module):
+    """What the greedy policy does, from the leaves of an observation to those of an action."""
+
+    def __init__(self, actor: Actor, squashed: SquashedGaussian) -> None:
+        super().__init__()
+        self.actor, self._squashed = actor, squashed
+
+    def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._squashed.as_actions(self._squashed.likeliest(self.actor(obs))))
+
+
+class SAC(OffPolicyTrainer):
+    """Soft actor-critic, for continuous actions with bounds, trees of them too, and any observations."""
+
+    options: SACOptions
+    model: SACModel
+    target: Critics
+    policy: SquashedPolicy
+
+    def __init__(
+        self,
+        behavior: str,
+        spec: BehaviorSpec,
+        options: SACOptions | None = None,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        options = SACOptions() if options is None else options
+        self._squashed = squashed = SquashedGaussian(spec.action)
+        super().__init__(behavior, spec, options, squashed.columns, seed=seed, device=device)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = SACModel(spec, squashed.n, options).to(self._device)
+        self.encoder = self.model.actor.encoder
+        self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
+        self.target.encoder.share_scale(self.encoder)
+        self._followers = list(self.target.parameters())
+        self._leaders = list(self.model.critics.parameters())
+        # One for all: it leaves alone what a loss has no gradients for.
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, fused=True)
+        self._target_entropy = -float(squashed.n) if options.target_entropy is None else options.target_entropy
+        self.policy = SquashedPolicy(self.model.actor, squashed, self._device, seed=seed)
+        self.collected(0)
+
+    def collected(self, n_steps: int) -> None:
+        self.policy.is_blind = n_steps < self.options.learning_starts
+
+    def greedy_policy(self) -> Policy:
+        return SquashedPolicy(self.model.actor, self._squashed, self._device, greedy=True)
+
+    def greedy_module(self) -> nn.Module:
+        """The greedy policy as a module, from the leaves of observations to those of actions, which can be traced."""
+        return MiddleAction(self.model.actor, self._squashed)
+
+    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+        model, squashed = self.model, self._squashed
+        temperature = model.log_temperature.detach().exp()
+        goal = self._goal(batch, temperature)
+        values = model.critics(batch.obs, batch.columns[COLUMN])
+        critic_loss = 0.5 * (values - goal).square().mean(1).sum()
+        self._descend(critic_loss)
+        action, log_prob = squashed.sample(model.actor(batch.obs))
+        with _held(model.critics):
+            actor_loss = (temperature * log_prob - model.critics(batch.obs, action).amin(0)).mean()
+            entropy = -log_prob.detach().mean()
+            self._descend(actor_loss + model.log_temperature * (entropy - self._target_entropy))
+        if self._n_batches % self.options.target_every == 0:
+            self._follow()
+        losses = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach()}
+        return {**losses, "value": values.detach().mean(), "entropy": entropy, "temperature": temperature}
+
+    @torch.no_grad()
+    def _goal(self, batch: Batch, temperature: Tensor) -> Tensor:
+        """What the values of the actions taken should be."""
+        action, log_prob = self._squashed.sample(self.model.actor(batch.next_obs))
+        after: Tensor = self.target(batch.next_obs, action).amin(0) - temperature * log_prob
+        return batch.reward + batch.discount * after
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        torch._foreach_lerp_(self._followers, self._leaders, self.options.tau)
+
+    def _descend(self, loss: Tensor) -> None:
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+
+
+@contextmanager
+def _held(module: nn.Module) -> Iterator[None]:
+    """Within this context nothing finds out how the module's weights should change."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
+
+
+def _encoder(spec: BehaviorSpec, options: SACOptions) -> Encoder:
+    return Encoder(spec.observation, convolutions=options.convolutions, normalize=options.normalize_observations)
