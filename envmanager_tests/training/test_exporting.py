@@ -23,6 +23,9 @@ from envmanager.training.trainers import make_trainer
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, trained
 
 NORMALIZED = {**SMALL_PPO, "normalize_observations": True}
+SMALL_SAC = {"kind": "sac", "hidden": [8], "batch": 8, "learning_starts": 20, "normalize_observations": True}
+DOORS = "envmanager_tests.training.test_masks:Doors"
+"""Of which some are shut: their observations have action masks."""
 
 
 @pytest.fixture
@@ -51,6 +54,9 @@ def arrays(observations: Any) -> list[np.ndarray]:
         ("Pendulum-v1", NORMALIZED),
         ("FrozenLake-v1", SMALL_DQN),
         (PUZZLE, SMALL_PPO),
+        (DOORS, SMALL_PPO),
+        (DOORS, SMALL_DQN),
+        ("Pendulum-v1", SMALL_SAC),
     ],
     ids=str,
 )
