@@ -154,7 +154,8 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
     if summary.stats.placement:
         lines.append(("placement", summary.stats.placement))
-    lines.append(("verdict", summary.stats.verdict))
+    if summary.stats.verdict:
+        lines.append(("verdict", summary.stats.verdict))
     lines += _losses(summary)
     if summary.plan.out is not None:
         lines.append(("written to", str(summary.plan.out)))

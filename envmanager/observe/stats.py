@@ -11,6 +11,10 @@ from envmanager.observe.timing import WaitTimes, WorkerTimes
 
 _EVEN = 0.1
 """Shares of the time that differ by less than this are as good as equal."""
+_LEAST_STEPS = 1000
+"""Of fewer environment steps nothing is said: at first everything takes longer."""
+_MESSAGE_S = 150e-6
+"""A step of a worker costs a trainer whose policy takes no time less than that."""
 _MUCH_SLOWER = 1.5
 """A worker whose steps take so many times as long as usual is named."""
 
@@ -83,8 +87,11 @@ class ManagerStats:
 
     @property
     def verdict(self) -> str:
-        """In one sentence, what the speed depends on, and how that shows: the environments, or the trainer."""
-        return verdict(self.workers, self.wait_share)
+        """In one sentence, what the speed depends on, and how that shows: the environments, or the trainer.
+
+        Empty before the first thousand environment steps.
+        """
+        return verdict(self.workers, self.wait_share) if self.env_steps >= _LEAST_STEPS else ""
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
@@ -96,11 +103,17 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def verdict(workers: Sequence[WorkerStats], wait_share: float) -> str:
     """Whoever is at work most of the time, the busiest worker or the trainer, sets the pace.
 
-    When both wait for more of it than that, what lies between them does: messages, and waking processes.
+    When both wait for more of it than that, what lies between them does: messages, and waking processes. All of it is
+    beside the point where one process would be as fast. Empty when no step was measured.
     """
     measured = [worker for worker in workers if worker.step_time_s and not worker.failed]
     if not measured:
-        return "nothing to judge by: no step was measured yet"
+        return ""
+    if _are_too_cheap(measured, wait_share):
+        return (
+            f"too cheap for processes: {_waits_of(measured)}, and one process could take all their steps in "
+            f"{_busy_share(measured):.0%} of it. Try kind: simple, or ask envmanager tune"
+        )
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - wait_share
     shares = f"{_waits_of(measured)}, the trainer for steps {wait_share:.0%} of it"
@@ -112,6 +125,20 @@ def verdict(workers: Sequence[WorkerStats], wait_share: float) -> str:
         queued_ms = 1e3 * statistics.fmean(worker.queue_wait_s for worker in measured)
         return f"policy-bound: {shares}, and a response lies {queued_ms:.3g} ms in the queue until it is handed out"
     return f"balanced: {shares}"
+
+
+def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
+    """Whether several processes together do less than one could, and what the trainer does meanwhile is messages."""
+    if len(measured) < 2 or any(worker.pid is None for worker in measured):
+        return False
+    total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
+    trainer_s = (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
+    return _busy_share(measured) < 1.0 - _EVEN and trainer_s < _MESSAGE_S
+
+
+def _busy_share(measured: Sequence[WorkerStats]) -> float:
+    """The time that all workers have spent in steps, one after the other, through the time that has passed."""
+    return sum(1.0 - worker.idle_share for worker in measured)
 
 
 def _at_work(worker: WorkerStats) -> float:

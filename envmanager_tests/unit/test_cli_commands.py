@@ -142,13 +142,14 @@ def test_the_summary_as_json_has_every_environments_returns(capsys, tmp_path):
 
 def test_a_trace_is_written_and_the_verdict_is_said(capsys, tmp_path):
     exit_code, out, _ = run(
-        capsys, *CART_POLE, "--steps", 50, "--trace", tmp_path / "t.json", "--out", tmp_path / "a.json"
+        capsys, *CART_POLE, "--steps", 1000, "--trace", tmp_path / "t.json", "--out", tmp_path / "a.json"
     )
 
     drawn = [event["name"] for event in json.loads((tmp_path / "t.json").read_text()) if event["tid"] == 1]
     verdict = json.loads((tmp_path / "a.json").read_text())["verdict"]
     assert exit_code == 0
-    assert drawn.count("step") == 50
+    assert drawn.count("step") == 1000
+    assert verdict
     assert f"verdict     {verdict}" in out
     assert str(tmp_path / "t.json") in out
 

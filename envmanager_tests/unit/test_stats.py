@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from envmanager.observe.stats import ManagerStats, WorkerStats, verdict, wait_share
@@ -86,12 +87,41 @@ def test_when_both_are_at_work_alike_it_is_balanced():
     assert verdict([worker(idle=0.5)], 0.5).startswith("balanced: ")
 
 
+def cheap(worker_id, *, idle=0.9, **changes):
+    """One of some processes whose steps take next to no time."""
+    return worker(worker_id, idle=idle, **{"step_time_s": 20e-6, "pid": 100 + worker_id, **changes})
+
+
+def test_processes_that_together_do_less_than_one_could_are_one_too_many():
+    told = verdict([cheap(0), cheap(1, idle=0.86)], 0.1)
+
+    assert told == (
+        "too cheap for processes: the workers wait for actions 88% of the time, and one process could take all their "
+        "steps in 24% of it. Try kind: simple, or ask envmanager tune"
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "wait_share"),
+    [
+        ([cheap(0)], 0.1),
+        ([cheap(0), cheap(1, pid=None)], 0.1),
+        ([cheap(0, idle=0.5), cheap(1, idle=0.5)], 0.1),
+        ([cheap(0, step_time_s=0.001), cheap(1, step_time_s=0.001)], 0.1),
+    ],
+    ids=["one process", "one in this process", "as much as one could", "the trainer does more than pass messages"],
+)
+def test_nobody_is_sent_into_one_process_without_need(workers, wait_share):
+    assert not verdict(workers, wait_share).startswith("too cheap")
+
+
 @pytest.mark.parametrize("workers", [[], [WorkerStats(0, (0,))], [worker(idle=0.1, failed=True)]])
 def test_without_a_measured_step_there_is_no_verdict(workers):
-    assert "no step was measured" in ManagerStats(tuple(workers)).verdict
+    assert ManagerStats(tuple(workers), env_steps=1000).verdict == ""
 
 
-def test_the_verdict_on_a_manager_is_that_on_its_workers():
-    stats = ManagerStats((worker(idle=0.1),), wait_share=0.9)
+def test_the_verdict_on_a_manager_is_that_on_its_workers_once_there_are_enough_steps():
+    stats = ManagerStats((worker(idle=0.1),), wait_share=0.9, env_steps=1000)
 
-    assert stats.verdict == verdict(stats.workers, 0.9)
+    assert stats.verdict == verdict(stats.workers, 0.9) != ""
+    assert attrs.evolve(stats, env_steps=999).verdict == ""
