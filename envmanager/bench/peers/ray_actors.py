@@ -22,6 +22,7 @@ with needed_by("the contender ray", extra="ray"):
     from envmanager.bench.peers.ray_alone import EACH, start_ray
     from envmanager.ray_cluster.manager import RayEnvManager
 
+
 class Actors(Managed):
     """``RayEnvManager``: so many actors, by default one for each environment."""
 
