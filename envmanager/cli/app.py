@@ -277,7 +277,7 @@ CheckpointOption = Annotated[
     typer.Option(metavar="latest|best|STEP", help="Which checkpoint, also by its name."),
 ]
 OtherEnvOption = Annotated[
-    str | None, typer.Option("--env", metavar="ENV", help="Another environment than the training's.")
+    str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
 ]
 
 
@@ -288,7 +288,9 @@ def evaluate_command(
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
     n_envs: Annotated[int | None, typer.Option(min=1, help="How many environments; the training's if unset.")] = None,
-    manager: Annotated[str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …")] = None,
+    manager: Annotated[
+        str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
+    ] = None,
     env: OtherEnvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same data there too.")] = None,
@@ -321,7 +323,8 @@ def play_command(
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
     video: Annotated[
-        Path | None, typer.Option(metavar="FILE.mp4|DIR", help="A video, or a folder for one of each episode.")
+        Path | None,
+        typer.Option(metavar="FILE.mp4|DIR", help="A video, or a folder for one of each episode; a window if unset."),
     ] = None,
     fps: Annotated[
         float | None, typer.Option(min=1, help="Frames per second of the video; the environment's own if unset.")
@@ -348,7 +351,7 @@ def export_command(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Here, with the name of the training, if unset.")
     ] = None,
-    behavior: Annotated[str | None, typer.Option(metavar="NAME", help="Whose policy, where there are several.")] = None,
+    behavior: Annotated[str | None, typer.Option(metavar="NAME", help="Whose policy; the only one if unset.")] = None,
     checkpoint: CheckpointOption = "latest",
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
