@@ -17,7 +17,6 @@ is handed out by the next call.
 
 from __future__ import annotations
 
-import enum
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -39,6 +38,7 @@ from envmanager.core.resetting import Resets
 from envmanager.core.row_steps import RowSteps
 from envmanager.core.sources import ResponseSource, StepQueue, as_source
 from envmanager.core.table import WorkerTable
+from envmanager.core.use import RESETTING, SEND_RECV, STEP, UNDECIDED
 from envmanager.core.weak_calls import weakly
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.fitting import Casting
@@ -59,29 +59,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
-
-
-class _Use(enum.Enum):
-    """Which of the two ways of stepping is in use between two resets, if any can be."""
-
-    RESETTING = enum.auto()
-    """A reset has begun and not ended: only another one may follow."""
-    UNDECIDED = enum.auto()
-    STEP = enum.auto()
-    SEND_RECV = enum.auto()
-
-    def require(self, wanted: _Use) -> None:
-        """UsageError unless ``wanted`` can be used now."""
-        if self is _Use.RESETTING:
-            raise UsageError("the last reset() did not end: call reset() again.")
-        if self not in (wanted, _Use.UNDECIDED):
-            raise UsageError("use either step() or send()/recv() between two resets, not both.")
-
-
-_EPISODES_KEPT = 10_000
-"""Some 2 MB. With thousands of environments many end in the same moment."""
-
-_STEP, _SEND_RECV = _Use.STEP, _Use.SEND_RECV  # in Python 3.11 looking one up takes as long as a call
 
 
 class EnvManager(ABC):
@@ -110,7 +87,7 @@ class EnvManager(ABC):
         """
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
-        self._use = _Use.UNDECIDED
+        self._use = UNDECIDED
         self._undelivered: Any = None
         """What a call has made, or the error that it raises once, until it returns; an interrupted one leaves it."""
         self._host: WorkerHost | None = None
@@ -208,11 +185,9 @@ class EnvManager(ABC):
         way then is passed over, so ask before the first step. The last 10,000 are kept.
         """
         if self._episodes is None:
-            episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
-            if self._use not in (_Use.UNDECIDED, _Use.RESETTING):
-                last = [entry.previous_step for entry in self._table.entries]
-                episodes.pass_over_those_under_way([info for info in last if info is not None], self.n_envs)
-            self._episodes = episodes
+            begun = [] if self._use in (UNDECIDED, RESETTING) else self._table.entries
+            last = [entry.previous_step for entry in begun]
+            self._episodes = Episodes.of_manager([info for info in last if info is not None], self.n_envs)
         return self._episodes
 
     def set_policy(self, behavior: str, policy: Policy) -> None:
@@ -245,15 +220,14 @@ class EnvManager(ABC):
         try:
             with self._named["reset"]:
                 config, parsed = self._resets.checked(ResetConfig.given(config, seed=seed, options=options))
-                has_begun, self._use, self._undelivered = True, _Use.RESETTING, None
+                has_begun, self._use, self._undelivered = True, RESETTING, None
                 infos = self._resets.reset(config, parsed)
                 if self._episodes is not None:
-                    for info in infos:
-                        self._episodes.add(info)
-                self._use = _Use.UNDECIDED
+                    self._episodes.add_all(infos)
+                self._use = UNDECIDED
         except BaseException:
             if has_begun:  # and nobody has the first observations, also when an interrupt came at the very end
-                self._use = _Use.RESETTING
+                self._use = RESETTING
             raise
         return infos
 
@@ -266,17 +240,16 @@ class EnvManager(ABC):
         others' steps come with the next call.
         """
         with self._named["step"]:
-            if self._use is not _STEP:
-                self._use.require(_STEP)
+            if self._use is not STEP:
+                self._use.require(STEP)
             chosen = self._wait if wait is None else Wait.parse(wait)
             if self._undelivered is None:
                 self._policy_steps.send_actions(chosen)
-                self._use = _STEP
+                self._use = STEP
                 try:
                     self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
                     if self._episodes is not None:
-                        for info in self._undelivered:
-                            self._episodes.add(info)
+                        self._episodes.add_all(self._undelivered)
                 except WorkerError as error:
                     self._undelivered = error
             made = self._undelivered
@@ -296,9 +269,9 @@ class EnvManager(ABC):
         still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
         with self._named["send"]:
-            is_begun = self._use is _SEND_RECV
+            is_begun = self._use is SEND_RECV
             if not is_begun:
-                self._use.require(_SEND_RECV)
+                self._use.require(SEND_RECV)
             if self._undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
@@ -310,7 +283,7 @@ class EnvManager(ABC):
             self._row_steps.send(actions, groups)
 
     def _begin_send_recv(self, *, offers_first: bool) -> None:
-        self._use, self._collector.holds_back = _SEND_RECV, True
+        self._use, self._collector.holds_back = SEND_RECV, True
         if self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
 
@@ -322,8 +295,8 @@ class EnvManager(ABC):
         """
         with self._named["recv"]:
             chosen = self._wait if wait is None else Wait.parse(wait)
-            if self._use is not _SEND_RECV:
-                self._use.require(_SEND_RECV)
+            if self._use is not SEND_RECV:
+                self._use.require(SEND_RECV)
                 self._row_steps.offer_first_observations()
                 self._begin_send_recv(offers_first=True)
             if self._undelivered is None:

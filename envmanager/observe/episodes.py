@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -28,6 +28,8 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 
 RECENT = 100
 """Over how many of the last episodes means are taken."""
+_KEPT_OF_A_MANAGER = 10_000
+"""Some 2 MB. With thousands of environments many end in the same moment."""
 _UNSEEN = -(1 << 62)
 """The length of an episode that was under way when counting began; it stays below 0."""
 
@@ -90,7 +92,20 @@ class Episodes:
     def _no_episodes(self) -> deque[Episode]:
         return deque(maxlen=self.n_recent)
 
+    @classmethod
+    def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
+        """For a manager's own; ``under_way``: what was last seen of the episodes that are not to be counted, if any."""
+        episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
+        if under_way:
+            episodes.pass_over_those_under_way(under_way, n_envs)
+        return episodes
+
     # What is counted.
+
+    def add_all(self, infos: Iterable[StepInfo]) -> None:
+        """Count each of them."""
+        for info in infos:
+            self.add(info)
 
     def add(self, info: StepInfo) -> None:
         """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
