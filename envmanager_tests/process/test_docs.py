@@ -92,7 +92,7 @@ def save_titled(blocks: list[Block], folder: Path) -> None:
 
 def require_libraries(page: Path) -> None:
     """Skip a page about a library, or a program, that is not in every environment of the tests."""
-    if page.stem in ("training", "godot", "policies"):
+    if page.stem in ("coming-from", "training", "godot", "policies"):
         pytest.importorskip("torch")
     if page.stem == "policies":
         for library in ("moviepy", "onnxruntime", "pygame"):
