@@ -70,7 +70,7 @@ run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 
 # Four at once on two cores: a good part of the tests waits for something.
 test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods"
+	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods and not long_pages"
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
@@ -81,8 +81,9 @@ check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/mypy
 	$(PYTEST) -q envmanager_tests/architecture
 
-docs: $(DEV_STAMP) ## build the documentation into site/
+docs: $(DEV_STAMP) ## build the documentation into site/, and run the commands of its long pages
 	$(VENV)/bin/mkdocs build --strict
+	$(PYTEST) -q -m long_pages envmanager_tests/process/test_docs.py
 
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 	$(STRICT) $(PYTEST) -m load -rP

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
+LONG = ("command-line", "policies", "training")
+"""Pages whose commands take a minute together, most of it for loading PyTorch."""
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
 SHOWN = re.compile(r"# -> (.*)$", re.M)
@@ -84,6 +87,10 @@ def of_languages(*languages: str) -> list[Path]:
     return [page for page in PAGES if any(block.language in languages for block in blocks_of(page))]
 
 
+def marked_if_long(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.long_pages) if page.stem in LONG else page
+
+
 def save_titled(blocks: list[Block], folder: Path) -> None:
     for block in blocks:
         if block.title is not None:
@@ -118,7 +125,7 @@ def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: P
     assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
 
 
-@pytest.mark.parametrize("page", of_languages("bash", "console"), ids=name_of)
+@pytest.mark.parametrize("page", map(marked_if_long, of_languages("bash", "console")), ids=name_of)
 def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
     blocks = blocks_of(page)
