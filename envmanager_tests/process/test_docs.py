@@ -125,7 +125,7 @@ def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: P
     assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
 
 
-@pytest.mark.parametrize("page", map(marked_if_long, of_languages("bash", "console")), ids=name_of)
+@pytest.mark.parametrize("page", [marked_if_long(page) for page in of_languages("bash", "console")], ids=name_of)
 def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
     blocks = blocks_of(page)
