@@ -69,18 +69,18 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
     make = _find_kind(options.kind)
     chosen = _options_for(make, options)
-    made_of = _with_recipe(options.env if env_factory is None else env_factory, options)
+    made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
 
 
-def _with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
+def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
     """What the kind gets: the environment, as an EnvRecipe when the options say how to make it."""
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):
         return env_factory
     if isinstance(env_factory, list | tuple):
-        return [_with_recipe(each, options) for each in env_factory]
+        return [with_recipe(each, options) for each in env_factory]
     if isinstance(env_factory, EnvRecipe):
         said = ", ".join(name for name, value in given.items() if value)
         raise ConfigError(f"The environment is an EnvRecipe, and {said} set besides: put all of it into the recipe.")

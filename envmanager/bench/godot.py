@@ -5,20 +5,17 @@ The rule: engines are pinned and wait for any, as users' are unless they say oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import numpy as np
 
 from envmanager.bench.contender import Contender
 from envmanager.bench.engine import FRAME_PER_SECOND
 from envmanager.bench.games import TICKS, find_engine
-from envmanager.core.hosts import EnvWorker
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import EngineOptions
-from envmanager.options import ManagerOptions, Timeouts
+from envmanager.options import Timeouts
 
 START_S = 120.0
 """As many engines as a cell may have, on as few cores as there may be."""
@@ -84,19 +81,7 @@ class UnevenHost(EngineHost):
 class UnevenManager(GodotEnvManager):
     """Has an UnevenHost."""
 
-    def _make_host(
-        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
-    ) -> EngineHost:
-        return UnevenHost(
-            env,
-            engine,
-            options,
-            self._table.entries,
-            calls=self._calls,
-            listener=self._listener,
-            events=self.events,
-            create=create,
-        )
+    _host_class = UnevenHost
 
 
 class Drawn:

@@ -26,13 +26,10 @@ from typing import Any
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra
 from envmanager.structuring import nearest
+from envmanager.training import records
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
-RECORD = "config.json"
-"""What a training leaves in its folder: the whole config that it ran with."""
-_WROTE = "envmanager"
-"""The table in it that says who wrote it."""
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """What a config of each command may hold."""
 
@@ -99,7 +96,7 @@ def _parse_json(text: str, path: Path) -> Any:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}.") from error
     if isinstance(document, dict):
-        document.pop(_WROTE, None)
+        document.pop(records.OURS, None)
     return document
 
 
@@ -113,14 +110,8 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 def run_folder_of(config: Path) -> Path:
     """Where a training of this config goes: the folder that a training has left it in, or ``runs/NAME``."""
-    return config.parent if _is_record(config) else Path("runs") / config.stem
-
-
-def _is_record(path: Path) -> bool:
-    if path.name != RECORD:
-        return False
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return isinstance(document, dict) and _WROTE in document
+    is_record = config.name == records.CONFIG and records.read(config.parent) is not None
+    return config.parent if is_record else Path("runs") / config.stem
 
 
 def _import_or_say(library: str, what: str) -> Any:

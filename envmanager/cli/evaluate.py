@@ -17,7 +17,7 @@ from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
 from envmanager.registry import make_manager
 from envmanager.training.evaluation import Evaluation, evaluate, mean_and_spread, shares
-from envmanager.training.saved import SavedTraining
+from envmanager.training.saved import SavedTraining, with_n_envs
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -70,14 +70,12 @@ class Remarks:
 def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
     leave_cores()
     training = SavedTraining.open(plan.directory, plan.checkpoint)
-    n_envs = plan.n_envs
-    if n_envs is None:
-        n_envs = training.manager_options(env=plan.env, kind=plan.manager).n_envs
-    elif n_envs > plan.episodes:
+    if plan.n_envs is not None and plan.n_envs > plan.episodes:
         raise ConfigError(
-            f"--n-envs {n_envs} is more than --episodes {plan.episodes}: some would have nothing to play."
+            f"--n-envs {plan.n_envs} is more than --episodes {plan.episodes}: some would have nothing to play."
         )
-    options = training.manager_options(env=plan.env, kind=plan.manager, n_envs=min(n_envs, plan.episodes))
+    options = training.manager_options(env=plan.env, kind=plan.manager)
+    options = with_n_envs(options, min(plan.n_envs or options.n_envs, plan.episodes))
     print(
         f"{options.env}: checkpoint {training.path}, {options.n_envs} environments, manager {options.kind}",
         file=sys.stderr if plan.as_json else sys.stdout,

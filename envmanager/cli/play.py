@@ -12,7 +12,7 @@ from envmanager.cli.display import count
 from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.errors import UsageError
-from envmanager.training.playing import FRAMES, WINDOW, Episode, has_display, play, require_video, save_video
+from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, has_display, play, require_video, save_video
 from envmanager.training.saved import SavedTraining
 
 SUFFIX = ".mp4"
@@ -66,7 +66,7 @@ class Show:
         self._name = name
         self._frames: list[np.ndarray] = []
 
-    def ended(self, episode: Episode) -> None:
+    def ended(self, episode: PlayedEpisode) -> None:
         """Say how one went; its frames are kept, or written where each has a file."""
         told = [f"episode {episode.number}", count(episode.n_steps, "step")]
         for behavior, returns in episode.returns.items():

@@ -54,6 +54,8 @@ class GodotEnvManager(EnvManager):
     are stopped.
     """
 
+    _host_class: type[EngineHost] = EngineHost
+
     def __init__(
         self,
         env: str,
@@ -116,7 +118,7 @@ class GodotEnvManager(EnvManager):
     def _make_host(
         self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
     ) -> EngineHost:
-        return EngineHost(
+        return self._host_class(
             env,
             engine,
             options,

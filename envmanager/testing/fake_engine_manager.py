@@ -27,36 +27,6 @@ from envmanager.options import ManagerOptions
 _PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
 
 
-class FakeEngineManager(GodotEnvManager):
-    """Used as every manager: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
-
-    By default there is one engine per environment, as with worker processes. ``mode``: how the engines misbehave, see
-    ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
-    """
-
-    def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:
-        self._factories = factories_for(env_factory, n_envs)
-        self._mode = mode
-        options["n_workers"] = options.get("n_workers") or n_envs
-        super().__init__("fake", n_envs, **options)
-
-    def _make_host(
-        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
-    ) -> EngineHost:
-        host = _FakeHost(
-            env,
-            engine,
-            options,
-            self._table.entries,
-            calls=self._calls,
-            listener=self._listener,
-            events=self.events,
-            create=create,
-        )
-        host.factories, host.mode = self._factories, self._mode
-        return host
-
-
 class _FakeHost(EngineHost):
     factories: Sequence[Any]
     mode: str | None
@@ -85,3 +55,27 @@ class _FakeHost(EngineHost):
         if self.mode is not None:
             environ["ENVMANAGER_FAKE_MODE"] = self.mode
         return environ
+
+
+class FakeEngineManager(GodotEnvManager):
+    """Used as every manager: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
+
+    By default there is one engine per environment, as with worker processes. ``mode``: how the engines misbehave, see
+    ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
+    """
+
+    _host_class = _FakeHost
+
+    def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:
+        self._factories = factories_for(env_factory, n_envs)
+        self._mode = mode
+        options["n_workers"] = options.get("n_workers") or n_envs
+        super().__init__("fake", n_envs, **options)
+
+    def _make_host(
+        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
+    ) -> EngineHost:
+        host = super()._make_host(env, engine, options, create)
+        assert isinstance(host, _FakeHost)
+        host.factories, host.mode = self._factories, self._mode
+        return host

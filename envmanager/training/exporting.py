@@ -31,7 +31,7 @@ from envmanager.policy import Policy
 from envmanager.registry import make_manager
 from envmanager.system.new_files import replacing
 from envmanager.training.networks import to_tensor
-from envmanager.training.saved import SavedPolicy, SavedTraining
+from envmanager.training.saved import SavedPolicy, SavedTraining, with_n_envs
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -116,11 +116,11 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
 
     Raises UsageError when it hardly ever acts.
     """
-    n_envs = training.manager_options(env=env).n_envs
-    with make_manager(training.manager_options(env=env, n_envs=min(_MOST_ENVS, n_envs))) as manager:
+    options = training.manager_options(env=env)
+    with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
         policies: dict[str, Policy] = dict(training.policies_for(manager.behavior_specs))
         if behavior not in policies:
-            raise UsageError(f"there is no agent of {behavior!r} in {training.manager_options(env=env).env}.")
+            raise UsageError(f"there is no agent of {behavior!r} in {options.env}.")
         recorder = policies[behavior] = _Recorder(policies[behavior])
         for name, policy in policies.items():
             manager.set_policy(name, policy)

@@ -2,7 +2,7 @@
 
 ::
 
-    SavedTraining ── policies ──▶ manager of one environment, in this process ── Episode ──▶ the caller
+    SavedTraining ── policies ──▶ manager of one environment, in this process ── PlayedEpisode ──▶ the caller
                                         └── each reset and step is shown ──▶ a window, or frames
 
 The rule: frames are taken where the environment itself was asked to reset or step. Asked for later, the last one of an
@@ -24,14 +24,13 @@ import numpy as np
 
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.adapters.resets import Resetter
-from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.extras import needed_by
-from envmanager.observe.episodes import Episode as AgentsEpisode
-from envmanager.observe.episodes import Episodes
+from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions
+from envmanager.registry import with_recipe
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.training.saved import SavedTraining
 
@@ -42,7 +41,7 @@ FRAMES_PER_S = 30.0
 
 
 @attrs.frozen
-class Episode:
+class PlayedEpisode:
     """One that has ended. ``number`` counts from 0; ``returns`` are those of its agents, by behavior.
 
     ``frames``: uint8 ``[height, width, 3]`` each, the first after the reset, so one more than ``n_steps``; none of a
@@ -61,7 +60,7 @@ def play(
     *,
     n_episodes: int,
     mode: str,
-    on_episode: Callable[[Episode], Any],
+    on_episode: Callable[[PlayedEpisode], Any],
     seed: int = 0,
     env: str | None = None,
 ) -> None:
@@ -76,7 +75,7 @@ def play(
     camera = Camera(environment, takes_frames=mode == FRAMES)
     returns: dict[str, list[float]] = {}
 
-    def note(ended: AgentsEpisode) -> None:
+    def note(ended: Episode) -> None:
         returns.setdefault(ended.behavior, []).append(ended.total)
 
     episodes = Episodes(on_end=note)
@@ -90,7 +89,7 @@ def play(
                 for info in manager.step():
                     episodes.add(info)
             n_steps, frames = camera.take_scene()
-            on_episode(Episode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
+            on_episode(PlayedEpisode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
             returns.clear()
 
 
@@ -177,10 +176,9 @@ def has_display() -> bool:
 
 
 def _make(options: ManagerOptions, mode: str) -> Any:
-    told = {name: getattr(options, name) for name in RECIPE_OPTIONS}
-    arguments = {name: value for name, value in (told["env_kwargs"] or {}).items() if name != "render_mode"}
-    recipe = EnvRecipe(options.env, **{**told, "env_kwargs": arguments, "render_mode": mode})
-    return call_factory(resolve(recipe), EnvContext(env_id=0, worker_id=0))
+    arguments = {name: value for name, value in (options.env_kwargs or {}).items() if name != "render_mode"}
+    shown = attrs.evolve(options, env_kwargs=arguments, render_mode=mode)
+    return call_factory(resolve(with_recipe(shown.env, shown)), EnvContext(env_id=0, worker_id=0))
 
 
 def _require_mode(environment: Any, env: str, mode: str) -> None:

@@ -29,7 +29,7 @@ from envmanager.options import ManagerOptions
 from envmanager.policy import Policy
 from envmanager.registry import structure
 from envmanager.training import checkpoints, run_folder
-from envmanager.training.checkpoints import Checkpoint
+from envmanager.training.checkpoints import BEST, LATEST, Checkpoint
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainers import PART, make_trainer, restore, table_for
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from envmanager.training.trainer import Trainer
 
-LATEST, BEST = "latest", "best"
 _TRIES = 5
 """A training may replace a checkpoint that is being read; then there is a newer one."""
 
@@ -177,7 +176,7 @@ class SavedTraining:
         if binary is not None:
             told["engine"] = {**told["engine"], "binary": name_from_here(binary, directory)}
         options = structure(ManagerOptions, told, where="manager")
-        return options if n_envs is None else _with_n_envs(options, n_envs)
+        return options if n_envs is None else with_n_envs(options, n_envs)
 
     def _chosen(self, behavior: str | None) -> str:
         known = self.behaviors
@@ -284,7 +283,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
     return max(of_that_step)[1] if of_that_step else None
 
 
-def _with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
+def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
     """So many environments, in no more workers than that."""
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):

@@ -61,6 +61,18 @@ def stepping(manager: EnvManager) -> Callable[[], Any]:
     return lambda: manager.step(ALL)
 
 
+def n_left_behind(go_on: Callable[[], Any]) -> int:
+    """How many blocks of memory more there are after 250 steps."""
+    for _ in range(50):
+        go_on()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(250):
+        go_on()
+    gc.collect()
+    return sys.getallocatedblocks() - before
+
+
 def n_calls(function: Callable[[], Any], n_times: int = 40) -> int:
     """How many calls of Python functions one call of ``function`` makes, those of environments and tests aside.
 
@@ -102,15 +114,7 @@ def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int
 @pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
 def test_steps_leave_no_objects_behind(kind: Any, begin: Any) -> None:
     with kind(Noop, N_ENVS) as manager:
-        go_on = begin(manager)
-        for _ in range(50):
-            go_on()
-        gc.collect()
-        before = sys.getallocatedblocks()
-        for _ in range(250):
-            go_on()
-        gc.collect()
-        assert sys.getallocatedblocks() - before < 125, "half an object or more per step stays"
+        assert n_left_behind(begin(manager)) < 125, "half an object or more per step stays"
 
 
 @pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
@@ -141,12 +145,4 @@ def test_counting_episodes_takes_so_many_calls_more_and_only_once_somebody_asked
 def test_counting_episodes_leaves_no_objects_behind(begin: Any) -> None:
     with SimpleEnvManager(Noop, N_ENVS) as manager:
         assert manager.episodes.count == 0
-        go_on = begin(manager)
-        for _ in range(50):
-            go_on()
-        gc.collect()
-        before = sys.getallocatedblocks()
-        for _ in range(250):
-            go_on()
-        gc.collect()
-        assert sys.getallocatedblocks() - before < 125
+        assert n_left_behind(begin(manager)) < 125

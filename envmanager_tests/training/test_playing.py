@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from envmanager import UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.options import ManagerOptions
-from envmanager.training.playing import FRAMES, WINDOW, Episode, make_shown, play
+from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, make_shown, play
 from envmanager.training.saved import SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, trained
 
@@ -133,10 +133,10 @@ def test_real_environments_are_filmed(tmp_path: Path, env: str, n_frames: int | 
 @pytest.mark.usefixtures("speakers")
 def test_the_returns_are_those_of_the_agents(tmp_path: Path) -> None:
     trained(tmp_path, SPEAKERS, {"*": SMALL_PPO})
-    seen: list[Episode] = []
+    seen: list[PlayedEpisode] = []
 
     play(SavedTraining.open(tmp_path), n_episodes=2, mode=FRAMES, on_episode=seen.append, seed=4)
-    again: list[Episode] = []
+    again: list[PlayedEpisode] = []
     play(SavedTraining.open(tmp_path), n_episodes=2, mode=FRAMES, on_episode=again.append, seed=4)
     assert [(each.number, each.n_steps, sorted(each.returns)) for each in seen] == [
         (0, 25, ["listener", "speaker"]),
