@@ -16,7 +16,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import descriptors, spin
+from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
@@ -26,6 +26,7 @@ from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import ProcessResources
+from envmanager._workers.spin import may_spin
 from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel
 from envmanager.core.calls import Calls
@@ -37,7 +38,6 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
 from envmanager.observe.events import EventLog
 from envmanager.options import ManagerOptions, ResetConfig
-from envmanager.system.cores import count_cores
 from envmanager.system.interrupts import held
 
 
@@ -55,15 +55,16 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         events: EventLog,
         create: Callable[[int], EnvWorker],
     ) -> None:
+        self._may_spin = may_spin(len(entries))
+
         def make_resources() -> ProcessResources:
-            return ProcessResources(listener.hear, events, options.timeouts.close_s)
+            return ProcessResources(listener.hear, events, options.timeouts.close_s, may_spin=self._may_spin)
 
         super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
         self._factories = factories
         self._listener = listener
         self._local_id = len(entries) - 1 if options.local_envs else None
         self._n_slots = 3 if options.zero_copy else 1
-        self._may_spin = len(entries) <= spin.MANY * count_cores()
         self._slots = 0
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""

@@ -5,7 +5,7 @@ short last time spins first; one that was long sleeps at once. Where a yield gav
 spin is what takes long, and waits sleep for a while.
 
 The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
-costs nothing.
+costs nothing. Among many workers nobody spins: each spin would take a core that another worker wants.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import time
 from collections.abc import Callable
 
+from envmanager.system.cores import count_cores
+
 SPIN_NS = 200_000
 """A wait spins for at most so long, and one that was shorter pays a spin next time: four times what waking costs."""
 TAKEN_NS = 1_500_000
@@ -21,7 +23,14 @@ TAKEN_NS = 1_500_000
 REST = 200
 """How many waits sleep at once after that."""
 MANY = 4
-"""Workers per core: of more than that too many spin at once, and what they win they take from each other."""
+"""Workers per core: of more than that too many spin at once, and what they win they take from each other.
+Responses of so many come so often that the trainer would never sleep.
+"""
+
+
+def may_spin(n_workers: int) -> bool:
+    """Whether so many workers, and the trainer that waits for them, may spin on this machine."""
+    return n_workers <= MANY * count_cores()
 
 
 class Spinner:

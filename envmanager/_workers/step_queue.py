@@ -52,12 +52,13 @@ class ProcessStepQueue(Watch[WorkerHandle]):
         *,
         on_news: Callable[[News, int], None],
         on_retired: Callable[[WorkerHandle], None],
+        may_spin: bool,
     ) -> None:
         """``on_news(news, worker_id)``: what a worker reports besides its responses.
 
         ``on_retired(handle)``: it has ended as asked.
         """
-        super().__init__(on_retired=on_retired)
+        super().__init__(on_retired=on_retired, may_spin=may_spin)
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)

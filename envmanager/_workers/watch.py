@@ -45,14 +45,14 @@ _FIRST = (CommandName.START, CommandName.RESET)
 class Watch(ResponseSource, Generic[Worker]):
     """Responses to "step", in order of completion; subclasses say where they come from."""
 
-    def __init__(self, *, on_retired: Callable[[Worker], None]) -> None:
+    def __init__(self, *, on_retired: Callable[[Worker], None], may_spin: bool) -> None:
         """``on_retired(handle)``: it has ended as asked."""
         self._epoll = select.epoll()
         descriptors.register(self._epoll.fileno())
         self._handles: dict[int, Worker] = {}
         self._by_fd: dict[int, Worker] = {}
         self._arrived: list[EnvironmentResponse] = []
-        self._spinner = Spinner()
+        self._spinner = Spinner(may_spin=may_spin)
         self._watch_at = 0.0
         self._on_retired = on_retired
         self._retiring: set[Worker] = set()

@@ -16,6 +16,7 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import Resources
+from envmanager._workers.spin import may_spin
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import EnvWorker
 from envmanager.core.listening import Listener
@@ -42,12 +43,13 @@ class EngineResources(Resources[EngineWorker]):
 
     step_queue: EngineQueue
 
-    def __init__(self, hear: Any, close_s: float) -> None:
+    def __init__(self, hear: Any, close_s: float, *, may_spin: bool) -> None:
         self._hear = hear
+        self._may_spin = may_spin
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop))
+        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop), may_spin=self._may_spin)
         self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
 
     def _close_own(self) -> None:
@@ -74,7 +76,7 @@ class EngineHost(RemoteHost[EngineWorker]):
         """UsageError when there is no such game, or no engine for it."""
 
         def make_resources() -> EngineResources:
-            return EngineResources(listener.hear, options.timeouts.close_s)
+            return EngineResources(listener.hear, options.timeouts.close_s, may_spin=may_spin(len(entries)))
 
         super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
         self._engine = engine

@@ -19,12 +19,18 @@ _STEP = CommandName.STEP
 class EngineQueue(Watch[EngineWorker]):
     """Responses to "step", in order of completion."""
 
-    def __init__(self, *, on_news: Callable[[News, int], None], on_retired: Callable[[EngineWorker], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_news: Callable[[News, int], None],
+        on_retired: Callable[[EngineWorker], None],
+        may_spin: bool,
+    ) -> None:
         """``on_news(news, worker_id)``: what an engine reports besides its responses.
 
         ``on_retired(worker)``: it has ended as asked.
         """
-        super().__init__(on_retired=on_retired)
+        super().__init__(on_retired=on_retired, may_spin=may_spin)
         self._on_news = on_news
         self._bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._epoll.register(self._bell_fd, select.EPOLLIN)

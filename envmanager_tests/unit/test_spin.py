@@ -9,7 +9,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from envmanager._workers import spin
-from envmanager._workers.spin import REST, SPIN_NS, Spinner
+from envmanager._workers.spin import MANY, REST, SPIN_NS, Spinner, may_spin
 
 YIELD_NS = 1_000
 YIELDS = SPIN_NS // YIELD_NS
@@ -86,3 +86,9 @@ def test_a_wait_that_may_not_look_again_always_sleeps(clock: Clock) -> None:
     for _ in range(3):
         spinner.wait(never, clock.sleep(1))
     assert (clock.n_yields, clock.n_sleeps) == (0, 3)
+
+
+def test_among_more_workers_per_core_than_many_nobody_spins(mocker: MockerFixture) -> None:
+    mocker.patch.object(spin, "count_cores", return_value=2)
+    assert may_spin(2 * MANY)
+    assert not may_spin(2 * MANY + 1)
