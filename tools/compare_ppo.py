@@ -27,10 +27,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
-NOT_SAME = {"hidden": [64, 64], "target_kl": None, "reward_scale": 1.0, "policy_gain": 0.01, "anneal": True}
-"""Options that stay as they are, since the other libraries have them just so."""
+FIXED = ("hidden", "target_kl", "reward_scale", "policy_gain", "anneal")
+"""Options that must be the defaults: the other libraries have them just so."""
+SAME = (
+    *("learning_rate", "epochs", "minibatch", "gamma", "gae_lambda", "clip"),
+    *("entropy_coefficient", "value_coefficient", "max_grad_norm"),
+)
+"""Options that all have."""
 
 
 def main() -> None:
@@ -39,32 +44,35 @@ def main() -> None:
         train_sb3(json.loads(arguments.config))
         return
     plan = read(Path(arguments.config), arguments.steps)
+    libraries = [Ours(), StableBaselines(arguments.sb3)]
+    if arguments.cleanrl:
+        libraries.append(CleanRL(*arguments.cleanrl, arguments.cleanrl_env))
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0))[: arguments.at_once]:
         cores.put(core)
-    libraries = ["envmanager", "Stable-Baselines3", *(["CleanRL"] if arguments.cleanrl else [])]
-    jobs = [(name, {**plan, "seed": seed}) for seed in arguments.seeds for name in libraries]
 
-    def train(job: tuple[str, dict[str, Any]]) -> dict[str, float]:
+    def train(library: Library, seed: int) -> dict[str, float]:
         core = cores.get()
         try:
-            return run(*job, arguments, core)
+            return run(library, {**plan, "seed": seed}, core)
         finally:
             cores.put(core)
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        found = list(pool.map(train, jobs))
-    print(f"\n{plan['env']}, {plan['steps']:,} steps; the last {plan['n_last']} episodes; {arguments.at_once} at once\n")
-    for line in table(libraries, arguments.seeds, found):
+        jobs = [(library, seed) for seed in arguments.seeds for library in libraries]
+        found = list(pool.map(train, *zip(*jobs, strict=True)))
+    about = f"{plan['steps']:,} steps; the last {plan['n_last']} episodes; {arguments.at_once} at once"
+    print(f"\n{plan['env']}, {about}\n")
+    for line in table([library.name for library in libraries], arguments.seeds, found):
         print(line)
 
 
-def table(libraries: Sequence[str], seeds: Sequence[int], found: Sequence[dict[str, float]]) -> Iterator[str]:
+def table(names: Sequence[str], seeds: Sequence[int], found: Sequence[dict[str, float]]) -> Iterator[str]:
     """Returns by seed, and the median of the times."""
     yield f"| | {' | '.join(f'seed {seed}' for seed in seeds)} | median time | processor |"
     yield "|---" * (len(seeds) + 3) + "|"
-    for number, name in enumerate(libraries):
-        own = found[number :: len(libraries)]
+    for number, name in enumerate(names):
+        own = found[number :: len(names)]
         returns = " | ".join(f"{each['mean']:,.0f} ± {each['spread']:,.0f}" for each in own)
         times = [statistics.median(each[key] for each in own) for key in ("seconds", "processor")]
         yield f"| {name} | {returns} | {times[0]:.0f} s | {times[1]:.0f} s |"
@@ -92,47 +100,121 @@ def read(path: Path, steps: int | None) -> dict[str, Any]:
     (trainer,) = tables["trainers"].values()
     options = PPOOptions(**{name: value for name, value in trainer.items() if name != "kind"})
     n_envs = tables["manager"]["n_envs"]
-    differ = [name for name, value in NOT_SAME.items() if getattr(options, name) != value and value != [64, 64]]
-    if trainer["kind"] != "ppo" or differ or list(options.hidden) != [64, 64] or options.rollout % n_envs:
-        sys.exit(f"{path}: the other libraries cannot train this: {', '.join(differ) or 'kind, hidden or rollout'}.")
+    differ = [name for name in FIXED if getattr(options, name) != getattr(PPOOptions(), name)]
+    if trainer["kind"] != "ppo" or differ or options.rollout % n_envs:
+        sys.exit(f"{path}: the other libraries cannot train this: {', '.join(differ) or 'its kind, or its rollout'}.")
     if options.normalize_observations != options.normalize_rewards:
         sys.exit(f"{path}: CleanRL normalizes observations and rewards, or neither.")
-    names = ("learning_rate", "epochs", "minibatch", "gamma", "gae_lambda", "clip", "entropy_coefficient")
     return {
-        "config": str(path),
+        "config": absolute(str(path)),
         "env": tables["manager"]["env"],
         "n_envs": n_envs,
         "steps": tables["training"]["steps"] if steps is None else steps,
         "n_last": 100 if n_envs > 1 else 10,
         "n_steps": options.rollout // n_envs,
         "normalizes": options.normalize_rewards,
-        "value_coefficient": options.value_coefficient,
-        "max_grad_norm": options.max_grad_norm,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in SAME},
     }
 
 
-def run(name: str, plan: dict[str, Any], arguments: argparse.Namespace, core: int) -> dict[str, float]:
+class Library(Protocol):
+    """How a training is begun, and what it leaves."""
+
+    name: str
+
+    def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
+        """What to run for one training, which may write into ``folder``."""
+
+    def returns(self, output: str, folder: Path) -> list[float]:
+        """Those of all episodes, or of the last."""
+
+
+class Ours:
+    name = "envmanager"
+
+    def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
+        program = str(Path(sys.executable).with_name("envmanager"))
+        settings = {
+            "manager.kind": "simple",
+            "training.steps": plan["steps"],
+            "training.seed": plan["seed"],
+            "training.evaluation_episodes": 0,
+            "training.device": "cpu",
+        }
+        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        return [program, "train", plan["config"], "--dir", str(folder / "run"), *words]
+
+    def returns(self, output: str, folder: Path) -> list[float]:
+        with open(folder / "run" / "episodes.csv", newline="") as file:
+            return [float(row["return"]) for row in csv.DictReader(file)]
+
+
+class StableBaselines:
+    name = "Stable-Baselines3"
+
+    def __init__(self, python: str) -> None:
+        self._python = absolute(python)
+
+    def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
+        return [self._python, absolute(__file__), json.dumps(plan), "--train", "sb3"]
+
+    def returns(self, output: str, folder: Path) -> list[float]:
+        returns: list[float] = json.loads(output.splitlines()[-1])
+        return returns
+
+
+class CleanRL:
+    name = "CleanRL"
+
+    def __init__(self, python: str, script: str, env: str | None) -> None:
+        self._program = [absolute(python), absolute(script)]
+        self._env = env
+
+    def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
+        options = {
+            "env-id": self._env or plan["env"],
+            "seed": plan["seed"],
+            "total-timesteps": plan["steps"],
+            "num-envs": plan["n_envs"],
+            "num-steps": plan["n_steps"],
+            "learning-rate": plan["learning_rate"],
+            "update-epochs": plan["epochs"],
+            "num-minibatches": plan["n_envs"] * plan["n_steps"] // plan["minibatch"],
+            "gamma": plan["gamma"],
+            "gae-lambda": plan["gae_lambda"],
+            "clip-coef": plan["clip"],
+            "ent-coef": plan["entropy_coefficient"],
+            "vf-coef": plan["value_coefficient"],
+            "max-grad-norm": plan["max_grad_norm"],
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [*self._program, *words, "--no-clip-vloss", "--no-cuda"]
+
+    def returns(self, output: str, folder: Path) -> list[float]:
+        return [float(found) for found in re.findall(r"episodic_return=\[? *([-+.\de]+)", output)]
+
+
+def absolute(path: str) -> str:
+    """A virtual environment's Python is a link, which must stay one."""
+    return os.path.abspath(path)
+
+
+def run(library: Library, plan: dict[str, Any], core: int) -> dict[str, float]:
     """Train in a process of its own, on one core."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "output", "w+") as output:
-        command = COMMANDS[name](plan, arguments, folder)
+    with tempfile.TemporaryDirectory() as name, open(Path(name) / "output", "w+") as output:
+        folder = Path(name)
+        command = ["taskset", "--cpu-list", str(core), *library.command(plan, folder)]
         began = time.monotonic()
-        process = subprocess.Popen(
-            ["taskset", "--cpu-list", str(core), *command],
-            cwd=None if name == "envmanager" else folder,
-            env=environ,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.monotonic() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         text = output.read()
         if process.returncode:
-            sys.exit(f"{name} failed:\n{text[-4000:]}")
-        returns = READERS[name](text, Path(folder))[-plan["n_last"] :]
+            sys.exit(f"{library.name} failed:\n{text[-4000:]}")
+        returns = library.returns(text, folder)[-plan["n_last"] :]
     found = {
         "mean": statistics.fmean(returns),
         "spread": statistics.pstdev(returns),
@@ -140,67 +222,8 @@ def run(name: str, plan: dict[str, Any], arguments: argparse.Namespace, core: in
         "processor": usage.ru_utime + usage.ru_stime,
     }
     told = ", ".join(f"{key} {value:.1f}" for key, value in found.items())
-    print(f"{name}, seed {plan['seed']}: {told}", flush=True)
+    print(f"{library.name}, seed {plan['seed']}: {told}", flush=True)
     return found
-
-
-def ours(plan: dict[str, Any], arguments: argparse.Namespace, folder: str) -> list[str]:
-    settings = {
-        "manager.kind": "simple",
-        "training.steps": plan["steps"],
-        "training.seed": plan["seed"],
-        "training.evaluation_episodes": 0,
-        "training.device": "cpu",
-    }
-    program = str(Path(sys.executable).with_name("envmanager"))
-    command = [program, "train", plan["config"], "--dir", str(Path(folder) / "run")]
-    return command + [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-
-
-def sb3(plan: dict[str, Any], arguments: argparse.Namespace, folder: str) -> list[str]:
-    return [str(Path(arguments.sb3).absolute()), str(Path(__file__).resolve()), json.dumps(plan), "--train", "sb3"]
-
-
-def cleanrl(plan: dict[str, Any], arguments: argparse.Namespace, folder: str) -> list[str]:
-    python, script = (str(Path(each).absolute()) for each in arguments.cleanrl)
-    options = {
-        "env-id": arguments.cleanrl_env or plan["env"],
-        "seed": plan["seed"],
-        "total-timesteps": plan["steps"],
-        "num-envs": plan["n_envs"],
-        "num-steps": plan["n_steps"],
-        "learning-rate": plan["learning_rate"],
-        "update-epochs": plan["epochs"],
-        "num-minibatches": plan["n_envs"] * plan["n_steps"] // plan["minibatch"],
-        "gamma": plan["gamma"],
-        "gae-lambda": plan["gae_lambda"],
-        "clip-coef": plan["clip"],
-        "ent-coef": plan["entropy_coefficient"],
-        "vf-coef": plan["value_coefficient"],
-        "max-grad-norm": plan["max_grad_norm"],
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [python, script, *words, "--no-clip-vloss", "--no-cuda"]
-
-
-COMMANDS = {"envmanager": ours, "Stable-Baselines3": sb3, "CleanRL": cleanrl}
-
-
-def our_returns(text: str, folder: Path) -> list[float]:
-    with open(folder / "run" / "episodes.csv", newline="") as file:
-        return [float(row["return"]) for row in csv.DictReader(file)]
-
-
-def sb3_returns(text: str, folder: Path) -> list[float]:
-    returns: list[float] = json.loads(text.splitlines()[-1])
-    return returns
-
-
-def cleanrl_returns(text: str, folder: Path) -> list[float]:
-    return [float(found) for found in re.findall(r"episodic_return=\[? *([-+.\de]+)", text)]
-
-
-READERS = {"envmanager": our_returns, "Stable-Baselines3": sb3_returns, "CleanRL": cleanrl_returns}
 
 
 def train_sb3(plan: dict[str, Any]) -> None:

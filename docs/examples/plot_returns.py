@@ -22,29 +22,37 @@ from envmanager.training.episode_log import EpisodeEnd
 
 MOST_DOTS = 500
 STYLES = ["-", "--", ":", "-."]
-"""Of a run's behaviors: where they share their returns, their lines lie on each other."""
+"""Of a run's behaviors; those that always share their returns are one line."""
 
 
 def draw_run(axes: Any, directory: Path, color: str, arguments: argparse.Namespace) -> None:
     """The behaviors of one run."""
     directory = directory.resolve()
     episodes = episode_log.read(directory / episode_log.FILE)
-    behaviors = list(dict.fromkeys(episode.behavior for episode in episodes))
-    for number, behavior in enumerate(behaviors):
-        if arguments.behavior not in (None, behavior):
-            continue
-        own = [episode for episode in episodes if episode.behavior == behavior]
+    lines = lines_of(episodes, arguments.behavior)
+    for number, (returns, behaviors) in enumerate(lines.items()):
+        own = [episode for episode in episodes if episode.behavior == behaviors[0]]
         at = places(own, arguments)
-        returns = np.array([episode.total for episode in own])
         n = min(arguments.window, len(own))
         means = np.convolve(returns, np.full(n, 1 / n), mode="valid")
-        named = len(behaviors) > 1 and arguments.behavior is None
-        label = f"{directory.name} {behavior}" if named else directory.name
+        label = directory.name if len(lines) == 1 else f"{directory.name} {', '.join(behaviors)}"
         axes.plot(at[n - 1 :], means, STYLES[number % len(STYLES)], color=color, label=label)
         if len(own) <= MOST_DOTS:
             axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=color)
     for change in changes_of(directory):
         mark(axes, change, where(change["n_steps"], episodes, arguments), color)
+
+
+def lines_of(episodes: list[EpisodeEnd], behavior: str | None) -> dict[tuple[float, ...], list[str]]:
+    """The returns of each behavior, or of one, and who has them: agents of one team have the same."""
+    returns: dict[str, list[float]] = {}
+    for episode in episodes:
+        if behavior in (None, episode.behavior):
+            returns.setdefault(episode.behavior, []).append(episode.total)
+    lines: dict[tuple[float, ...], list[str]] = {}
+    for name, own in returns.items():
+        lines.setdefault(tuple(own), []).append(name)
+    return lines
 
 
 def places(episodes: list[EpisodeEnd], arguments: argparse.Namespace) -> np.ndarray:
@@ -101,7 +109,7 @@ def main() -> None:
     for number, directory in enumerate(arguments.runs):
         draw_run(axes, directory, f"C{number}", arguments)
     if arguments.goal is not None:
-        axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1)
+        axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1, label=f"{arguments.goal:g}")
     axes.set_xlabel("seconds" if arguments.seconds else arguments.unit.partition("=")[0])
     of_whom = "" if arguments.behavior is None else f" of {arguments.behavior}"
     axes.set_ylabel(f"return{of_whom}, mean of {arguments.window} episodes")

@@ -60,7 +60,7 @@ class _RowOwners:
     env_ids: frozenset[int]
 
 
-@attrs.define
+@attrs.define(repr=False)
 class Episodes:
     """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
@@ -91,6 +91,12 @@ class Episodes:
     @recent.default
     def _no_episodes(self) -> deque[Episode]:
         return deque(maxlen=self.n_recent)
+
+    def __repr__(self) -> str:
+        means = (
+            f", mean return {self.mean_of_recent():.4g}, mean length {self.mean_length():.4g}" if self.recent else ""
+        )
+        return f"<{type(self).__name__}: {self.count:,} ended, {self.lost:,} lost{means}>"
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:

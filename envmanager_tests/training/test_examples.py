@@ -93,6 +93,14 @@ def test_the_returns_of_a_training_are_drawn(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_behaviors_that_share_their_returns_are_one_line() -> None:
+    lines_of = runpy.run_path(str(EXAMPLES / "plot_returns.py"))["lines_of"]
+    shared = [EpisodeEnd(100, 1.0, name, 0, -20.0) for name in ("speaker", "listener")]
+    alone = EpisodeEnd(100, 1.0, "judge", 0, 3.0)
+    assert lines_of([*shared, alone], None) == {(-20.0,): ["speaker", "listener"], (3.0,): ["judge"]}
+    assert lines_of([*shared, alone], "listener") == {(-20.0,): ["listener"]}
+
+
 def run_script(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = str(EXAMPLES / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [script, *arguments.split()])

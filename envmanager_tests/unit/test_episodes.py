@@ -419,3 +419,9 @@ def test_what_was_under_way_when_counting_began_is_passed_over():
 
     assert ends(episodes) == [(0, 1.0, 1), (0, 1.0, 1), (0, 1.0, 1), (1, 2.0, 2)]
     assert episodes.count == 4
+
+
+def test_printed_they_are_their_counts_and_means():
+    assert repr(Episodes()) == "<Episodes: 0 ended, 0 lost>"
+    episodes = of_batches(1, batch(0), batch(0, reward=2.5, ended=[0]))
+    assert repr(episodes) == "<Episodes: 1 ended, 0 lost, mean return 2.5, mean length 1>"
