@@ -17,17 +17,16 @@ which names a callable that is used like the managers here: ``ClusterEnvManager(
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
-from envmanager.errors import ConfigError, MissingExtra
+from envmanager.errors import ConfigError
 from envmanager.options import ManagerOptions
+from envmanager.plugins import Plugins, imported
 from envmanager.structuring import nearest, structure
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ KINDS = {
 """The kinds that come with this library, imported when they are chosen."""
 
 ENTRY_POINT_GROUP = "envmanager.managers"
+_ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 
 PROCESS_OPTIONS = frozenset(
     {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
@@ -89,34 +89,15 @@ def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
 
 def known_kinds() -> list[str]:
     """The names of all kinds, those that other packages add included."""
-    return sorted({*KINDS, *(entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP))})
+    return _ADDED.names_with(KINDS)
 
 
 def _find_kind(kind: str) -> Callable[..., Any]:
-    if kind in KINDS:
-        module, _, name = KINDS[kind].partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    found: Callable[..., Any] | None = imported(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
+    if found is not None:
         return found
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=kind):
-        try:
-            loaded: Callable[..., Any] = entry_point.load()
-        except MissingExtra:
-            raise
-        except ImportError as error:
-            raise _missing(entry_point, error) from error
-        return loaded
     kinds = known_kinds()
     raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")
-
-
-def _missing(entry_point: EntryPoint, error: ImportError) -> MissingExtra:
-    """What to install so that the entry point can be imported."""
-    package = entry_point.dist.name if entry_point.dist is not None else "envmanager"
-    extra = entry_point.extras[0] if entry_point.extras else None
-    if extra is None and package == "envmanager":
-        extra = entry_point.name
-    what = f"the manager kind {entry_point.name!r}" + ("" if package == "envmanager" else f" of {package}")
-    return MissingExtra(what, library=error.name or str(error), extra=extra, package=package)
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:

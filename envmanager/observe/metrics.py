@@ -18,11 +18,9 @@ installed.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,9 +28,11 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import EnvManagerError, MissingExtra, UsageError
+from envmanager.plugins import Plugins, imported
 from envmanager.structuring import nearest
 
 ENTRY_POINT_GROUP = "envmanager.metrics"
+_ADDED = Plugins(ENTRY_POINT_GROUP, "metrics writer")
 _EXAMPLE = "a list such as [tensorboard, csv, {wandb: {project: x}}]"
 
 
@@ -138,7 +138,7 @@ def _one(value: Any) -> Metrics:
 
 def known_kinds() -> list[str]:
     """The names of all writers, those that other packages add included."""
-    return sorted({*KINDS, *(entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP))})
+    return _ADDED.names_with(KINDS)
 
 
 def require(chosen: Iterable[Metrics]) -> None:
@@ -171,22 +171,11 @@ def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
 
 def _find(kind: str) -> MakeWriter:
     known = KINDS.get(kind)
-    if known is None:
-        return _load(next(iter(entry_points(group=ENTRY_POINT_GROUP, name=kind))))
-    if known.library is not None and importlib.util.find_spec(known.library) is None:
+    if known is not None and known.library is not None and importlib.util.find_spec(known.library) is None:
         raise MissingExtra(f"training.metrics: {kind}", library=known.library, extra=known.extra)
-    module, _, name = known.place.partition(":")
-    found: MakeWriter = getattr(importlib.import_module(module), name)
+    found: MakeWriter | None = _ADDED.load(kind) if known is None else imported(known.place)
+    assert found is not None, "parse took a kind that nobody knows"
     return found
-
-
-def _load(entry_point: EntryPoint) -> MakeWriter:
-    try:
-        loaded: MakeWriter = entry_point.load()
-    except ImportError as error:
-        missing = error.name or str(error)
-        raise MissingExtra(f"training.metrics: {entry_point.name}", library=missing, extra=None) from error
-    return loaded
 
 
 def _check_options(each: Metrics, make: MakeWriter) -> None:

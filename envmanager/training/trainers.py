@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
-from envmanager.registry import structure
+from envmanager.plugins import Plugins
+from envmanager.structuring import nearest, structure
 from envmanager.training.apart import Apart
 from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
@@ -22,6 +21,7 @@ from envmanager.training.sac import SAC, SACOptions
 from envmanager.training.trainer import Trainer
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
+_ADDED = Plugins(ENTRY_POINT_GROUP, "trainer")
 PART = "trainer-{}"
 """What a behavior's trainer is called in a checkpoint."""
 
@@ -109,19 +109,16 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str, 
 
 def known_kinds() -> list[str]:
     """The names of all trainers, those that other packages add included."""
-    return sorted({*KINDS, *(entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP))})
+    return _ADDED.names_with(KINDS)
 
 
 def _find(kind: Any, behavior: str) -> MakeTrainer:
-    if isinstance(kind, str) and kind in KINDS:
-        return KINDS[kind]
     if isinstance(kind, str):
-        for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=kind):
-            loaded: MakeTrainer = entry_point.load()
-            if not callable(loaded) or inspect.isabstract(loaded):
-                break
-            return loaded
-    near = difflib.get_close_matches(str(kind), known_kinds(), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    known = ", ".join(known_kinds())
-    raise ConfigError(f"trainers.{behavior}.kind is {kind!r}: there is no such trainer{hint} Known trainers: {known}.")
+        found: MakeTrainer | None = KINDS[kind] if kind in KINDS else _ADDED.load(kind)
+        if callable(found) and not inspect.isabstract(found):
+            return found
+    known = known_kinds()
+    raise ConfigError(
+        f"trainers.{behavior}.kind is {kind!r}: there is no such trainer{nearest(str(kind), known)} "
+        f"Known trainers: {', '.join(known)}."
+    )

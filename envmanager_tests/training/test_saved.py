@@ -363,7 +363,7 @@ def of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer ``stubborn`` is an entry point."""
     point = importlib.metadata.EntryPoint("stubborn", f"{__name__}:Stubborn", "envmanager.trainers")
     points = importlib.metadata.EntryPoints([point])
-    monkeypatch.setattr("envmanager.training.trainers.entry_points", lambda **which: points.select(**which))
+    monkeypatch.setattr("envmanager.plugins.entry_points", lambda **which: points.select(**which))
 
 
 @pytest.mark.usefixtures("of_another_package")

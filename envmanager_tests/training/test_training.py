@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     ("trainers", "words"),
     [
         ({}, "There is no trainer"),
-        ({"default": {"kind": "pppo"}}, "did you mean 'ppo'"),
+        ({"default": {"kind": "pppo"}}, "did you mean ppo?"),
         ({"default": {"kind": "ppo", "rolout": 3}}, "did you mean trainers.default.rollout"),
         ({"default": {"kind": "ppo", "epochs": 0}}, "epochs must be at least 1"),
         ({"default": {"kind": "ppo", "frozen": "no"}}, "frozen should be true or false"),
@@ -425,7 +425,7 @@ def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Pa
         ("trainers.default.learning_rat=3e-4", "did you mean trainers.default.learning_rate?"),
         ("trainers.defualt.gamma=1", "no trainers.defualt; did you mean trainers.default?"),
         ("training.rounds.stepps=3", "did you mean training.rounds.steps?"),
-        ("trainers.default.kind=pppo", "did you mean 'ppo'?"),
+        ("trainers.default.kind=pppo", "did you mean ppo?"),
         ("trainers.default.hidden=no", "trainers.default.hidden"),
         ("manager.engine.ticks=3", "manager"),
     ],

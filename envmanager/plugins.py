@@ -1,0 +1,57 @@
+"""What is chosen by name and may come from other packages: kinds of managers, trainers, writers of metrics.
+
+::
+
+    name ── KINDS of this library, "module:object" ──┐
+        └── entry points of other packages ──────────┴──▶ the object, imported only now
+
+A package that cannot be imported is MissingExtra, with the pip command.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import attrs
+
+from envmanager.errors import MissingExtra
+
+
+def imported(place: str) -> Any:
+    """The object at ``"module:name"``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@attrs.frozen
+class Plugins:
+    """Those of one entry point group. ``what`` is one of them in an error: ``"manager kind"``."""
+
+    group: str
+    what: str
+
+    def names_with(self, own: Iterable[str]) -> list[str]:
+        """The names of all, ``own`` included, sorted."""
+        return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
+
+    def load(self, name: str) -> Any | None:
+        """What a package adds under this name; None where none does. MissingExtra when it cannot be imported."""
+        for entry_point in entry_points(group=self.group, name=name):
+            try:
+                return entry_point.load()
+            except MissingExtra:
+                raise
+            except ImportError as error:
+                raise self._missing(entry_point, error) from error
+        return None
+
+    def _missing(self, entry_point: EntryPoint, error: ImportError) -> MissingExtra:
+        package = "envmanager" if entry_point.dist is None else entry_point.dist.name
+        extra = entry_point.extras[0] if entry_point.extras else None
+        if extra is None and package == "envmanager":
+            extra = entry_point.name
+        what = f"the {self.what} {entry_point.name!r}" + ("" if package == "envmanager" else f" of {package}")
+        return MissingExtra(what, library=error.name or str(error), extra=extra, package=package)
