@@ -101,14 +101,6 @@ def best_mean(directory: Path, run: str | None) -> float | None:
         return None
 
 
-def best(directory: Path) -> Path:
-    """Where the best checkpoint is. Raises UsageError when there is none."""
-    path = named(directory / BEST)
-    if path is None or not path.is_dir():
-        raise UsageError(f"there is no best checkpoint in {directory}: no evaluation has been made.")
-    return path
-
-
 def named(file: Path) -> Path | None:
     """The checkpoint that ``latest`` or ``best`` names, there or not; None when no training has written such a file."""
     try:

@@ -248,7 +248,8 @@ def find(path: Path, checkpoint: str | int = LATEST) -> Path:
     found = _named(str(checkpoint), there)
     if found is None:
         known = ", ".join(each.name for each in there) or "none"
-        raise UsageError(f"there is no checkpoint {checkpoint!r} in {directory}. There is: {known}.")
+        why = ": no evaluation has been made" if checkpoint == BEST else ""
+        raise UsageError(f"there is no checkpoint {checkpoint!r} in {directory}{why}. There is: {known}.")
     return found
 
 
@@ -258,7 +259,7 @@ def _directory_in(path: Path) -> Path:
             return directory
     raise UsageError(
         f"there is no checkpoint in {path}: name the folder that `envmanager train` writes to, such as runs/NAME. A "
-        "training writes one at its end, and every training.checkpoint_every steps."
+        f"training writes one at its end, every training.checkpoint_every steps, and when {run_folder.CONTROL} says so."
     )
 
 

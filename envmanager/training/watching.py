@@ -24,9 +24,9 @@ from envmanager.extras import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions, RestartPolicy, Wait
 from envmanager.registry import make_manager
-from envmanager.training import checkpoints, run_folder
+from envmanager.training import checkpoints
 from envmanager.training.checkpoints import Checkpoint
-from envmanager.training.saved import SavedTraining, manager_in, name_from_here, plan_in
+from envmanager.training.saved import SavedTraining, find, manager_in, name_from_here, plan_in
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 1.0
 """How often to look for a newer checkpoint, and to tell of the episodes that have ended."""
 _CLOSED_BY_HAND = "EXIT(0)"
-_TRIES = 5
-"""A training may remove a checkpoint that is being read; then there is a newer one."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -76,19 +74,19 @@ class Watching:
     def __init__(self, plan: WatchPlan, report: Report) -> None:
         self._plan = plan
         self._report = report
-        self._source = Source(plan.directory, plan.checkpoint)
+        self._source = Source(plan)
         self._game = ""
         self._n_steps = 0
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
         """Play. Raises UsageError when there is nothing to play, and the error of the engine."""
-        checkpoint = self._source.first()
-        options = manager_options(checkpoint, self._plan)
+        saved = self._source.first()
+        options = manager_options(saved.checkpoint, self._plan)
         self._game = str(options.env)
         torch.set_num_threads(1)  # the engine and the training want the other cores
         with make_manager(options) as manager:
-            self._take(manager, checkpoint)
+            self._take(manager, saved)
             try:
                 self._play(manager)
             except WorkerDied as error:
@@ -127,74 +125,45 @@ class Watching:
         except EnvManagerError as error:
             _logger.warning("a newer checkpoint cannot be played, the one before it plays on: %s", error)
 
-    def _take(self, manager: EnvManager, checkpoint: Checkpoint) -> None:
-        policies = SavedTraining(self._source.path, checkpoint).policies_for(manager.behavior_specs)
-        for behavior, policy in policies.items():
+    def _take(self, manager: EnvManager, saved: SavedTraining) -> None:
+        for behavior, policy in saved.policies_for(manager.behavior_specs).items():
             manager.set_policy(behavior, policy)
-        self._report.plays(self._game, self._source.path.name)
+        self._report.plays(self._game, saved.path.name)
 
 
 class Source:
     """The checkpoints of one training: the newest, or always the one that was named."""
 
-    def __init__(self, directory: Path, name: str | None) -> None:
-        self._directory = directory
-        self._checkpoints = directory / run_folder.CHECKPOINTS
-        self._name = name
-        self.path = self._checkpoints
-        """The one that was read last."""
+    def __init__(self, plan: WatchPlan) -> None:
+        self._directory, self._name = plan.directory, plan.checkpoint
+        self._seen: Path | None = None
 
-    def first(self) -> Checkpoint:
+    def first(self) -> SavedTraining:
         """What to begin with. Raises UsageError when there is nothing."""
-        if not self._directory.is_dir():
-            raise UsageError(
-                f"there is no training in {self._directory}: name the folder that `envmanager train` writes to, such "
-                "as runs/NAME."
-            )
+        if self._name is None:
+            return self._open()
+        elsewhere = Path(self._name)
+        if elsewhere in checkpoints.written(elsewhere.parent):
+            return SavedTraining.open(elsewhere)
+        return SavedTraining.open(self._directory, self._name)
+
+    def newer(self) -> SavedTraining | None:
+        """A checkpoint that was not seen before. Raises UsageError when it cannot be read, once."""
         if self._name is not None:
-            self.path = self._named(self._name)
-            return checkpoints.load(self.path)
-        for _ in range(_TRIES):
-            found = self._newest()
-            if found is None:
-                break
-            self.path = found
-            try:
-                return checkpoints.load(found)
-            except UsageError:
-                if self._newest() == found:
-                    raise
-        raise UsageError(
-            f"the training in {self._directory} has no checkpoint yet. One is written at its end, every "
-            f"training.checkpoint_every steps, and when {run_folder.CONTROL} says `checkpoint = true`."
-        )
-
-    def newer(self) -> Checkpoint | None:
-        """A checkpoint that was not read before. Raises UsageError when it cannot be read, once."""
-        found = None if self._name is not None else self._newest()
-        if found is None or found == self.path:
             return None
-        self.path = found
         try:
-            return checkpoints.load(found)
-        except UsageError:
-            if self._newest() == found:
-                raise
-            return None  # its training has just replaced it
-
-    def _newest(self) -> Path | None:
-        try:
-            return checkpoints.latest(self._checkpoints)
-        except (OSError, ValueError):
+            found = find(self._directory)
+        except UsageError:  # the training begins anew
             return None
+        if found == self._seen:
+            return None
+        self._seen = found
+        return self._open()
 
-    def _named(self, name: str) -> Path:
-        there = checkpoints.written(self._checkpoints)
-        for path in (self._checkpoints / name, Path(name)):
-            if path in there or path in checkpoints.written(path.parent):
-                return path
-        known = ", ".join(path.name for path in there) or "none"
-        raise UsageError(f"there is no checkpoint {name!r}. In {self._checkpoints} there is: {known}.")
+    def _open(self) -> SavedTraining:
+        saved = SavedTraining.open(self._directory)
+        self._seen = saved.path
+        return saved
 
 
 def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:

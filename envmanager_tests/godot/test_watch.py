@@ -164,8 +164,8 @@ def test_a_checkpoint_that_was_named_is_played_all_the_time(one_run: Path) -> No
     Watching(WatchPlan(directory=one_run, checkpoint=str(kept), headless=True, steps=10), seen).go()
 
     assert seen.played == ["kept"]
-    with pytest.raises(UsageError, match=r"there is no checkpoint 'another'.*there is: none"):
-        Source(one_run, "another").first()
+    with pytest.raises(UsageError, match=r"there is no checkpoint 'another'.*There is: none"):
+        Source(WatchPlan(directory=one_run, checkpoint="another")).first()
 
 
 def test_a_newer_checkpoint_that_cannot_be_read_is_told_and_the_one_before_plays_on(
@@ -253,14 +253,15 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_gives_way_to_the_newer_o
         return load(path)
 
     monkeypatch.setattr(checkpoints, "load", load_late)
-    source = Source(one_run, None)
-    assert source.first().arrays
-    assert source.path == newest
+    source = Source(WatchPlan(directory=one_run))
+    assert source.first().path == newest
     assert source.newer() is None
 
     latest.write_text("removed too")
+    newer = source.newer()
+    assert newer is not None
+    assert newer.path == newest
     assert source.newer() is None
-    assert source.newer() is not None
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -268,8 +269,8 @@ def test_a_folder_without_a_training_or_a_checkpoint_is_refused(tmp_path: Path, 
     folder = tmp_path / "run"
     if exists:
         folder.mkdir()
-    with pytest.raises(UsageError, match="has no checkpoint yet" if exists else "there is no training in"):
-        Source(folder, None).first()
+    with pytest.raises(UsageError, match=r"there is no checkpoint in .*run: name the folder"):
+        Source(WatchPlan(directory=folder)).first()
     assert run_command_line(["godot", "watch", str(folder), "--headless"]) == 2
 
 

@@ -19,6 +19,7 @@ from envmanager.training import checkpoints, episode_log
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.evaluator import Evaluator, options_for
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.saved import find
 
 CARTPOLE: dict[str, Any] = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
 PPO: dict[str, Any] = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
@@ -164,7 +165,7 @@ def test_the_best_is_kept_whatever_comes_after_it(tmp_path: Path, brings: Any) -
         (3.0, False),
         (3.0, False),
     ]
-    best = checkpoints.best(tmp_path / "checkpoints")
+    best = find(tmp_path, "best")
     assert best.name == "000000000128"
     assert checkpoints.best_mean(tmp_path / "checkpoints", run._id) == 5.0
     assert checkpoints.load(best).facts["parts"]["controller"]["n_steps"] == 128
@@ -179,7 +180,7 @@ def test_the_best_at_the_end_is_the_last_checkpoint(tmp_path: Path, brings: Any)
     there = [path.name for path in checkpoints.written(tmp_path / "checkpoints")]
     assert there == ["000000000192"], "nothing is kept that is neither the best nor the last"
     assert (tmp_path / "checkpoints" / "best").read_text() == "000000000192\n9.0\n"
-    assert checkpoints.best(tmp_path / "checkpoints") == checkpoints.latest(tmp_path / "checkpoints")
+    assert find(tmp_path, "best") == checkpoints.latest(tmp_path / "checkpoints")
 
 
 def test_what_was_best_before_a_training_was_resumed_still_is_until_something_better_comes(
@@ -190,12 +191,12 @@ def test_what_was_best_before_a_training_was_resumed_still_is_until_something_be
     run, report = run_of(tmp_path, manager=brings(3, 6), steps=384, resume=True, **options)
     run.go()
     assert not any(is_best for _, _, is_best in report.evaluations)
-    assert checkpoints.best(tmp_path / "checkpoints").name == "000000000064"
+    assert find(tmp_path, "best").name == "000000000064"
 
     run, report = run_of(tmp_path, manager=brings(8), steps=576, resume=True, **options)
     run.go()
     assert report.evaluations[0] == (448, 8.0, True)
-    assert checkpoints.best(tmp_path / "checkpoints").name == "000000000448"
+    assert find(tmp_path, "best").name == "000000000448"
     assert not (tmp_path / "checkpoints" / "000000000064").exists()
 
 
@@ -214,15 +215,15 @@ def test_an_evaluation_at_the_end_alone_makes_a_best_too(tmp_path: Path) -> None
     result = run.go()
 
     assert result.evaluation is not None
-    assert checkpoints.best(tmp_path / "checkpoints").name == "000000000512"
+    assert find(tmp_path, "best").name == "000000000512"
     assert checkpoints.best_mean(tmp_path / "checkpoints", run._id) == result.evaluation.mean
 
 
 def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
     run_of(tmp_path, evaluation_episodes=0)[0].go()
 
-    with pytest.raises(UsageError, match="no best checkpoint"):
-        checkpoints.best(tmp_path / "checkpoints")
+    with pytest.raises(UsageError, match="no evaluation has been made"):
+        find(tmp_path, "best")
 
 
 def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
@@ -239,7 +240,7 @@ def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
     with pytest.raises(OSError, match="No space"):
         run.go()
 
-    assert checkpoints.load(checkpoints.best(tmp_path / "checkpoints")).facts["parts"]["controller"]["n_steps"] == 64
+    assert checkpoints.load(find(tmp_path, "best")).facts["parts"]["controller"]["n_steps"] == 64
     assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 128
 
 
