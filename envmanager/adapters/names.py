@@ -141,8 +141,8 @@ def _registered(env_id: str, text: str) -> Any:
         return _without_main(gymnasium.spec(env_id))
     except gymnasium.error.Error as error:
         advice = "" if ":" in text else " If a module of yours registers it, name that: imports: [module]."
-        said = str(error).rstrip(".")
-        raise UsageError(f"Gymnasium knows no environment {text!r}: {said}.{advice}") from error
+        said = str(error).removesuffix(".") + ("" if str(error).endswith("?") else ".")
+        raise UsageError(f"Gymnasium knows no environment {text!r}: {said}{advice}") from error
     except ImportError as error:
         raise UsageError(f"env {text!r} cannot be found: {error}.") from error
 

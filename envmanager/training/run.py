@@ -287,8 +287,9 @@ class TrainingRun:
         if changes:
             advice = f"{advice} Since then {', '.join(changes)}."
         checkpoint = checkpoints.load_latest(self.plan.checkpoints)
-        for trainer in self.trainers.values():
-            restore(trainer, checkpoint, self.plan.checkpoints, advice)
+        assert self.manager is not None
+        for behavior, trainer in self.trainers.items():
+            restore(trainer, self.manager.behavior_specs[behavior], checkpoint, self.plan.checkpoints, advice)
         facts = checkpoint.facts["parts"]["controller"]
         controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = int(facts["n_steps"])
         controller.episodes.recent.extend(Episode(*each) for each in facts.get("recent_episodes", ()))

@@ -197,7 +197,7 @@ class SavedTraining:
         trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
         try:
             advice = "Does the environment still have the observations and actions of then?"
-            restore(trainer, self.checkpoint, self.path, advice, to_act=True)
+            restore(trainer, spec, self.checkpoint, self.path, advice, to_act=True)
             return SavedPolicy(behavior, spec, trainer, self.n_steps)
         finally:
             trainer.close()

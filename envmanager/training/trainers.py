@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from envmanager.data.plain_specs import plain_spec, spec_from_plain
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.plugins import Plugins
@@ -90,10 +91,12 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
     return table
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False) -> None:
+def restore(
+    trainer: Trainer, spec: BehaviorSpec, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False
+) -> None:
     """Have a trainer go on from a checkpoint, which was read at ``where``; UsageError when it does not fit.
 
-    ``to_act``: only its greedy policy is wanted.
+    ``spec``: what its agents see and do now. ``to_act``: only its greedy policy is wanted.
     """
     name = PART.format(trainer.behavior)
     if name not in checkpoint.arrays:
@@ -102,9 +105,19 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, where: Path, advice: str, 
     try:
         take(checkpoint.arrays[name], checkpoint.facts["parts"][name])
     except (KeyError, RuntimeError, ValueError) as error:
+        said = _difference(checkpoint, trainer.behavior, spec) if isinstance(error, RuntimeError) else ""  # PyTorch's
+        said = said or " ".join(str(error).split()).removesuffix(".")
         raise UsageError(
-            f"the checkpoint in {where} does not fit the trainer of {trainer.behavior!r}: {error}. {advice}"
+            f"the checkpoint in {where} does not fit the trainer of {trainer.behavior!r}: {said}. {advice}"
         ) from error
+
+
+def _difference(checkpoint: Checkpoint, behavior: str, spec: BehaviorSpec) -> str:
+    """How what agents see and do has changed since the checkpoint, if it has and that is known."""
+    told = checkpoint.facts["parts"].get("controller", {}).get("specs", {}).get(behavior)
+    if told is None or told == plain_spec(spec):
+        return ""
+    return f"it was trained with {spec_from_plain(told)}; now there is {spec}"
 
 
 def known_kinds() -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import AgentSteps, SimpleEnvManager, UsageError
+from envmanager.data.specs import BehaviorSpec
 from envmanager.training import checkpoints
 from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.controller import TrainerController
@@ -29,11 +30,14 @@ ALL = pytest.mark.parametrize("kind", KINDS)
 REPLAYED = pytest.mark.parametrize("kind", ["dqn", "sac"])
 
 
+def spec_of(kind: str) -> BehaviorSpec:
+    with SimpleEnvManager(KINDS[kind][0]) as manager:
+        return manager.behavior_specs["default"]
+
+
 def make(kind: str, **options: Any) -> Any:
-    env, cls, options_cls, small = KINDS[kind]
-    with SimpleEnvManager(env) as manager:
-        spec = manager.behavior_specs["default"]
-    return cls("default", spec, options_cls(**{**small, **options}), device="cpu")
+    _, cls, options_cls, small = KINDS[kind]
+    return cls("default", spec_of(kind), options_cls(**{**small, **options}), device="cpu")
 
 
 def trained(kind: str, n_steps: int = 300, **options: Any) -> Any:
@@ -140,7 +144,7 @@ def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str,
     name = PART.format("default")
     checkpoints.save(tmp_path, "1", checkpoints.facts_and_arrays({name: trainer.state()}, run=None))
     again = make(kind, normalize_observations=True, normalize_rewards=True)
-    restore(again, checkpoints.load_latest(tmp_path), tmp_path, "")
+    restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
     steps = some_steps(trainer)
 
     np.testing.assert_array_equal(
@@ -161,7 +165,7 @@ def without_what_is_new(kind: str) -> Checkpoint:
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 def test_a_checkpoint_from_before_is_gone_on_with(kind: str, tmp_path: Any) -> None:
     trainer = make(kind)
-    restore(trainer, without_what_is_new(kind), tmp_path, "")
+    restore(trainer, spec_of(kind), without_what_is_new(kind), tmp_path, "")
     assert trainer.version > 0
 
 
@@ -169,11 +173,11 @@ def test_a_checkpoint_from_before_is_gone_on_with(kind: str, tmp_path: Any) -> N
 @pytest.mark.parametrize("option", ["normalize_observations", "normalize_rewards"])
 def test_one_that_was_not_normalized_is_refused_by_a_trainer_that_does(kind: str, option: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=f"does not fit.*it was written with {option}=false"):
-        restore(make(kind, **{option: True}), without_what_is_new(kind), tmp_path, "Resume with the config of then.")
+        restore(make(kind, **{option: True}), spec_of(kind), without_what_is_new(kind), tmp_path, "Resume.")
 
 
 def test_one_that_was_normalized_is_refused_by_a_trainer_that_does_not(tmp_path: Any) -> None:
     state = trained("dqn", normalize_observations=True).state()
     checkpoint = checkpoints.facts_and_arrays({PART.format("default"): state}, run=None)
     with pytest.raises(UsageError, match="it was written with normalize_observations=true"):
-        restore(make("dqn"), checkpoint, tmp_path, "")
+        restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")
