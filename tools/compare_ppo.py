@@ -5,7 +5,9 @@
 
 All get the hyperparameters of the config, all environments in the trainer's process, one thread and one core; each
 training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or ``ppo_continuous_action.py`` where actions are
-continuous; PYTHON has the Gymnasium that it was written for (0.29), which may know other versions of an environment.
+continuous; PYTHON has the Gymnasium that it was written for (0.29), which may know other versions of an environment:
+
+    pip install torch gymnasium==0.29.1 'numpy<2' tyro tensorboard box2d pygame mujoco imageio
 
 Returns are those of the last 100 episodes of the training, 10 where one environment is all there is; actions are still
 drawn. Times are those of the whole process, imports included: on the clock, and of the processor.
