@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
-LONG = ("command-line", "policies", "training")
+LONG = ("coming-from", "command-line", "godot", "policies", "training")
 """Pages whose commands take a minute together, most of it for loading PyTorch."""
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
@@ -195,10 +195,14 @@ def test_every_decision_is_listed() -> None:
     assert [note.name for note in (DOCS / "decisions").glob("0*.md") if f"({note.name})" not in listed] == []
 
 
-def test_the_site_builds_without_warnings_and_holds_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long_pages
+def test_the_site_builds_without_warnings_and_holds_no_code_but_the_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mkdocs")
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # the hook's own bytecode lies among the pages
 
     run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)], ROOT)
     assert (tmp_path / "reference.html").stat().st_size > 100_000
-    assert [path for path in tmp_path.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")] == []
+    code = {path for path in tmp_path.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")}
+    assert code == {tmp_path / "examples" / path.name for path in (DOCS / "examples").glob("*.py")}

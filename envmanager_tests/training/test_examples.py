@@ -17,7 +17,14 @@ from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NEEDS = {"dqn_pong": "ale_py", "speaker_listener": "mpe2", "tag_in_rounds": "mpe2", "dqn_speedups": "ale_py"}
+NEEDS = {
+    "dqn_pong": "ale_py",
+    "dqn_speedups": "ale_py",
+    "ppo_halfcheetah": "mujoco",
+    "ppo_lunarlander": "Box2D",
+    "speaker_listener": "mpe2",
+    "tag_in_rounds": "mpe2",
+}
 STEPS = {
     "dqn_pong": 120,
     "dqn_cartpole": 300,
@@ -29,6 +36,7 @@ STEPS = {
 SHORTER: dict[str, dict[str, Any]] = {
     "dqn_pong": {"learning_starts": 100},
     "dqn_cartpole": {"learning_starts": 100, "train_every": 64, "updates": 4},
+    "ppo_lunarlander": {"rollout": 512},
     "sac_pendulum": {"learning_starts": 20},
 }
 
