@@ -18,12 +18,12 @@ from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {
-    "dqn_pong": "ale_py",
-    "dqn_speedups": "ale_py",
-    "ppo_halfcheetah": "mujoco",
-    "ppo_lunarlander": "Box2D",
-    "speaker_listener": "mpe2",
-    "tag_in_rounds": "mpe2",
+    "dqn_pong": ["ale_py"],
+    "dqn_speedups": ["ale_py"],
+    "ppo_halfcheetah": ["mujoco", "imageio"],
+    "ppo_lunarlander": ["Box2D"],
+    "speaker_listener": ["mpe2"],
+    "tag_in_rounds": ["mpe2"],
 }
 STEPS = {
     "dqn_pong": 120,
@@ -47,8 +47,8 @@ class Silent(Report):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_config_trains(path: Path, tmp_path: Path) -> None:
-    if path.stem in NEEDS:
-        pytest.importorskip(NEEDS[path.stem])
+    for library in NEEDS.get(path.stem, ()):
+        pytest.importorskip(library)
     if path.stem.startswith("godot") and find_major(None) is None:
         pytest.skip("there is no Godot here: `apt-get install godot3-server` brings one")
     tables = load_config(path, TRAINING_TABLES)
@@ -85,8 +85,8 @@ def test_a_script_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+    for library in NEEDS.get(name, ()):
+        pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     run_script(name, arguments, monkeypatch)
     assert told in capsys.readouterr().out
