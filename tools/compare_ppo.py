@@ -100,11 +100,13 @@ def read(path: Path, steps: int | None) -> dict[str, Any]:
 
     tables = load_config(path, TRAINING_TABLES)
     (trainer,) = tables["trainers"].values()
+    if trainer["kind"] != "ppo":
+        sys.exit(f"{path}: the trainer is {trainer['kind']!r}, not 'ppo'.")
     options = PPOOptions(**{name: value for name, value in trainer.items() if name != "kind"})
     n_envs = tables["manager"]["n_envs"]
     differ = [name for name in FIXED if getattr(options, name) != getattr(PPOOptions(), name)]
-    if trainer["kind"] != "ppo" or differ or options.rollout % n_envs:
-        sys.exit(f"{path}: the other libraries cannot train this: {', '.join(differ) or 'its kind, or its rollout'}.")
+    if differ or options.rollout % n_envs:
+        sys.exit(f"{path}: the other libraries cannot train this: {', '.join(differ) or 'rollout'}.")
     if options.normalize_observations != options.normalize_rewards:
         sys.exit(f"{path}: CleanRL normalizes observations and rewards, or neither.")
     return {
