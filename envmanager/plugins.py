@@ -10,7 +10,6 @@ A package that cannot be imported is MissingExtra, with the pip command.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -18,12 +17,6 @@ from typing import Any
 import attrs
 
 from envmanager.errors import MissingExtra
-
-
-def imported(place: str) -> Any:
-    """The object at ``"module:name"``."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 @attrs.frozen

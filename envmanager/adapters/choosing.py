@@ -19,6 +19,7 @@ from typing import Any
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvGroup, Environment, SideBySide
 from envmanager.errors import UsageError
+from envmanager.system.importing import imported
 
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
@@ -63,11 +64,7 @@ def as_environment(subject: Any) -> Environment:
     names = _base_names(subject)
     for name in names:
         if name in ADAPTERS:
-            module, _, attribute = ADAPTERS[name].partition(":")
-            wrap: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                wrap = getattr(wrap, part)
-            return wrap(subject)  # type: ignore[no-any-return]
+            return imported(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
     raise UsageError(

@@ -19,6 +19,7 @@ import attrs
 from envmanager.data.specs import describe_value
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.structuring import nearest
+from envmanager.system.importing import imported
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Gymnasium namespaces that only exist once a library was imported: the library, and the extra that brings it."""
@@ -51,10 +52,7 @@ class Importable:
 
     def load(self) -> Any:
         """The callable itself."""
-        found: Any = importlib.import_module(self.module)
-        for part in self.attribute.split("."):
-            found = getattr(found, part)
-        return found
+        return imported(f"{self.module}:{self.attribute}")
 
 
 def loaded(named: Any) -> Any:
