@@ -31,6 +31,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from comparing import config_of, parser_of
+
 FIXED = ("hidden", "target_kl", "reward_scale", "policy_gain", "anneal")
 """Options that must be the defaults: the other libraries have them just so."""
 SAME = (
@@ -46,9 +48,10 @@ def main() -> None:
         train_sb3(json.loads(arguments.config))
         return
     plan = read(Path(arguments.config), arguments.steps)
-    libraries = [Ours(), StableBaselines(arguments.sb3)]
+    libraries: list[Library] = [Ours(), StableBaselines(arguments.sb3)]
     if arguments.cleanrl:
-        libraries.append(CleanRL(*arguments.cleanrl, arguments.cleanrl_env))
+        python, script = arguments.cleanrl
+        libraries.append(CleanRL(python, script, arguments.cleanrl_env))
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0))[: arguments.at_once]:
         cores.put(core)
@@ -81,28 +84,19 @@ def table(names: Sequence[str], seeds: Sequence[int], found: Sequence[dict[str, 
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("config", help="a training config with one trainer of kind ppo")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="other than the config says")
+    parser = parser_of(__doc__, "ppo", ["sb3"])
     parser.add_argument("--at-once", type=int, default=1, help="how many trainings, each on a core of its own")
-    parser.add_argument("--sb3", default=sys.executable, help="a Python that has stable-baselines3")
     parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="one of CleanRL's scripts")
     parser.add_argument("--cleanrl-env", help="what the environment is called there")
-    parser.add_argument("--train", choices=["sb3"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def read(path: Path, steps: int | None) -> dict[str, Any]:
     """What to train, from a config; what the other libraries do not know is refused."""
-    from envmanager.cli.config_files import TRAINING_TABLES, load_config
     from envmanager.training.ppo import PPOOptions
 
-    tables = load_config(path, TRAINING_TABLES)
-    (trainer,) = tables["trainers"].values()
-    if trainer["kind"] != "ppo":
-        sys.exit(f"{path}: the trainer is {trainer['kind']!r}, not 'ppo'.")
-    options = PPOOptions(**{name: value for name, value in trainer.items() if name != "kind"})
+    tables, own = config_of(path, "ppo")
+    options = PPOOptions(**own)
     n_envs = tables["manager"]["n_envs"]
     differ = [name for name in FIXED if getattr(options, name) != getattr(PPOOptions(), name)]
     if differ or options.rollout % n_envs:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from comparing import config_of, parser_of
+
 SAME = {
     "learning_rate": 3e-4, "capacity": 1_000_000, "learning_starts": 100, "train_every": 1, "updates": 1, "batch": 256,
     "gamma": 0.99, "tau": 0.005, "hidden": [256, 256],
@@ -51,24 +53,14 @@ def told(found: dict[str, float]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("config", help="a training config with one trainer of kind sac")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="other than the config says")
-    parser.add_argument("--sb3", default=sys.executable, help="a Python that has stable-baselines3")
-    parser.add_argument("--train", choices=sorted(TRAININGS), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser_of(__doc__, "sac", TRAININGS).parse_args()
 
 
 def read(path: Path, steps: int | None) -> dict[str, Any]:
     """What to train, from a config; what the other library does not know is refused."""
-    from envmanager.cli.config_files import TRAINING_TABLES, load_config
-
-    tables = load_config(path, TRAINING_TABLES)
-    (trainer,) = tables["trainers"].values()
-    own = {name: value for name, value in trainer.items() if name != "kind"}
+    tables, own = config_of(path, "sac")
     unknown = own.keys() - SAME.keys()
-    if trainer["kind"] != "sac" or unknown or tables["manager"].get("n_envs", 1) != 1:
+    if unknown or tables["manager"].get("n_envs", 1) != 1:
         sys.exit(f"{path}: wanted is one environment and a trainer sac with no other options than {', '.join(SAME)}.")
     return {
         "env": tables["manager"]["env"],
