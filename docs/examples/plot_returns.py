@@ -109,7 +109,8 @@ def main() -> None:
     for number, directory in enumerate(arguments.runs):
         draw_run(axes, directory, f"C{number}", arguments)
     if arguments.goal is not None:
-        axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1, label=f"{arguments.goal:g}")
+        goal = f"goal {arguments.goal:g}".replace("-", "\N{MINUS SIGN}")
+        axes.axhline(arguments.goal, color="gray", linestyle="--", linewidth=1, label=goal)
     axes.set_xlabel("seconds" if arguments.seconds else arguments.unit.partition("=")[0])
     of_whom = "" if arguments.behavior is None else f" of {arguments.behavior}"
     axes.set_ylabel(f"return{of_whom}, mean of {arguments.window} episodes")
