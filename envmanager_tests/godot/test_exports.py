@@ -33,6 +33,8 @@ N_STEPS = 20
 # Godot 3 opens the main scene and scans a new project's files in two threads, and says this of any script that
 # another extends, with or without the addon. From the second time on it says nothing.
 RACE_OF_GODOT_3 = re.compile(r"Script isn't fully loaded|reload: Method failed")
+# What it says when a busy machine has it quit before it has looked through the project's files.
+QUITS_EARLY = "Scan thread aborted"
 
 
 def editor(program: str, project: Path, *arguments: str) -> str:
@@ -48,7 +50,8 @@ def editor(program: str, project: Path, *arguments: str) -> str:
 
 
 def complaints(output: str) -> list[str]:
-    return [line for line in output.splitlines() if re.search(r"\b(ERROR|WARNING)\b", line)]
+    said = [line for line in output.splitlines() if re.search(r"\b(ERROR|WARNING)\b", line)]
+    return [line for line in said if QUITS_EARLY not in line]
 
 
 def seen(game: Path, program: str) -> list[bytes]:

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
-LONG = ("coming-from", "command-line", "godot", "policies", "training")
-"""Pages whose commands take a minute together, most of it for loading PyTorch."""
+LONG = ("coming-from", "command-line", "godot", "policies", "testing", "training")
+"""Pages whose commands take many seconds, most of it for loading PyTorch, or for other tests."""
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
 SHOWN = re.compile(r"# -> (.*)$", re.M)
@@ -114,7 +114,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", of_languages("python"), ids=name_of)
+@pytest.mark.parametrize("page", [marked_if_long(page) for page in of_languages("python")], ids=name_of)
 def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
     blocks = blocks_of(page)
