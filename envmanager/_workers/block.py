@@ -1,11 +1,15 @@
-"""The shared memory: every worker's observations, rewards, flags and actions in one nameless map.
+"""The rows of workers in one block of memory: their observations, rewards, flags and actions.
 
 ::
 
-    per behavior     agent_id, obs, reward, terminated, truncated, acting, final_obs     [slot][row, …]
-                     action, row (which rows an action is for)                           [row, …]
-    counts           [slot][worker][behavior] = (n rows, m final rows, has acting?)
-    action_counts    [worker][behavior] = n rows, or -1 for no action
+    steps     counts [slot][worker][behavior] = (n rows, m final rows, has acting?)
+              per behavior agent_id, obs, reward, terminated, truncated, acting     [slot][row, …]
+    finals    per behavior final_obs                                                [slot][row, …]
+    actions   action_counts [worker][behavior] = n rows, or -1 for no action
+              per behavior action, row (which rows an action is for)                [row, …]
+
+The workers of one machine share one block, a nameless map. A worker elsewhere has a block of its own, as large as the
+one that its manager keeps for it; the parts travel as bytes.
 
 A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one
 view. With ``zero_copy`` there are three slots: one handed out, the one before it, and the one being written. Otherwise
@@ -24,9 +28,9 @@ import attrs
 import numpy as np
 
 from envmanager._workers.memory import make_private, map_memory
-from envmanager._workers.wire import FULL, IN_MEMORY
+from envmanager._workers.wire import ENDED, FULL, IN_MEMORY
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AgentSteps, RowBuffer, only_agents, take_rows
+from envmanager.data.steps import AgentSteps, CommandName, RowBuffer, only_agents, take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 
 _ALIGNMENT = 64  # a cache line, at which each array begins
@@ -69,40 +73,49 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over shared memory, or, without a descriptor, just the size they would take."""
+    """Arrays over a writable buffer of ``size_bytes``, or, without one, just the size they would take."""
 
-    def __init__(self, layout: BlockLayout, fd: int | None = None) -> None:
+    def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
+        self.memory = memory
         self._offset = 0
-        self._map: Any = None
-        if fd is not None:
-            self._map = map_memory(fd, Block(layout).size_bytes)
-        n_workers, n_behaviors = layout.n_workers, max(1, len(layout.behaviors))
-        self.counts = self._array((layout.n_slots, n_workers, n_behaviors, 3), np.dtype(np.int32))
-        self.action_counts = self._array((n_workers, n_behaviors), np.dtype(np.int32))
-        self.columns = {behavior.name: self._columns(behavior) for behavior in layout.behaviors}
+        behaviors, n_slots, n_counts = layout.behaviors, layout.n_slots, max(1, len(layout.behaviors))
+        self.counts = self._array((n_slots, layout.n_workers, n_counts, 3), np.dtype(np.int32))
+        steps = [self._step_columns(each) for each in behaviors]
+        self.finals_at = self._offset
+        finals = [self._tree(each.spec.observation, n_slots, each.n_rows) for each in behaviors]
+        self.actions_at = self._offset
+        self.action_counts = self._array((layout.n_workers, n_counts), np.dtype(np.int32))
+        actions = [self._tree(each.spec.action, each.n_rows) for each in behaviors]
+        rows = [self._array((each.n_rows,), np.dtype(np.int64)) for each in behaviors]
+        self.columns = {
+            each.name: Columns(*(*own, final_obs, action, row))
+            for each, own, final_obs, action, row in zip(behaviors, steps, finals, actions, rows, strict=True)
+        }
+
+    @classmethod
+    def shared(cls, layout: BlockLayout, fd: int) -> Block:
+        """One that lies in the memory behind ``fd``, which has its size."""
+        return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
         """In a forked process: the arrays keep what is in them, and share it with nobody."""
-        make_private(self._map, fd)
+        make_private(self.memory, fd)
 
     @property
     def size_bytes(self) -> int:
         """How much memory the layout takes; at least one page."""
         return max(self._offset, mmap.PAGESIZE)
 
-    def _columns(self, behavior: BehaviorLayout) -> Columns:
-        n_slots, n_rows = self.layout.n_slots, behavior.n_rows
-        return Columns(
-            agent_id=self._array((n_slots, n_rows), np.dtype(np.int64)),
-            obs=self._tree(behavior.spec.observation, n_slots, n_rows),
-            reward=self._array((n_slots, n_rows), np.dtype(np.float32)),
-            terminated=self._array((n_slots, n_rows), np.dtype(np.bool_)),
-            truncated=self._array((n_slots, n_rows), np.dtype(np.bool_)),
-            acting=self._array((n_slots, n_rows), np.dtype(np.bool_)),
-            final_obs=self._tree(behavior.spec.observation, n_slots, n_rows),
-            action=self._tree(behavior.spec.action, n_rows),
-            row=self._array((n_rows,), np.dtype(np.int64)),
+    def _step_columns(self, behavior: BehaviorLayout) -> tuple[Any, ...]:
+        """The first of ``Columns``, in their order."""
+        shape = (self.layout.n_slots, behavior.n_rows)
+        flag = np.dtype(np.bool_)
+        return (
+            self._array(shape, np.dtype(np.int64)),
+            self._tree(behavior.spec.observation, *shape),
+            self._array(shape, np.dtype(np.float32)),
+            *[self._array(shape, flag) for _ in ("terminated", "truncated", "acting")],
         )
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
@@ -112,9 +125,9 @@ class Block:
         start = self._offset
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._offset = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
-        if self._map is None or size == 0:
+        if self.memory is None or size == 0:
             return np.empty(shape if size == 0 else (0,), dtype)
-        return np.frombuffer(self._map, dtype, size // dtype.itemsize, start).reshape(shape)
+        return np.frombuffer(self.memory, dtype, size // dtype.itemsize, start).reshape(shape)
 
 
 @attrs.define(eq=False)
@@ -215,6 +228,16 @@ class WorkerRows:
         _, each = self._behaviors[0]
         return RowBuffer(self._full[slot][each.name], self._finals[slot][each.name])
 
+    def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
+        """Have steps lie in a slot: the flags of the response, and with FULL how many final rows there are.
+
+        0 when they do not fit.
+        """
+        n_ended = self.in_place(slot, steps_by_behavior)
+        if n_ended is None:
+            return IN_MEMORY if self.write(slot, steps_by_behavior) else 0, 0
+        return IN_MEMORY | FULL | (ENDED if n_ended else 0), n_ended
+
     def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
         """How many final rows, when the steps already are all rows of the slot; None when they must be written."""
         buffer = self._buffers[slot]
@@ -293,6 +316,13 @@ class WorkerRows:
         if rows is not None:
             self._row_numbers[each.name][:n] = rows
         return n
+
+    def read_payload(self, name: CommandName, flags: int) -> Any:
+        """The payload of a step that came with these flags."""
+        if flags & FULL:
+            return self.actions
+        actions = self.read_actions()
+        return actions if name is CommandName.STEP else (self.read_row_numbers(), actions)
 
     def read_actions(self) -> dict[str, Tree]:
         """Views of the actions that were written."""

@@ -42,9 +42,7 @@ from envmanager._workers.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
-    ENDED,
     FAILED_CODE,
-    FULL,
     IN_MEMORY,
     MESSAGE,
     NAMES,
@@ -55,6 +53,7 @@ from envmanager._workers.wire import (
     Undecoded,
     dumps,
     dumps_failure,
+    step_message,
 )
 from envmanager.data.reports import News
 from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentResponse
@@ -169,7 +168,7 @@ class Transport:
             self.cannot_obey = CannotObey(error)
 
     def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
-        self.block = Block(layout, self.fds["memory"])
+        self.block = Block.shared(layout, self.fds["memory"])
         self.worker_rows = WorkerRows(self.block, self.worker_id, group.env_ids)
 
     def cut_off(self) -> None:
@@ -283,11 +282,8 @@ class Connection:
         if name in STEPPING and transport.worker_rows is not None and transport.group is not None:
             if transport.slot != self._offered_slot:
                 self._offer_rows(transport.worker_rows, transport.group, transport.slot)
-            if flags & FULL:
-                return transport.worker_rows.actions
             if flags & IN_MEMORY:
-                actions = transport.worker_rows.read_actions()
-                return actions if name is _STEP else (transport.worker_rows.read_row_numbers(), actions)
+                return transport.worker_rows.read_payload(name, flags)
         return Undecoded(data) if data else None
 
     def _offer_rows(self, worker_rows: WorkerRows, group: EnvGroup, slot: int) -> None:
@@ -343,24 +339,14 @@ class StepQueueWriter:
             self._put(FAILED_CODE, 0, dumps_failure(response.payload))
             return
         transport, steps = self._transport, response.payload
-        worker_rows, slot = transport.worker_rows, transport.slot
-        n_ended = None if worker_rows is None else worker_rows.in_place(slot, steps)
+        worker_rows = transport.worker_rows
+        flags, n_ended = (0, 0) if worker_rows is None else worker_rows.put(transport.slot, steps)
         news = transport.news()
-        infos = {}
-        for name, own in steps.items():
-            if own.info is not None:
-                infos[name] = (own.info, own.reset_info)
-        if n_ended is not None:
-            flags = IN_MEMORY | FULL | (ENDED if n_ended else 0)
-        elif worker_rows is not None and worker_rows.write(slot, steps):
-            flags, n_ended = IN_MEMORY, 0
-        else:
-            self._put(STEP_CODE, 0, dumps((dict(steps), news)), news)
-            return
-        if infos or news is not None:
-            self._put(STEP_CODE, flags, dumps((infos, news)), news, n_ended)
-        else:
+        message = step_message(steps, flags, news)
+        if message is None:
             transport.write_record(STEP_CODE, flags, n_ended)
+        else:
+            self._put(STEP_CODE, flags, message, news, n_ended)
 
     def _put(self, code: int, flags: int, data: bytes, news: News | None = None, n_ended: int = 0) -> None:
         # The record goes first: the manager reads the message while it is being written, however long it is. It is

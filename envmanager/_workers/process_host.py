@@ -146,7 +146,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
-        block = Block(layout, self._resources.memory_fd)
+        block = Block.shared(layout, self._resources.memory_fd)
         self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self._entries]
         self.rewrites_arrays = not self._options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]

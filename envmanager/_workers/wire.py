@@ -20,7 +20,8 @@ from typing import Any
 
 import cloudpickle
 
-from envmanager.data.steps import CommandName
+from envmanager.data.reports import News
+from envmanager.data.steps import CommandName, Steps
 from envmanager.errors import EnvManagerError, UsageError
 
 COMMAND = struct.Struct("<QBBHIQ")
@@ -61,6 +62,17 @@ def dumps(value: Any) -> bytes:
         return pickle.dumps(value, protocol=5)
     except Exception:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+
+
+def step_message(steps: Steps, flags: int, news: News | None) -> bytes | None:
+    """What of a step is not in memory, pickled; None when all of it is, as its ``flags`` say."""
+    if not flags:
+        return dumps((dict(steps), news))
+    infos = {}
+    for name, own in steps.items():
+        if own.info is not None:
+            infos[name] = (own.info, own.reset_info)
+    return dumps((infos, news)) if infos or news is not None else None
 
 
 def dumps_command(payload: Any) -> bytes:

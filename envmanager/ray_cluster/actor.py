@@ -20,13 +20,12 @@ from envmanager._workers.hosting import (
     env_ids_of_failure,
     phase_of,
 )
-from envmanager._workers.wire import CODES, FAILED_CODE, dumps_failure
-from envmanager.data.steps import CommandName, RowBuffer, Steps, only_agents
+from envmanager._workers.wire import CODES, FAILED_CODE, IN_MEMORY, WITH_NEWS, dumps, dumps_failure, step_message
+from envmanager.data.reports import News, StartReport
+from envmanager.data.steps import CommandName
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.ray_cluster.wire import STEPPING, Answer, name_of, pack_answer, pack_steps, payload_of
-
-_STEPS = (*STEPPING, CommandName.RESET)
+from envmanager.ray_cluster.wire import STEPPING, SentRows, pack_answer, pack_steps, unpack_command
 
 
 class EnvActor:
@@ -37,6 +36,7 @@ class EnvActor:
         self._env_ids = env_ids
         self._pickled_factory = pickled_factory
         self._group: EnvGroup | None = None
+        self._rows: SentRows | None = None
         self._reporter = Reporter()
 
     def hello(self) -> tuple[int, str]:
@@ -49,28 +49,29 @@ class EnvActor:
     def obey(self, command: bytes) -> Any:
         """Carry out a command; the answer."""
         began_ns = time.monotonic_ns()
-        name = name_of(command)
+        name, flags, data = unpack_command(command)
         try:
-            return self._carried_out(name, payload_of(command), began_ns)
+            return self._carried_out(name, flags, data, began_ns)
         except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: they are the environment's
             failure = self._failure(error, name)
-            return pack_answer(Answer(FAILED_CODE, time.monotonic_ns() - began_ns, dumps_failure(failure), None))
+            return pack_answer(FAILED_CODE, 0, time.monotonic_ns() - began_ns, dumps_failure(failure))
 
-    def _carried_out(self, name: CommandName, payload: Any, began_ns: int) -> Any:
+    def _carried_out(self, name: CommandName, flags: int, data: memoryview, began_ns: int) -> Any:
         if name is CommandName.CLOSE:
             self._close()
-            return pack_answer(Answer(CODES[name], 0, None, None))
+            return pack_answer(CODES[name], 0, 0, dumps(None))
         if name is CommandName.START:
             self._start()
-        group = self._group
+        group, rows = self._group, self._rows
         if group is None:
             raise RuntimeError("its environments could not be made")
+        payload = rows.step_payload(name, flags, data) if rows and flags & IN_MEMORY else pickle.loads(data)
         result = COMMANDS[name](group, payload)
-        news = None if name is CommandName.START else self._reporter.news(group)
         busy_ns = time.monotonic_ns() - began_ns
-        steps: Steps | None = result if name in _STEPS else None
-        payload = result if steps is None else pack_steps(steps)
-        packed = pack_answer(Answer(CODES[name], busy_ns, payload, news), steps)
+        news = self._reporter.news(group)
+        if name is CommandName.START:
+            self._lay_out_rows(group, result)
+        packed = self._packed_steps(result, busy_ns, news) if name in STEPPING else _packed(name, result, busy_ns, news)
         if news is not None:
             self._reporter.reported(group, news)
         return packed
@@ -79,10 +80,17 @@ class EnvActor:
         factory: GroupFactory = pickle.loads(self._pickled_factory)
         self._group = group = factory()
         self._reporter.n_reported = len(group.behavior_specs)  # by the answer to "start"
-        if len(group.behavior_specs) == 1:
-            ((behavior, spec),) = group.behavior_specs.items()
-            if len(group.env_ids) == group.max_agents[behavior]:
-                group.offer_rows(RowBuffer.empty(spec.observation, only_agents(group.env_ids)))
+
+    def _lay_out_rows(self, group: EnvGroup, report: StartReport) -> None:
+        self._rows = SentRows(report, group.env_ids)
+        buffer = self._rows.rows.buffer(0)
+        if buffer is not None:
+            group.offer_rows(buffer)
+
+    def _packed_steps(self, steps: Any, busy_ns: int, news: News | None) -> Any:
+        assert self._rows is not None
+        flags, n_ended, part = self._rows.put_steps(steps)
+        return pack_steps(n_ended, part, flags, busy_ns, step_message(steps, flags, news) or b"")
 
     def _close(self) -> None:
         group, self._group = self._group, None
@@ -95,3 +103,9 @@ class EnvActor:
         if group is not None:
             group.current_env_id = None
         return describe_failure(error, worker_id=self._worker_id, env_ids=env_ids, phase=phase_of(name))
+
+
+def _packed(name: CommandName, result: Any, busy_ns: int, news: News | None) -> bytes:
+    if news is None:
+        return pack_answer(CODES[name], 0, busy_ns, dumps(result))
+    return pack_answer(CODES[name], WITH_NEWS, busy_ns, dumps((result, news)))

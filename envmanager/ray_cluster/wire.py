@@ -1,11 +1,13 @@
-"""The values between a manager and its actors.
+"""The bytes between a manager and its actors.
 
 ::
 
-    command   bytes: one for its name, the rest a pickle                          manager ▶ actor
-    answer    bytes: a pickle of Answer's fields, where they are small            actor ▶ manager
-              the fields themselves, where they are many arrays: Ray puts these   actor ▶ manager
-              into its object store, and the manager's are read-only views of it
+    command   COMMAND, then actions or a pickle                                               manager ▶ actor
+    answer    ANSWER, then steps, then a pickle of what else there is                         actor ▶ manager
+              where the steps are large, these without them, and them as an array: Ray puts
+              it into its object store, and the manager reads it there
+
+Steps and actions are parts of the worker's rows, as they lie in memory; what does not fit into rows is in the pickle.
 
 The rule: what is pickled here is pickled by this library, so what cannot be is an error of one environment's step and
 never one of Ray's. What a manager unpickles comes from its own actors, and what an actor unpickles from its manager.
@@ -13,105 +15,108 @@ never one of Ray's. What a manager unpickles comes from its own actors, and what
 
 from __future__ import annotations
 
-import pickle
+import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmanager._workers.wire import CODES, NAMES, dumps, dumps_command
-from envmanager.data.reports import News
-from envmanager.data.steps import AgentSteps, CommandName, Steps
-from envmanager.data.trees import leaves, map_tree
+from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.wire import CODES, NAMES, dumps_command
+from envmanager.data.reports import StartReport
+from envmanager.data.steps import CommandName, Steps
+from envmanager.data.trees import Tree
 
+COMMAND = struct.Struct("<BB")
+"""command code, flags."""
+ANSWER = struct.Struct("<BBxxIQQ")
+"""command code, flags, final rows, bytes of steps, busy ns."""
 LARGE_BYTES = 100_000
-"""From so many bytes on, Ray keeps an answer in its object store, where arrays need not be copied to be sent."""
+"""From so many bytes on, Ray keeps an answer in its object store, where an array need not be copied to be sent."""
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 
 
 class Answer(NamedTuple):
-    """What an actor answers: ``payload`` is packed steps, a pickled failure, or what was asked for."""
+    """What an actor answers."""
 
     code: int
+    flags: int
+    n_ended: int
+    steps: Any
+    """A buffer: the steps of the worker's rows; empty when there are none."""
     busy_ns: int
-    payload: Any
-    news: News | None
+    data: bytes
+    """The pickle."""
+
+
+class SentRows:
+    """The rows of one worker in memory of this process, of which parts are sent and received as bytes."""
+
+    def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
+        """Of a worker that has started with this report: both sides come to the same layout."""
+        layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
+        block = Block(layout, bytearray(Block(layout).size_bytes))
+        self.rows = WorkerRows(block, 0, env_ids)
+        memory = memoryview(block.memory)
+        self._all_steps = memory[: block.actions_at]
+        self._steps_without_finals = memory[: block.finals_at]
+        self._actions = memory[block.actions_at :]
+
+    def put_steps(self, steps: Steps) -> tuple[int, int, memoryview]:
+        """Flags and number of final rows of the answer, and the part of the memory to send; empty: they do not fit."""
+        flags, n_ended = self.rows.put(0, steps)
+        if not flags:
+            return 0, 0, self._all_steps[:0]
+        has_finals = n_ended or any(own.final_obs is not None for own in steps.values())
+        return flags, n_ended, self._all_steps if has_finals else self._steps_without_finals
+
+    def receive_steps(self, sent: Any) -> None:
+        """Take in what the other side has sent."""
+        self._all_steps[: len(sent)] = sent
+
+    def pack_step(self, name: CommandName, payload: Any) -> bytes:
+        """The command to take a step; UsageError when its actions neither fit nor can be pickled."""
+        rows, actions = (None, payload) if name is CommandName.STEP else payload
+        flags = self.rows.write_actions(actions, rows)
+        if not flags:
+            return pack_command(name, payload)
+        return COMMAND.pack(CODES[name], flags) + self._actions
+
+    def step_payload(self, name: CommandName, flags: int, data: memoryview) -> Tree:
+        """The payload of a step that was sent in the memory."""
+        self._actions[:] = data
+        return self.rows.read_payload(name, flags)
 
 
 def pack_command(name: CommandName, payload: Any) -> bytes:
-    """A command; UsageError when its payload cannot be pickled."""
-    data = dumps(payload) if name in STEPPING else dumps_command(payload)  # an actor's __main__ is another one
-    return bytes((CODES[name],)) + data
+    """A command with its payload pickled; UsageError when it cannot be."""
+    return COMMAND.pack(CODES[name], 0) + dumps_command(payload)  # an actor's __main__ is another one
 
 
-def name_of(command: bytes) -> CommandName:
-    """Which command it is."""
-    return NAMES[command[0]]
+def unpack_command(command: bytes) -> tuple[CommandName, int, memoryview]:
+    """Its name, its flags, and what comes with it."""
+    code, flags = COMMAND.unpack_from(command)
+    return NAMES[code], flags, memoryview(command)[COMMAND.size :]
 
 
-def payload_of(command: bytes) -> Any:
-    """What comes with it."""
-    return pickle.loads(memoryview(command)[1:])
+def pack_answer(code: int, flags: int, busy_ns: int, data: bytes) -> bytes:
+    """An answer without steps."""
+    return ANSWER.pack(code, flags, 0, 0, busy_ns) + data
 
 
-def pack_steps(steps: Steps) -> dict[str, tuple[Any, ...]]:
-    """Steps as plain tuples, which travel faster than objects."""
-    return {
-        name: (
-            own.agent_id,
-            own.obs,
-            own.reward,
-            own.terminated,
-            own.truncated,
-            own.final_obs,
-            own.acting,
-            own.info,
-            own.reset_info,
-        )
-        for name, own in steps.items()
-    }
-
-
-def unpack_steps(packed: dict[str, tuple[Any, ...]]) -> dict[str, AgentSteps]:
-    """The steps again."""
-    return {name: AgentSteps(*fields) for name, fields in packed.items()}
-
-
-def pack_answer(answer: Answer, steps: Steps | None = None) -> Any:
-    """An answer as it travels; ``steps`` are those in it."""
-    if steps is not None and _is_large(steps):
-        return tuple(answer._replace(payload=pack_steps(_contiguous(steps))))
-    return dumps(tuple(answer))
+def pack_steps(n_ended: int, steps: memoryview, flags: int, busy_ns: int, data: bytes) -> Any:
+    """The answer to a step, whose ``steps`` lie in memory."""
+    header = ANSWER.pack(CODES[CommandName.STEP], flags, n_ended, len(steps), busy_ns)
+    if len(steps) < LARGE_BYTES:
+        return b"".join((header, steps, data))
+    return header + data, np.frombuffer(steps, np.uint8)
 
 
 def unpack_answer(value: Any) -> Answer:
     """The answer again."""
-    return Answer(*(pickle.loads(value) if value.__class__ is bytes else value))
-
-
-def _is_large(steps: Steps) -> bool:
-    """Whether most of it is arrays of numbers, and more than Ray sends in a message."""
-    n_bytes = 0
-    for own in steps.values():
-        if own.info is not None:
-            return False
-        for leaf in (*leaves(own.obs), *([] if own.final_obs is None else leaves(own.final_obs))):
-            if leaf.dtype == object:
-                return False
-            n_bytes += leaf.nbytes
-    return n_bytes >= LARGE_BYTES
-
-
-def _contiguous(steps: Steps) -> Steps:
-    contiguous = {}
-    for name, own in steps.items():
-        final = None if own.final_obs is None else map_tree(np.ascontiguousarray, own.final_obs)
-        contiguous[name] = AgentSteps(
-            own.agent_id,
-            map_tree(np.ascontiguousarray, own.obs),
-            own.reward,
-            own.terminated,
-            own.truncated,
-            final,
-            own.acting,
-        )
-    return contiguous
+    head, large = value if value.__class__ is tuple else (value, None)
+    code, flags, n_ended, n_bytes, busy_ns = ANSWER.unpack_from(head)
+    if large is not None:
+        return Answer(code, flags, n_ended, large, busy_ns, head[ANSWER.size :])
+    end = ANSWER.size + n_bytes
+    return Answer(code, flags, n_ended, memoryview(head)[ANSWER.size : end], busy_ns, head[end:])

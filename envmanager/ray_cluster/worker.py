@@ -18,17 +18,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from envmanager._workers.hosting import describe_failure, phase_of
+from envmanager._workers.channel import Message
+from envmanager._workers.decoding import Decoder
+from envmanager._workers.hosting import phase_of
 from envmanager._workers.remote import State, WorkerPlan
 from envmanager._workers.wire import FAILED_CODE, loads_failure
-from envmanager.data.reports import News
-from envmanager.data.specs import SpecConflict
+from envmanager.data.reports import News, StartReport
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.ray_cluster.wire import STEPPING, Answer, pack_command, unpack_answer, unpack_steps
+from envmanager.ray_cluster.wire import STEPPING, Answer, SentRows, pack_command, unpack_answer
 
 if TYPE_CHECKING:  # it needs Ray
     from envmanager.ray_cluster.cluster import ActorHandle, Cluster
@@ -79,10 +80,12 @@ class RayWorker:
         """When the response that comes out of the step queue is late."""
         self.error: EnvManagerError | None = None
         """How it ended, if it did not end as asked."""
+        self._decoder = Decoder(plan.worker_id, plan.env_ids)
+        self._decoder.on_news = hear
+        self._rows: SentRows | None = None
         self._plan = plan
         self._cluster = cluster
         self._answers = answers
-        self._hear = hear
         self._events = events
         self._times = times
         self._ticket = 0
@@ -111,10 +114,11 @@ class RayWorker:
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command. A worker that is gone is sent nothing: its end is reported by ``recv`` or the step queue."""
         command = name if name.__class__ is CommandName else CommandName(name)
-        data = pack_command(command, payload)
+        is_step = command in STEPPING
+        data = self._rows.pack_step(command, payload) if is_step and self._rows else pack_command(command, payload)
         self._ticket += 1
         deadline = time.monotonic() + self._timeout_s(command)
-        if command in STEPPING:
+        if is_step:
             self._step_ticket, self.due_at = self._ticket, deadline
             self._answers.expect(deadline)
         else:
@@ -160,7 +164,7 @@ class RayWorker:
     def _begun(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
         """One step further in that; its first observations, or why there are none, once they are here."""
         if response.name is _START:
-            response = self._passed_on(News(response.payload.specs), response)
+            response = self._decoder.pass_on(News(response.payload.specs), response)
         if response.name is not _START:
             self._first_reset, self.due_at = None, math.inf
             return response
@@ -196,28 +200,30 @@ class RayWorker:
         return None
 
     def _response(self, value: Any, asked: CommandName, at_ns: int) -> EnvironmentResponse:
-        try:
-            answer = unpack_answer(value)
-        except Exception as error:  # a class that only the worker has
-            text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
-            return self._bad(RuntimeError(text), asked)
+        answer = unpack_answer(value)
         if answer.code == FAILED_CODE:
-            return EnvironmentResponse(CommandName.FAILED, self.worker_id, loads_failure(answer.payload))
-        return self._good(answer, asked, at_ns)
-
-    def _good(self, answer: Answer, asked: CommandName, at_ns: int) -> EnvironmentResponse:
-        payload = answer.payload
+            return self._decoder.failed(loads_failure(answer.data))
         if asked is _STEP:
-            self._times.stepped(answer.busy_ns, max(0, at_ns - answer.busy_ns - self._ended_ns), at_ns)
-            self._ended_ns = at_ns
-        elif asked is _START and self.state is State.STARTING:
-            self._note_start(at_ns)
+            return self._step(answer, at_ns)
+        message = Message(0, answer.code, answer.flags, answer.data, answer.busy_ns, at_ns)
+        response = self._decoder.response(message, asked)
+        if response.name is _START:
+            self._have_started(response.payload, at_ns)
         else:
             self._times.responded(asked, answer.busy_ns, at_ns)
-        if asked is _STEP or asked is _RESET:
-            payload = unpack_steps(payload)
-        response = EnvironmentResponse(asked, self.worker_id, payload)
-        return response if answer.news is None else self._passed_on(answer.news, response)
+        return response
+
+    def _step(self, answer: Answer, at_ns: int) -> EnvironmentResponse:
+        self._times.stepped(answer.busy_ns, max(0, at_ns - answer.busy_ns - self._ended_ns), at_ns)
+        self._ended_ns = at_ns
+        if self._rows is not None:
+            self._rows.receive_steps(answer.steps)
+        return self._decoder.step(answer.code, 0, answer.flags, answer.n_ended, answer.data or None)
+
+    def _have_started(self, report: StartReport, at_ns: int) -> None:
+        self._rows = SentRows(report, self.env_ids)
+        self._decoder.attach(self._rows.rows)
+        self._note_start(at_ns)
 
     def _note_start(self, ready_ns: int) -> None:
         self.state, self._ended_ns = State.RUNNING, ready_ns
@@ -225,18 +231,6 @@ class RayWorker:
         self._events.add(
             Started(worker_id=self.worker_id, generation=self.generation, pid=self.pid, start_s=self._times.start_s)
         )
-
-    def _passed_on(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
-        try:
-            self._hear(news, self.worker_id)
-        except SpecConflict as error:
-            return self._bad(error, response.name)
-        return response
-
-    def _bad(self, error: Exception, command: CommandName) -> EnvironmentResponse:
-        phase = phase_of(command)
-        failure = describe_failure(error, worker_id=self.worker_id, env_ids=self.env_ids, phase=phase)
-        return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
 
     # The end.
 

@@ -18,7 +18,6 @@ from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.ray_cluster.actor import EnvActor
 from envmanager.ray_cluster.answer_queue import AnswerQueue
-from envmanager.ray_cluster.wire import unpack_answer
 from envmanager.ray_cluster.worker import RayWorker
 from envmanager.testing import EchoEnvironment, Raise, faulty
 
@@ -275,22 +274,18 @@ def test_retired_workers_end_when_they_have_closed_or_are_late() -> None:
     assert slow.actor.killed
 
 
-def test_large_observations_travel_as_arrays_and_small_ones_as_bytes() -> None:
-    import cloudpickle
+@pytest.mark.parametrize(("n_agents", "kind"), [(1, bytes), (4000, tuple)])
+def test_large_observations_travel_as_an_array_and_small_ones_as_bytes(n_agents: int, kind: type) -> None:
+    stage = Stage(lambda context: EchoEnvironment(context, n_agents=n_agents)).ready()
+    stage.worker.send(STEP, {"default": np.arange(n_agents)})
+    ((act, on_answer),) = stage.actor.waiting
+    future: Future[Any] = Future()
+    future.set_result(act())
+    on_answer(future)
 
-    from envmanager.ray_cluster.wire import pack_command
-
-    for n_agents, kind in ((1, bytes), (4000, tuple)):
-        contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
-
-        def make(context: Any, n_agents: int = n_agents) -> EchoEnvironment:
-            return EchoEnvironment(context, n_agents=n_agents)
-
-        actor = EnvActor(0, (0,), cloudpickle.dumps(GroupFactory([make], contexts, False, False)))
-        actor.obey(pack_command(CommandName.START, None))
-        value = actor.obey(pack_command(RESET, None))
-        assert type(value) is kind
-        assert unpack_answer(value).payload["default"][1].shape == (n_agents, 5)
+    assert type(future.result()) is kind
+    (response,) = stage.taken()
+    assert response.payload["default"].obs[:, 3].tolist() == list(range(n_agents))
 
 
 def test_an_actor_that_has_no_limit_is_never_late() -> None:
