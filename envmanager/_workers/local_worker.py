@@ -248,11 +248,11 @@ class LocalStepQueue(ResponseSource):
         own = self._take_step()  # first: if it is interrupted, those of the others are still where they were
         return [*own, *self._others.take()]
 
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Those that are there, else the local worker's, for which it steps, else one to wait for."""
         if self._others is None:
             return self._take_step() or self._wait_for_replacement(timeout)
-        return self.take() or self._take_step() or self._others.wait(timeout)
+        return self.take() or self._take_step() or self._others.wait(timeout, n_wanted)
 
     def _take_step(self) -> Sequence[EnvironmentResponse]:
         response: EnvironmentResponse | None = self._workers[self._worker_id].take_step()

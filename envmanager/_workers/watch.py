@@ -118,7 +118,7 @@ class Watch(ResponseSource, Generic[Worker]):
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """A worker that ends or runs out of time meanwhile is a response too."""
         give_up = math.inf if timeout is None else time.monotonic() + timeout
         while not self._arrived:

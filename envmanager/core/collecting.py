@@ -95,7 +95,7 @@ class Collector:
         if table.is_ordinary and wait.max_lead is None and deadline is None:
             n_wanted = min(wait.min_ready, n_waiting)
             while len(table.ready) < n_wanted and table.is_ordinary:
-                responses = self.waits.wait(self.source, None)
+                responses = self.waits.wait(self.source, None, n_wanted - len(table.ready))
                 if not responses:
                     self._note_nothing_came(None)
                 self.receive(responses)
@@ -109,7 +109,7 @@ class Collector:
         """Wait until something comes, or a replacement is due; False when the time is up instead."""
         wake_at = min((at for at in (deadline, self._recovery.next_start_at()) if at is not None), default=None)
         timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-        responses = self.waits.wait(self.source, timeout)
+        responses = self.waits.wait(self.source, timeout, 1)
         if not responses:
             self._note_nothing_came(timeout)
             if wake_at == deadline:

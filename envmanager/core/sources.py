@@ -34,8 +34,12 @@ class ResponseSource(ABC):
         """Those that are there; perhaps none. What is returned is out of the source."""
 
     @abstractmethod
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
-        """At least one, waiting for it; none when the time (in seconds) is up or the manager was closed."""
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
+        """At least one, waiting for it; none when the time (in seconds) is up or the manager was closed.
+
+        ``n_wanted``: so many will be waited for, one call after the other. Where it costs much to be woken, a source
+        may wait for that many at once, as long as they are steps: a failure is to be known at once.
+        """
 
 
 class QueueSource(ResponseSource):
@@ -51,7 +55,7 @@ class QueueSource(ResponseSource):
                 taken.append(self._queue.get_nowait())
         return taken
 
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         try:
             first = self._queue.get(timeout=timeout)
         except queue.Empty:

@@ -118,11 +118,11 @@ class WaitTimes:
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
-    def wait(self, source: Any, timeout: float | None) -> Any:
-        """``source.wait(timeout)``, measured."""
+    def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
+        """``source.wait(timeout, n_wanted)``, measured."""
         began_ns = time.monotonic_ns()
         try:
-            return source.wait(timeout)
+            return source.wait(timeout, n_wanted)
         finally:
             ended_ns = time.monotonic_ns()
             self.waited_ns += ended_ns - began_ns

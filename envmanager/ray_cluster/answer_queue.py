@@ -26,6 +26,7 @@ from typing import Any
 from envmanager._workers.remote import State
 from envmanager.core.sources import ResponseSource
 from envmanager.data.steps import EnvironmentResponse
+from envmanager.ray_cluster.wire import brings_step
 from envmanager.ray_cluster.worker import RayWorker
 from envmanager.system.interrupts import let_through
 
@@ -52,6 +53,8 @@ class AnswerQueue(ResponseSource):
         self._alarm_at = math.inf
         """No worker is late before."""
         self._ping_at = 0.0
+        self._n_wanted = 1
+        """How many steps are worth waking for: the trainer's thread and Ray's are in each other's way."""
         self._is_woken = False
         self._owner_pid = os.getpid()
 
@@ -60,7 +63,8 @@ class AnswerQueue(ResponseSource):
     def answered(self, worker: RayWorker, ticket: int, future: Any) -> None:
         """Called in a thread of Ray's."""
         self._came.append((worker, ticket, future, time.monotonic_ns()))
-        self._ring()
+        if len(self._came) >= self._n_wanted or not brings_step(future):
+            self._ring()
 
     def _ring(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has been rung already
@@ -122,12 +126,12 @@ class AnswerQueue(ResponseSource):
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """A worker that ends or runs out of time meanwhile is a response too."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._look()
         while not self._arrived and not self._is_woken:
-            if not self._sleep(deadline):
+            if not self._sleep(deadline, self._alarm_at, n_wanted):
                 break
             self._look()
         arrived, self._arrived = self._arrived, []
@@ -144,14 +148,22 @@ class AnswerQueue(ResponseSource):
         while not is_done() and not self._is_woken and self._sleep(deadline, math.inf):
             self._pump()
 
-    def _sleep(self, deadline: float, alarm_at: float | None = None) -> bool:
-        """Wait for the bell, no longer than until the deadline or the alarm; False at the deadline."""
+    def _sleep(self, deadline: float, alarm_at: float, n_wanted: int = 1) -> bool:
+        """Wait for the bell, no longer than until the deadline or the alarm; False at the deadline.
+
+        It rings when so many steps have come, and for anything else.
+        """
         now = time.monotonic()
         if now >= deadline:
             return False
-        left_s = min(deadline, self._alarm_at if alarm_at is None else alarm_at) - now
-        with let_through():
-            self._bell.acquire(timeout=min(max(0.0, left_s), _LONGEST_WAIT_S))
+        left_s = min(deadline, alarm_at) - now
+        self._n_wanted = n_wanted
+        try:
+            if n_wanted == 1 or len(self._came) < n_wanted:  # else nobody may have rung
+                with let_through():
+                    self._bell.acquire(timeout=min(max(0.0, left_s), _LONGEST_WAIT_S))
+        finally:
+            self._n_wanted = 1
         return True
 
     def _look(self) -> None:

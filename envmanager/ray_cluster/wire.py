@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmanager._workers.block import Block, BlockLayout, WorkerRows
-from envmanager._workers.wire import CODES, NAMES, dumps_command
+from envmanager._workers.wire import CODES, NAMES, STEP_CODE, dumps_command
 from envmanager.data.reports import StartReport
 from envmanager.data.steps import CommandName, Steps
 from envmanager.data.trees import Tree
@@ -106,10 +106,19 @@ def pack_answer(code: int, flags: int, busy_ns: int, data: bytes) -> bytes:
 
 def pack_steps(n_ended: int, steps: memoryview, flags: int, busy_ns: int, data: bytes) -> Any:
     """The answer to a step, whose ``steps`` lie in memory."""
-    header = ANSWER.pack(CODES[CommandName.STEP], flags, n_ended, len(steps), busy_ns)
+    header = ANSWER.pack(STEP_CODE, flags, n_ended, len(steps), busy_ns)
     if len(steps) < LARGE_BYTES:
         return b"".join((header, steps, data))
     return header + data, np.frombuffer(steps, np.uint8)
+
+
+def brings_step(future: Any) -> bool:
+    """Whether what an actor has answered is a step: no failure, nothing else, and not its end."""
+    if future.exception() is not None:
+        return False
+    value = future.result()
+    head = value[0] if value.__class__ is tuple else value
+    return head.__class__ is bytes and head[0] == STEP_CODE
 
 
 def unpack_answer(value: Any) -> Answer:

@@ -155,7 +155,7 @@ class Others(ResponseSource):
         taken, self.answers = self.answers, []
         return taken
 
-    def wait(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         self.timeouts.append(timeout)
         return self.take()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -249,6 +252,52 @@ def test_what_takes_anothers_place_brings_its_first_observations_out_of_the_queu
     assert response.name is RESET
     assert response.payload["default"].obs.tolist() == [[0, 0, 0, 0, 0]]
     assert stage.worker.state is State.RUNNING
+
+
+class Two:
+    """Two workers of one queue, each with a step in flight, and somebody who waits for both."""
+
+    def __init__(self) -> None:
+        self.first, self.second = Stage().ready(), Stage().ready()
+        self.queue = self.first.queue
+        self.second.worker._answers = self.queue
+        self.second.worker.worker_id = 1
+        self.queue.register(self.second.worker)
+        for stage in (self.first, self.second):
+            stage.step()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[Callable[[], list[str]]]:
+        """Brings a function: the names of the responses, once the wait is over."""
+        with ThreadPoolExecutor(1) as pool:
+            wait = pool.submit(self.queue.wait, 30, 2)
+            while self.queue._n_wanted != 2:
+                time.sleep(0)
+            yield lambda: sorted(each.name for each in wait.result())
+
+
+def test_who_waits_for_two_steps_is_woken_by_the_second() -> None:
+    two = Two()
+    with two.waiting() as responses:
+        two.first.actor.go_on()
+        assert not two.queue._bell.acquire(blocking=False)
+        two.second.actor.go_on()
+        assert responses() == [STEP, STEP]
+
+
+def test_who_waits_for_two_steps_is_woken_by_a_death_at_once() -> None:
+    two = Two()
+    with two.waiting() as responses:
+        two.first.actor.die()
+        assert responses() == [CommandName.FAILED]
+
+
+def test_who_waits_for_two_steps_gets_those_that_came_before_he_slept() -> None:
+    two = Two()
+    two.first.actor.go_on()
+    assert [each.name for each in two.queue.wait(30, 2)] == [STEP]
+    two.second.actor.go_on()
+    assert [each.name for each in two.queue.wait(30, 1)] == [STEP]
 
 
 def test_closing_waits_for_the_environments_and_ends_the_actor() -> None:
