@@ -49,7 +49,7 @@ MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
 FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
-    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
+    process/test_interrupts.py process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -68,9 +68,9 @@ help: ## list the targets
 run: $(RUN_STAMP) ## run eight CartPoles in worker processes
 	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
 
-# Four at once on two cores: a good part of the tests waits for something.
+# Five at once on two cores: a good part of the tests waits for something.
 test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -n 4 --dist worksteal -m "not load and not start_methods and not long_pages"
+	$(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods and not long_pages"
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)

@@ -22,6 +22,8 @@ hypothesis.settings.load_profile("busy machine")
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests run side by side: PyTorch's threads, which spin for one another, would take ten times the processor time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
     # It stays until the program ends, so it is there before the first test looks; with what most workers need.

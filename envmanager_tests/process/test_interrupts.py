@@ -290,13 +290,24 @@ def test_an_interrupt_at_any_call_of_recv_loses_nothing_and_no_old_action_is_tak
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: SimpleEnvManager(EchoGym, 2), lambda: SubprocessEnvManager(EchoGym, 2, zero_copy=True, n_workers=1)],
-    ids=["simple", "zero-copy"],
+    ("kind", "options", "every"),
+    [
+        pytest.param(SimpleEnvManager, {}, 1, id="simple"),
+        pytest.param(SubprocessEnvManager, {"zero_copy": True, "n_workers": 1}, 5, id="zero-copy, each fifth"),
+        pytest.param(
+            SubprocessEnvManager,
+            {"zero_copy": True, "n_workers": 1},
+            1,
+            id="zero-copy",
+            marks=pytest.mark.start_methods,  # a manager for each call takes half a minute
+        ),
+    ],
 )
-def test_an_interrupt_at_any_call_of_close_is_raised_and_close_can_be_repeated(make: Any) -> None:
-    for nth in range(1, 10_000):
-        with make() as manager:
+def test_an_interrupt_at_any_call_of_close_is_raised_and_close_can_be_repeated(
+    kind: Any, options: dict[str, Any], every: int
+) -> None:
+    for nth in range(1, 10_000, every):
+        with kind(EchoGym, 2, **options) as manager:
             manager.reset()
             manager.recv(Wait.all())
             if not interrupted(manager.close, nth):  # it fails when one was not raised

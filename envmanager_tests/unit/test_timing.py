@@ -82,8 +82,8 @@ def test_waiting_is_measured_also_when_nothing_comes(mocker, answers):
     mocker.patch("time.monotonic_ns", side_effect=[1000, 1700])
     waits = WaitTimes()
     waits.track = track = Drawn()
-    source = SimpleNamespace(wait=lambda timeout: answers)
+    source = SimpleNamespace(wait=lambda timeout, n_wanted: answers)
 
-    assert waits.wait(source, 0.0) == answers
+    assert waits.wait(source, 0.0, 1) == answers
     assert waits.waited_ns == 700
     assert track.spans == [("wait for workers", 1000, 1700)]
