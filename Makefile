@@ -48,8 +48,8 @@ MLAGENTS_TESTS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-x
 MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/3.11.*/bin/python3.11; do \
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
-FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py \
-    process/test_interrupts.py process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
+FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py process/test_interrupts.py \
+    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
