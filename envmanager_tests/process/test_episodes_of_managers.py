@@ -250,14 +250,18 @@ def test_rows_that_are_lost_with_a_worker_are_no_steps_and_no_episodes() -> None
         assert manager.episodes.count == 0
         sender = Sender(manager)
         sender.begin()
-        for n in range(120):
-            if n % 40 == 20:
-                pid = manager.stats().workers[n // 40 % 2].pid
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
+        for n, worker_id in enumerate([0, 1, 0]):
+            for _ in range(20):
+                sender.go_on()
+            pid = manager.stats().workers[worker_id].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while sum(sender.n_lost.values()) < 3 * (n + 1):
+                sender.go_on()
+        for _ in range(20):
             sender.go_on()
 
-        assert sum(sender.n_lost.values()) >= 6
+        assert sender.n_lost == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
         assert manager.episodes.lost == sum(sender.n_lost.values())
         assert_all_are_whole(manager)
         assert manager.episodes.env_steps == sum(sender.n_steps.values())
