@@ -31,9 +31,9 @@ custom_template/release=""
 PLATFORM = {4: "Linux", 3: "Linux/X11"}
 N_STEPS = 20
 # Godot 3 opens the main scene and scans a new project's files in two threads, and says this of any script that
-# another extends, with or without the addon. From the second time on it says nothing.
-RACE_OF_GODOT_3 = re.compile(r"Script isn't fully loaded|reload: Method failed")
-# What it says when a busy machine has it quit before it has looked through the project's files.
+# another extends, with or without the addon. Once it has scanned them it says nothing.
+RACE_OF_GODOT_3 = re.compile(r"Script isn't fully loaded|reload: Method failed|Another resource is loaded from path")
+# What it says when a busy machine has it quit before it has scanned them.
 QUITS_EARLY = "Scan thread aborted"
 
 
@@ -73,11 +73,14 @@ def test_the_editor_opens_a_new_game_with_the_plugin_without_complaint(
     game = new_project(tmp_path / "game", major)
     opened = ["--headless", "--editor", "--quit"] if major == 4 else ["--editor", "--quit"]
 
-    first = complaints(editor(program, game, *opened))
-    again = complaints(editor(program, game, *opened))
+    first = [editor(program, game, *opened)]
+    while QUITS_EARLY in first[-1]:
+        first.append(editor(program, game, *opened))
+    again = editor(program, game, *opened)
 
-    assert [line for line in first if major == 4 or not RACE_OF_GODOT_3.search(line)] == []
-    assert again == []
+    said = [line for output in first for line in complaints(output)]
+    assert [line for line in said if major == 4 or not RACE_OF_GODOT_3.search(line)] == []
+    assert complaints(again) == []
 
 
 def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: str, major: int) -> None:
