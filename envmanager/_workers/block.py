@@ -89,7 +89,7 @@ class Block:
         actions = [self._tree(each.spec.action, each.n_rows) for each in behaviors]
         rows = [self._array((each.n_rows,), np.dtype(np.int64)) for each in behaviors]
         self.columns = {
-            each.name: Columns(*(*own, final_obs, action, row))
+            each.name: Columns(**own, final_obs=final_obs, action=action, row=row)
             for each, own, final_obs, action, row in zip(behaviors, steps, finals, actions, rows, strict=True)
         }
 
@@ -107,16 +107,16 @@ class Block:
         """How much memory the layout takes; at least one page."""
         return max(self._offset, mmap.PAGESIZE)
 
-    def _step_columns(self, behavior: BehaviorLayout) -> tuple[Any, ...]:
-        """The first of ``Columns``, in their order."""
+    def _step_columns(self, behavior: BehaviorLayout) -> dict[str, Tree]:
         shape = (self.layout.n_slots, behavior.n_rows)
-        flag = np.dtype(np.bool_)
-        return (
-            self._array(shape, np.dtype(np.int64)),
-            self._tree(behavior.spec.observation, *shape),
-            self._array(shape, np.dtype(np.float32)),
-            *[self._array(shape, flag) for _ in ("terminated", "truncated", "acting")],
-        )
+        return {
+            "agent_id": self._array(shape, np.dtype(np.int64)),
+            "obs": self._tree(behavior.spec.observation, *shape),
+            "reward": self._array(shape, np.dtype(np.float32)),
+            "terminated": self._array(shape, np.dtype(np.bool_)),
+            "truncated": self._array(shape, np.dtype(np.bool_)),
+            "acting": self._array(shape, np.dtype(np.bool_)),
+        }
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
         return map_tree(lambda leaf: self._array((*leading, *leaf.shape), leaf.dtype), spec)

@@ -48,11 +48,11 @@ from envmanager._workers.wire import (
     NAMES,
     RECORD,
     STEP_CODE,
+    STEPPING,
     WITH_MESSAGE,
-    WITH_NEWS,
     Undecoded,
-    dumps,
     dumps_failure,
+    response_message,
     step_message,
 )
 from envmanager.data.reports import News
@@ -60,7 +60,6 @@ from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentRe
 from envmanager.environment import EnvGroup
 
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
-STEPPING = (_STEP, CommandName.STEP_ROWS)
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
@@ -270,10 +269,10 @@ class Connection:
 
     def _respond(self, code: int, payload: Any) -> None:
         news = self._transport.news()
-        if news is None:
-            return self._transport.write_message(code, dumps(payload))
-        self._transport.write_message(code, dumps((payload, news)), WITH_NEWS)
-        return self._transport.reported(news)
+        flags, message = response_message(payload, news)
+        self._transport.write_message(code, message, flags)
+        if news is not None:
+            self._transport.reported(news)
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport

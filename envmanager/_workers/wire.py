@@ -36,6 +36,9 @@ MESSAGE = struct.Struct("<QBBHIQQQ")
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
 
+STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
+"""The commands to which the response is a step."""
+
 ATTACH_CODE = 0
 """A command without a response: here is the layout of the shared memory."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
@@ -73,6 +76,11 @@ def step_message(steps: Steps, flags: int, news: News | None) -> bytes | None:
         if own.info is not None:
             infos[name] = (own.info, own.reset_info)
     return dumps((infos, news)) if infos or news is not None else None
+
+
+def response_message(payload: Any, news: News | None) -> tuple[int, bytes]:
+    """The flags and the pickle of any other response."""
+    return (0, dumps(payload)) if news is None else (WITH_NEWS, dumps((payload, news)))
 
 
 def dumps_command(payload: Any) -> bytes:

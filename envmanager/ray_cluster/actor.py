@@ -20,12 +20,22 @@ from envmanager._workers.hosting import (
     env_ids_of_failure,
     phase_of,
 )
-from envmanager._workers.wire import CODES, FAILED_CODE, IN_MEMORY, WITH_NEWS, dumps, dumps_failure, step_message
+from envmanager._workers.wire import (
+    CODES,
+    FAILED_CODE,
+    IN_MEMORY,
+    STEP_CODE,
+    STEPPING,
+    dumps,
+    dumps_failure,
+    response_message,
+    step_message,
+)
 from envmanager.data.reports import News, StartReport
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.ray_cluster.wire import STEPPING, SentRows, pack_answer, pack_steps, unpack_command
+from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command
 
 
 class EnvActor:
@@ -54,12 +64,12 @@ class EnvActor:
             return self._carried_out(name, flags, data, began_ns)
         except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: they are the environment's
             failure = self._failure(error, name)
-            return pack_answer(FAILED_CODE, 0, time.monotonic_ns() - began_ns, dumps_failure(failure))
+            return pack_answer(Answer(FAILED_CODE, 0, 0, b"", time.monotonic_ns() - began_ns, dumps_failure(failure)))
 
     def _carried_out(self, name: CommandName, flags: int, data: memoryview, began_ns: int) -> Any:
         if name is CommandName.CLOSE:
             self._close()
-            return pack_answer(CODES[name], 0, 0, dumps(None))
+            return pack_answer(Answer(CODES[name], 0, 0, b"", 0, dumps(None)))
         if name is CommandName.START:
             self._start()
         group, rows = self._group, self._rows
@@ -71,10 +81,17 @@ class EnvActor:
         news = self._reporter.news(group)
         if name is CommandName.START:
             self._lay_out_rows(group, result)
-        packed = self._packed_steps(result, busy_ns, news) if name in STEPPING else _packed(name, result, busy_ns, news)
+        packed = pack_answer(self._answer(name, result, busy_ns, news))
         if news is not None:
             self._reporter.reported(group, news)
         return packed
+
+    def _answer(self, name: CommandName, result: Any, busy_ns: int, news: News | None) -> Answer:
+        if name not in STEPPING or self._rows is None:
+            flags, data = response_message(result, news)
+            return Answer(CODES[name], flags, 0, b"", busy_ns, data)
+        flags, n_ended, steps = self._rows.put_steps(result)
+        return Answer(STEP_CODE, flags, n_ended, steps, busy_ns, step_message(result, flags, news) or b"")
 
     def _start(self) -> None:
         factory: GroupFactory = pickle.loads(self._pickled_factory)
@@ -87,11 +104,6 @@ class EnvActor:
         if buffer is not None:
             group.offer_rows(buffer)
 
-    def _packed_steps(self, steps: Any, busy_ns: int, news: News | None) -> Any:
-        assert self._rows is not None
-        flags, n_ended, part = self._rows.put_steps(steps)
-        return pack_steps(n_ended, part, flags, busy_ns, step_message(steps, flags, news) or b"")
-
     def _close(self) -> None:
         group, self._group = self._group, None
         if group is not None:
@@ -103,9 +115,3 @@ class EnvActor:
         if group is not None:
             group.current_env_id = None
         return describe_failure(error, worker_id=self._worker_id, env_ids=env_ids, phase=phase_of(name))
-
-
-def _packed(name: CommandName, result: Any, busy_ns: int, news: News | None) -> bytes:
-    if news is None:
-        return pack_answer(CODES[name], 0, busy_ns, dumps(result))
-    return pack_answer(CODES[name], WITH_NEWS, busy_ns, dumps((result, news)))

@@ -159,7 +159,7 @@ class AnswerQueue(ResponseSource):
         left_s = min(deadline, alarm_at) - now
         self._n_wanted = n_wanted
         try:
-            if n_wanted == 1 or len(self._came) < n_wanted:  # else nobody may have rung
+            if len(self._came) < n_wanted:  # else nobody may ring
                 with let_through():
                     self._bell.acquire(timeout=min(max(0.0, left_s), _LONGEST_WAIT_S))
         finally:

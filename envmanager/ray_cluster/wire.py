@@ -33,7 +33,6 @@ ANSWER = struct.Struct("<BBxxIQQ")
 """command code, flags, final rows, bytes of steps, busy ns."""
 LARGE_BYTES = 100_000
 """From so many bytes on, Ray keeps an answer in its object store, where an array need not be copied to be sent."""
-STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 
 
 class Answer(NamedTuple):
@@ -67,7 +66,7 @@ class SentRows:
         flags, n_ended = self.rows.put(0, steps)
         if not flags:
             return 0, 0, self._all_steps[:0]
-        has_finals = n_ended or any(own.final_obs is not None for own in steps.values())
+        has_finals = any(own.final_obs is not None for own in steps.values())
         return flags, n_ended, self._all_steps if has_finals else self._steps_without_finals
 
     def receive_steps(self, sent: Any) -> None:
@@ -99,14 +98,10 @@ def unpack_command(command: bytes) -> tuple[CommandName, int, memoryview]:
     return NAMES[code], flags, memoryview(command)[COMMAND.size :]
 
 
-def pack_answer(code: int, flags: int, busy_ns: int, data: bytes) -> bytes:
-    """An answer without steps."""
-    return ANSWER.pack(code, flags, 0, 0, busy_ns) + data
-
-
-def pack_steps(n_ended: int, steps: memoryview, flags: int, busy_ns: int, data: bytes) -> Any:
-    """The answer to a step, whose ``steps`` lie in memory."""
-    header = ANSWER.pack(STEP_CODE, flags, n_ended, len(steps), busy_ns)
+def pack_answer(answer: Answer) -> Any:
+    """An answer as it travels."""
+    code, flags, n_ended, steps, busy_ns, data = answer
+    header = ANSWER.pack(code, flags, n_ended, len(steps), busy_ns)
     if len(steps) < LARGE_BYTES:
         return b"".join((header, steps, data))
     return header + data, np.frombuffer(steps, np.uint8)

@@ -22,14 +22,14 @@ from envmanager._workers.channel import Message
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.hosting import phase_of
 from envmanager._workers.remote import State, WorkerPlan
-from envmanager._workers.wire import FAILED_CODE, loads_failure
+from envmanager._workers.wire import FAILED_CODE, STEPPING, loads_failure
 from envmanager.data.reports import News, StartReport
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.ray_cluster.wire import STEPPING, Answer, SentRows, pack_command, unpack_answer
+from envmanager.ray_cluster.wire import Answer, SentRows, pack_command, unpack_answer
 
 if TYPE_CHECKING:  # it needs Ray
     from envmanager.ray_cluster.cluster import ActorHandle, Cluster
