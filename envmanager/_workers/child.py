@@ -27,7 +27,7 @@ import numpy as np
 import numpy.random  # here, so that the fork server has it: NumPy loads it late
 
 from envmanager._workers import crash_report, descriptors, forks, lifeline
-from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.hosting import (
     COMMANDS,
     GroupFactory,
@@ -55,6 +55,7 @@ from envmanager._workers.wire import (
     response_message,
     step_message,
 )
+from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.reports import News
 from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup

@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers.block import WorkerRows
 from envmanager._workers.channel import Message
 from envmanager._workers.hosting import describe_failure, phase_of
 from envmanager._workers.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_NEWS, loads_failure
+from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.reports import News
 from envmanager.data.specs import SpecConflict
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse

@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 from envmanager._workers import crash_report, descriptors
-from envmanager._workers.block import WorkerRows
 from envmanager._workers.channel import Channel
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.launch import LaunchPlan, launch
 from envmanager._workers.remote import RemoteWorker
 from envmanager._workers.wire import ATTACH_CODE, CODES, FAILED_CODE, dumps_command
+from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.steps import CommandName
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes

@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 from envmanager._workers import descriptors
-from envmanager._workers.block import Block, BlockLayout, WorkerRows
+from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.launch import LaunchPlan
@@ -28,6 +28,7 @@ from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import ProcessResources
 from envmanager._workers.spin import may_spin
 from envmanager._workers.wire import dumps_command
+from envmanager._workers.worker_rows import WorkerRows
 from envmanager.adapters.factories import check_travel
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import EnvWorker
