@@ -186,7 +186,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 define test_on
 .PHONY: test-$(1)
 test-$(1): .venv-$(1)/.installed-test
-	.venv-$(1)/bin/pytest -n 2 -m "not load"
+	.venv-$(1)/bin/pytest -n 5 --dist worksteal -m "not load"
 
 .venv-$(1)/.installed-test: pyproject.toml
 	@found=""; \
