@@ -51,14 +51,14 @@ class _OfEngines:
         return FakeEngineManager(env_factory, n_envs, **options)
 
 
-class TestEngines(_OfEngines, ManagerContract):
-    """An engine for each environment."""
-
-
-@pytest.mark.start_methods
 class TestSeveralArenasPerEngine(_OfEngines, ManagerContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return super().make_manager(env_factory, n_envs, n_workers=max(1, n_envs // 2), **options)
+
+
+@pytest.mark.start_methods
+class TestAnEnginePerEnvironment(_OfEngines, ManagerContract):
+    pass
 
 
 @pytest.mark.start_methods

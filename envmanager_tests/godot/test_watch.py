@@ -29,18 +29,11 @@ PPO = {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64, "hidden": [8]
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}
 
 
-def train(
-    folder: Path,
-    manager: Mapping[str, Any],
-    *,
-    steps: int,
-    resume: bool = False,
-    trainer: Mapping[str, Any] = PPO,
-) -> None:
+def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool = False) -> None:
     tables = {
         "manager": manager,
         "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu"},
-        "trainers": {"*": trainer},
+        "trainers": {"*": PPO},
     }
 
     class Quiet(Report):
@@ -285,18 +278,6 @@ def test_a_training_of_what_no_text_names_says_that_it_cannot_be_watched(tmp_pat
     train(tmp_path, {"kind": "simple", "env": lambda: gymnasium.make("CartPole-v1"), "n_envs": 2}, steps=64)
     with pytest.raises(UsageError, match="does not say what it plays"):
         Watching(WatchPlan(directory=tmp_path), Ended()).go()
-
-
-def test_what_learned_in_a_process_of_its_own_plays_here(tmp_path: Path) -> None:
-    apart = {"kind": "dqn", "capacity": 500, "learning_starts": 64, "train_every": 16, "hidden": [8], "apart": 50}
-    train(tmp_path, CARTPOLE, steps=128, trainer=apart)
-    checkpoint = checkpoints.load_latest(tmp_path / "checkpoints")
-
-    with make_manager(CARTPOLE) as manager:
-        policies = SavedTraining(tmp_path, checkpoint).policies_for(manager.behavior_specs)
-        manager.set_policy("default", policies["default"])
-        manager.reset()
-        assert manager.step()
 
 
 def test_a_training_whose_directory_was_deleted_is_saved_all_the_same(

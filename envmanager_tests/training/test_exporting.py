@@ -50,7 +50,7 @@ def arrays(observations: Any) -> list[np.ndarray]:
     [
         ("CartPole-v1", NORMALIZED),
         ("CartPole-v1", SMALL_DQN),
-        ("CartPole-v1", {**SMALL_DQN, "duelling": False, "apart": 100}),
+        ("CartPole-v1", {**SMALL_DQN, "duelling": False}),
         ("Pendulum-v1", NORMALIZED),
         ("FrozenLake-v1", SMALL_DQN),
         (PUZZLE, SMALL_PPO),
