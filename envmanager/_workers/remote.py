@@ -134,8 +134,7 @@ class RemoteWorker(ABC):
     """The code of a message that reports a failure."""
 
     process: WorkerProcess
-    decoder: Any
-    """A ResponseDecoder; each kind of worker uses more of its own."""
+    decoder: ResponseDecoder
 
     def __init__(self, plan: WorkerPlan, channel: Channel, events: EventLog, times: WorkerTimes) -> None:
         self.worker_id = plan.worker_id
@@ -207,14 +206,14 @@ class RemoteWorker(ABC):
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def _failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        return self.decoder.failed(error)  # type: ignore[no-any-return]
+        return self.decoder.failed(error)
 
     def _response(self, message: Message) -> EnvironmentResponse:
         if message.code != self.FAILED and self.state is State.STARTING:
             self._note_start(message.ended_ns)
         elif message.code != self.FAILED:
             self.times.responded(self._asked, message.busy_ns, message.ended_ns)
-        return self.decoder.response(message, self._asked)  # type: ignore[no-any-return]
+        return self.decoder.response(message, self._asked)
 
     def _note_start(self, ready_ns: int) -> None:
         self.move(State.RUNNING)
