@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from envmanager._workers import descriptors
+from envmanager._workers.spin import Spinner, may_spin
 from envmanager.bench.contender import Contender, random_pushes
 from envmanager.bench.games import TICKS, find_engine
 from envmanager.godot.codec import StepsDecoder, encode_step
@@ -28,6 +29,7 @@ from envmanager.godot.launch import ADDRESS, TOKEN
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, reset_body
 from envmanager.godot.options import EngineOptions
+from envmanager.system.cores import count_cores
 
 START_S = 60.0
 END_S = 5.0
@@ -50,7 +52,14 @@ class Engine:
         self.socket = _arrival(lobby)
         lobby.close()
         configuration = configure_body(
-            arenas=n_envs, ticks_per_action=TICKS[env], seed=0, isolate=False, shown=0, infos=False, scene=None
+            arenas=n_envs,
+            ticks_per_action=TICKS[env],
+            seed=0,
+            isolate=False,
+            shown=0,
+            infos=False,
+            scene=None,
+            may_spin=count_cores() > 1,
         )
         self.specs = read_specs(self.ask(Kind.CONFIGURE, configuration))
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
@@ -110,7 +119,10 @@ class BareEngine(Contender):
 
 
 class Codec(Contender):
-    """Connection and codec: arrays of actions become frames, and frames AgentSteps, all of it checked."""
+    """Connection and codec: arrays of actions become frames, and frames AgentSteps, all of it checked.
+
+    It waits as the manager does.
+    """
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -118,6 +130,9 @@ class Codec(Contender):
         self._decoder = StepsDecoder(self._engine.specs, range(n_envs))
         self._decoder.decode(self._engine.first, after_reset=True)
         self._reader = FrameReader(frozenset({Kind.STEPS, Kind.ERROR}))
+        self._poll = select.poll()
+        self._poll.register(self._engine.socket, select.POLLIN)
+        self._spinner = Spinner(may_spin=may_spin(1))
         self._actions: Iterator[np.ndarray] = cycle(list(random_pushes(n_envs)))
 
     def run(self, n_calls: int) -> int:
@@ -131,6 +146,7 @@ class Codec(Contender):
     def _read(self) -> memoryview:
         reader, connection = self._reader, self._engine.socket
         while (frame := reader.next()) is None:
+            self._spinner.wait(lambda: bool(self._poll.poll(0)), self._poll.poll)
             reader.received(connection.recv_into(reader.space()))
         return frame.body
 

@@ -33,6 +33,7 @@ from envmanager.godot.options import EngineOptions
 from envmanager.godot.worker import EngineWorker
 from envmanager.observe.events import EventLog
 from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.system.cores import count_cores
 
 _ENGINE_SEEDS = 2**31
 """Of what an engine draws before the first reset with a seed: no environment's number."""
@@ -83,6 +84,8 @@ class EngineHost(RemoteHost[EngineWorker]):
         self._env = env
         self._game: Game | None = None
         self._cores = sorted(os.sched_getaffinity(0)) if engine.pin else []
+        # GDScript cannot yield: an engine that spins needs a core that neither another one nor the trainer wants.
+        self._engines_may_spin = engine.attach is None and len(entries) < count_cores()
         self.rewrites_arrays = False  # each answer has arrays of its own
 
     @property
@@ -116,6 +119,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             guardian_fd=descriptors.CLOSED if self._engine.attach is not None else self._guardian_fd(entry),
             user_data=user_data,
             core=self._cores[worker_id % len(self._cores)] if self._cores else None,
+            may_spin=self._engines_may_spin,
             environ=self._environ(entry),
             log_dir=self._log_dir,
         )

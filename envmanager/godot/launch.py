@@ -43,6 +43,8 @@ class EnginePlan(WorkerPlan):
     """A folder of its own for ``user://``."""
     core: int | None
     """To which it is pinned."""
+    may_spin: bool
+    """Whether it may keep its core busy for a moment while it waits for the next request."""
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 

@@ -46,9 +46,20 @@ def read_hello(body: Body) -> Hello:
 
 
 def configure_body(
-    *, arenas: int, ticks_per_action: int, seed: int, isolate: bool, shown: int, infos: bool, scene: str | None
+    *,
+    arenas: int,
+    ticks_per_action: int,
+    seed: int,
+    isolate: bool,
+    shown: int,
+    infos: bool,
+    scene: str | None,
+    may_spin: bool,
 ) -> bytes:
-    """The body of a configure frame; ``scene`` is a res:// path, or None for the project's main scene."""
+    """The body of a configure frame; ``scene`` is a res:// path, or None for the project's main scene.
+
+    ``may_spin``: the engine may keep a core busy for a moment while it waits for the next request.
+    """
     return dump_json(
         {
             "protocol": list(PROTOCOL),
@@ -59,6 +70,7 @@ def configure_body(
             "shown": shown,
             "infos": infos,
             "scene": scene,
+            "may_spin": may_spin,
         }
     )
 

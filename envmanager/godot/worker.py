@@ -97,6 +97,7 @@ class EngineWorker(RemoteWorker):
             shown=options.shown,
             infos=self._plan.infos,
             scene=options.scene,
+            may_spin=self._plan.may_spin,
         )
 
     def _reset_body(self, config: ResetConfig) -> bytes:

@@ -184,6 +184,7 @@ class Configure:
     shown: int
     infos: bool
     scene: str | None
+    may_spin: bool
 
 
 def read_configure(body: Body) -> Configure:

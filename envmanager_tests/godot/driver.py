@@ -141,6 +141,7 @@ class Engine:
         infos: bool = False,
         shown: int = 0,
         scene: str | None = None,
+        may_spin: bool = False,
         protocol: tuple[int, int] = (1, 0),
     ) -> None:
         self.notes: list[dict[str, Any]] = []
@@ -160,7 +161,7 @@ class Engine:
                 assert self.hello["token"] == token
                 self.specs = self._configure(
                     protocol=protocol, arenas=arenas, ticks_per_action=ticks, seed=seed, isolate=isolate, shown=shown,
-                    infos=infos, scene=scene,
+                    infos=infos, scene=scene, may_spin=may_spin,
                 )  # fmt: skip
             except BaseException:
                 self.kill()

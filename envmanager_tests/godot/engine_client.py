@@ -84,7 +84,14 @@ class EngineClient:
     def configure(self, *, seed: int = 0) -> EngineSpecs:
         """Have it make its arenas."""
         body = configure_body(
-            arenas=self.arenas, ticks_per_action=1, seed=seed, isolate=False, shown=0, infos=self.infos, scene=None
+            arenas=self.arenas,
+            ticks_per_action=1,
+            seed=seed,
+            isolate=False,
+            shown=0,
+            infos=self.infos,
+            scene=None,
+            may_spin=False,
         )
         self.specs = read_specs(self.ask(Kind.CONFIGURE, body).body)
         self.decoder = StepsDecoder(self.specs, range(self.arenas), infos=self.infos)

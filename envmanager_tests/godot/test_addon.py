@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from envmanager.godot.projects import install_addon, new_project
@@ -215,6 +216,36 @@ class TestSteps:
         steps = one.step()
 
         assert 50_000 <= steps.busy_us <= 1e6 * (time.monotonic() - begun)
+
+
+class TestSpins:
+    @pytest.mark.parametrize("may_spin", [False, True])
+    def test_a_trainer_that_takes_its_time_is_waited_for_asleep(self, engine: Start, may_spin: bool) -> None:
+        one = engine("rolling_ball", fixed_fps=1, may_spin=may_spin)
+        one.reset()
+        for _ in range(200):
+            one.step()
+        process = psutil.Process(one.process.pid)
+        before = process.cpu_times()
+        time.sleep(0.5)  # what the trainer takes
+        after = process.cpu_times()
+
+        assert after.user + after.system - before.user - before.system < 0.1
+        assert one.step()["default"].acting.all()
+
+    def test_the_same_actions_give_the_same_bits(self, engine: Start) -> None:
+        runs = [engine("rolling_ball", arenas=8, may_spin=may_spin) for may_spin in (False, True)]
+        first, second = (played(one, pushes(8, 40), list(range(8))) for one in runs)
+
+        assert bits_of(first) == bits_of(second)
+
+    def test_a_trainer_that_hangs_up_meanwhile_ends_the_engine(self, engine: Start) -> None:
+        one = engine("rolling_ball", may_spin=True)
+        one.reset()
+        for _ in range(200):
+            one.step()
+
+        assert one.hang_up() == 0
 
 
 class TestAgents:

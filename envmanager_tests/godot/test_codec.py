@@ -666,8 +666,15 @@ def test_a_whole_number_with_bounds_is_a_choice():
 
 def test_a_trainers_messages_are_read_by_an_engine():
     wanted = {
-        "arenas": 4, "ticks_per_action": 2, "seed": 7, "isolate": True, "shown": 3, "infos": False, "scene": "res://a.tscn"
-    }  # fmt: skip
+        "arenas": 4,
+        "ticks_per_action": 2,
+        "seed": 7,
+        "isolate": True,
+        "shown": 3,
+        "infos": False,
+        "scene": "res://a.tscn",
+        "may_spin": True,
+    }
 
     assert read_configure(configure_body(**wanted)) == Configure(**wanted)
     assert read_reset(reset_body([1, None], {"level": 2}), 2) == Reset([1, None], {"level": 2}, None)

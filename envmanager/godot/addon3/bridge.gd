@@ -153,6 +153,7 @@ func _configure() -> void:
 	else:
 		_config = config
 		_roster.with_infos = config["infos"]
+		_wire.may_spin = config.get("may_spin", false)
 
 
 # In the first tick, when the tree stands: nothing can be moved in it before.

@@ -18,6 +18,7 @@ const CLOSE := 69
 
 const MAX_JSON := 1048576  # bytes; the trainer refuses more
 const CONNECT_MS := 10000
+const SPIN_US := 200  # a wait that was shorter is worth looking again for, next time: waking takes some 50
 const FALLBACK := {"message": "the answer is over 1 MiB", "script": null, "line": null, "function": null, "arena": null}
 
 # The request that was received last.
@@ -26,6 +27,10 @@ var ticket := 0
 var body := PackedByteArray()
 var received_us := 0
 
+# Whether there is a core for each engine and the trainer, so that an engine may keep its own while it waits.
+var may_spin := false
+
+var _spin_pays := false
 var _peer := StreamPeerTCP.new()
 
 
@@ -46,9 +51,13 @@ func connect_to(address: String) -> bool:
 
 ## Waits for a request; false when the trainer is gone.
 func receive() -> bool:
+	var began_us := Time.get_ticks_usec()
+	while _spin_pays and _peer.get_available_bytes() < 12:
+		_spin_pays = Time.get_ticks_usec() - began_us < SPIN_US
 	var head := _peer.get_data(12)
 	if head[0] != OK:
 		return false
+	_spin_pays = may_spin and Time.get_ticks_usec() - began_us < SPIN_US
 	var header: PackedByteArray = head[1]
 	var length := header.decode_u32(0)
 	kind = header.decode_u8(4)
