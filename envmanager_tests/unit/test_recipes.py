@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,22 @@ def made(env: Any = f"{HERE}:Room", **options: Any) -> Any:
 
 
 @pytest.fixture
-def a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """A function that writes a module into a folder on the path; what it registers is forgotten."""
+def a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """A function that writes a module into a folder on the path; it and what it registers are forgotten."""
     monkeypatch.syspath_prepend(tmp_path)
     registry = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
     monkeypatch.setattr(gymnasium, "registry", registry)
 
+    written = []
+
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        written.append(name)
 
-    return write
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
 
 
 # Arguments.
