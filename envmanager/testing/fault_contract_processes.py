@@ -313,10 +313,8 @@ class ProcessFaults(FaultyManagers):
 
     @only_with_processes
     def test_case_27_with_one_step_at_a_time_every_worker_that_is_ready_has_its_turn(self) -> None:
+        one_of_all = Wait(Wait.ALL, max_ready=1)
         with self.running(EchoEnvironment) as trainer:
             for _ in range(3):
-                trainer.step(Wait(timeout_s=0, max_ready=1))
-                until_asleep(*map(trainer.pid_of, range(3)))
-                ready = [worker.worker_id for worker in trainer.workers if worker.waiting]
-                turns = [info.worker_id for _ in ready for info in trainer.step(Wait(max_ready=1))]
-                assert sorted(turns) == ready
+                turns = [info.worker_id for _ in range(3) for info in trainer.step(one_of_all)]
+                assert sorted(turns) == [0, 1, 2]
