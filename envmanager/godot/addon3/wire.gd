@@ -19,7 +19,8 @@ const CLOSE = 69
 
 const MAX_JSON = 1048576  # bytes; the trainer refuses more
 const CONNECT_MS = 10000
-const SPIN_US = 200  # a wait that was shorter is worth looking again for, next time: waking takes some 50
+const SPIN_US = 500  # a wait is worth looking again for so long: waking takes some 50
+const REST = 100  # after one that took longer, so many sleep: another program may want a core
 const FALLBACK = {"message": "the answer is over 1 MiB", "script": null, "line": null, "function": null, "arena": null}
 
 # The request that was received last.
@@ -31,7 +32,7 @@ var received_us: int = 0
 # Whether there is a core for each engine and the trainer, so that an engine may keep its own while it waits.
 var may_spin: bool = false
 
-var _spin_pays: bool = false
+var _rest: int = 0
 var _peer: StreamPeerTCP = StreamPeerTCP.new()
 
 
@@ -52,12 +53,13 @@ func connect_to(address: String) -> bool:
 # Waits for a request; false when the trainer is gone.
 func receive() -> bool:
 	var began_us = OS.get_ticks_usec()
-	while _spin_pays and _peer.get_available_bytes() < 12:
-		_spin_pays = OS.get_ticks_usec() - began_us < SPIN_US
+	var spins = may_spin and _rest == 0
+	while spins and _peer.get_available_bytes() < 12:
+		spins = OS.get_ticks_usec() - began_us < SPIN_US
 	var head = _peer.get_data(12)
 	if head[0] != OK:
 		return false
-	_spin_pays = may_spin and OS.get_ticks_usec() - began_us < SPIN_US
+	_rest = int(max(_rest - 1, 0)) if OS.get_ticks_usec() - began_us < SPIN_US else REST
 	var header = to_ints(head[1])
 	kind = header[1] & 0xFF
 	ticket = header[2]

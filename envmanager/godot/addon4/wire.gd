@@ -18,7 +18,8 @@ const CLOSE := 69
 
 const MAX_JSON := 1048576  # bytes; the trainer refuses more
 const CONNECT_MS := 10000
-const SPIN_US := 200  # a wait that was shorter is worth looking again for, next time: waking takes some 50
+const SPIN_US := 500  # a wait is worth looking again for so long: waking takes some 50
+const REST := 100  # after one that took longer, so many sleep: another program may want a core
 const FALLBACK := {"message": "the answer is over 1 MiB", "script": null, "line": null, "function": null, "arena": null}
 
 # The request that was received last.
@@ -30,7 +31,7 @@ var received_us := 0
 # Whether there is a core for each engine and the trainer, so that an engine may keep its own while it waits.
 var may_spin := false
 
-var _spin_pays := false
+var _rest := 0
 var _peer := StreamPeerTCP.new()
 
 
@@ -52,12 +53,13 @@ func connect_to(address: String) -> bool:
 ## Waits for a request; false when the trainer is gone.
 func receive() -> bool:
 	var began_us := Time.get_ticks_usec()
-	while _spin_pays and _peer.get_available_bytes() < 12:
-		_spin_pays = Time.get_ticks_usec() - began_us < SPIN_US
+	var spins := may_spin and _rest == 0
+	while spins and _peer.get_available_bytes() < 12:
+		spins = Time.get_ticks_usec() - began_us < SPIN_US
 	var head := _peer.get_data(12)
 	if head[0] != OK:
 		return false
-	_spin_pays = may_spin and Time.get_ticks_usec() - began_us < SPIN_US
+	_rest = maxi(_rest - 1, 0) if Time.get_ticks_usec() - began_us < SPIN_US else REST
 	var header: PackedByteArray = head[1]
 	var length := header.decode_u32(0)
 	kind = header.decode_u8(4)
