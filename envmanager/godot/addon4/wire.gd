@@ -19,7 +19,7 @@ const CLOSE := 69
 const MAX_JSON := 1048576  # bytes; the trainer refuses more
 const CONNECT_MS := 10000
 const SPIN_US := 500  # a wait is worth looking again for so long: waking takes some 50
-const REST := 100  # after one that took longer, so many sleep: another program may want a core
+const REST := 20  # after one that took longer, so many sleep: another program may want a core
 const FALLBACK := {"message": "the answer is over 1 MiB", "script": null, "line": null, "function": null, "arena": null}
 
 # The request that was received last.
