@@ -6,7 +6,9 @@ import gc
 import io
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -47,6 +49,21 @@ def leak_guard() -> Iterator[None]:
         with held():  # where a thread closed the last manager, or nobody, the handler goes with this
             pass
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "left behind: an open manager"
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """A function that writes a module into ``tmp_path``, which is on the path; after the test it is forgotten."""
+    monkeypatch.syspath_prepend(tmp_path)
+    written = []
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="session")

@@ -316,5 +316,10 @@ class ProcessFaults(FaultyManagers):
         one_of_all = Wait(Wait.ALL, max_ready=1)
         with self.running(EchoEnvironment) as trainer:
             for _ in range(3):
+                trainer.step(Wait(timeout_s=0, max_ready=1))
                 turns = [info.worker_id for _ in range(3) for info in trainer.step(one_of_all)]
                 assert sorted(turns) == [0, 1, 2]
+                ready = [worker.worker_id for worker in trainer.workers if worker.waiting]  # these have responded
+                turns = [info.worker_id for _ in ready for info in trainer.step(Wait(max_ready=1))]
+                assert len(ready) == 2
+                assert sorted(turns) == ready

@@ -325,16 +325,15 @@ def test_an_id_registered_with_what_cannot_be_pickled_is_refused_before_anything
     "text", ["registers_ids:Brought-v0", "registers_ids:space/Brought-v1", "registers_ids:Unversioned"]
 )
 def test_a_module_before_an_id_is_imported_first(
-    make_manager: Any, text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    make_manager: Any, text: str, write_module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "registers_ids.py").write_text(
+    write_module(
+        "registers_ids",
         f"import gymnasium\nfrom {__name__} import Mine\n"
-        "for name in ('Brought-v0', 'space/Brought-v1', 'Unversioned'):\n    gymnasium.register(name, Mine)\n"
+        "for name in ('Brought-v0', 'space/Brought-v1', 'Unversioned'):\n    gymnasium.register(name, Mine)\n",
     )
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
-    monkeypatch.delitem(sys.modules, "registers_ids", raising=False)
     with make_manager(text) as manager:
         assert manager.get_attr("size") == [3]
 

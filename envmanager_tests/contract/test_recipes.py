@@ -82,16 +82,13 @@ gymnasium.register("my/ByClass-v1", Room)
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def modules(write_module: Callable[[str, str], None]) -> Iterator[None]:
     """A user's modules, in a folder of their own; what they register here is forgotten."""
-    (tmp_path / "my_rooms.py").write_text(MY_ENVS)
-    (tmp_path / "registers_rooms.py").write_text(REGISTERS)
-    monkeypatch.syspath_prepend(tmp_path)
+    write_module("my_rooms", MY_ENVS)
+    write_module("registers_rooms", REGISTERS)
     yield
     for env_id in [each for each in gymnasium.registry if each.startswith("my/")]:
         del gymnasium.registry[env_id]
-    for name in ("my_rooms", "registers_rooms"):
-        sys.modules.pop(name, None)
 
 
 def first_obs(manager: Any) -> list[list[float]]:

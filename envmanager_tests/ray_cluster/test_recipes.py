@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,13 @@ class Doubled(gymnasium.ObservationWrapper):
 
 
 @pytest.fixture
-def halls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def halls(tmp_path: Path, write_module: Callable[[str, str], None]) -> dict[str, Any]:
     """A user's modules, where the trainer finds them; and for the actors their folder on the path."""
-    (tmp_path / "my_halls.py").write_text(HALLS)
-    (tmp_path / "registers_halls.py").write_text(
-        "import gymnasium\ngymnasium.register('my/Hall-v0', 'my_halls:Hall', kwargs={'size': 4})\n"
+    write_module("my_halls", HALLS)
+    write_module(
+        "registers_halls",
+        "import gymnasium\ngymnasium.register('my/Hall-v0', 'my_halls:Hall', kwargs={'size': 4})\n",
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("my_halls", "registers_halls"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     return {"kind": "ray", "n_envs": 2, "cluster": {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}}
 
 

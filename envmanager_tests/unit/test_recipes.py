@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -74,22 +72,12 @@ def made(env: Any = f"{HERE}:Room", **options: Any) -> Any:
 
 
 @pytest.fixture
-def a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """A function that writes a module into a folder on the path; it and what it registers are forgotten."""
-    monkeypatch.syspath_prepend(tmp_path)
+def a_module(write_module: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """As write_module; what the module registers is forgotten too."""
     registry = dict(gymnasium.registry)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
     monkeypatch.setattr(gymnasium, "registry", registry)
-
-    written = []
-
-    def write(name: str, text: str) -> None:
-        (tmp_path / f"{name}.py").write_text(text)
-        written.append(name)
-
-    yield write
-    for name in written:
-        sys.modules.pop(name, None)
+    return write_module
 
 
 # Arguments.
