@@ -1,63 +1,46 @@
-"""The worker process: its set-up, its end of the transport, and the loop that obeys commands.
+"""The worker process: its set-up, and the loop that obeys commands.
 
 ::
 
     main ──▶ set-up (group, signals, output, life pipe) ──▶ worker(connection, step queue, factory, worker_id)
 
 The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
-and shared memory belong to the two objects it is given.
+and shared memory belong to the two objects it is given (``child_transport``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import random
-import select
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the fork server has it: NumPy loads it late
 
 from envmanager._workers import crash_report, descriptors, forks, lifeline
-from envmanager._workers.block import Block, BlockLayout
+from envmanager._workers.child_transport import (
+    CannotObey,
+    Connection,
+    Launch,
+    StepQueueWriter,
+    TrainerGone,
+    Transport,
+)
 from envmanager._workers.hosting import (
     COMMANDS,
     GroupFactory,
-    Reporter,
     describe_failure,
     env_ids_of_failure,
     make_group,
     phase_of,
 )
-from envmanager._workers.spin import Spinner
-from envmanager._workers.wire import (
-    ATTACH_CODE,
-    CODES,
-    COMMAND,
-    FAILED_CODE,
-    IN_MEMORY,
-    MESSAGE,
-    NAMES,
-    RECORD,
-    STEP_CODE,
-    STEPPING,
-    WITH_MESSAGE,
-    Undecoded,
-    dumps_failure,
-    response_message,
-    step_message,
-)
-from envmanager._workers.worker_rows import WorkerRows
-from envmanager.data.reports import News
-from envmanager.data.steps import CommandName, EnvironmentCommand, EnvironmentResponse
+from envmanager._workers.wire import Undecoded
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
@@ -117,245 +100,6 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         )
         group.current_env_id = None
         respond(EnvironmentResponse(_FAILED, worker_id, failure))
-
-
-@attrs.frozen
-class Launch:
-    """What a worker needs besides its factory."""
-
-    worker_id: int
-    generation: int
-    seed: int
-    may_spin: bool
-    pickled_factory: bytes
-
-
-class TrainerGone(ConnectionError):
-    """The other end of the connection, or of the step queue, has been closed."""
-
-
-@attrs.frozen
-class CannotObey:
-    """In place of a payload: why this worker can obey no command."""
-
-    reason: Exception
-
-
-class Transport:
-    """What the worker's two channels share: the command being obeyed, and the rows to respond in."""
-
-    def __init__(self, fds: Mapping[str, int], launch: Launch) -> None:
-        self.fds = fds
-        self.worker_id = launch.worker_id
-        self.generation = launch.generation
-        self.may_spin = launch.may_spin
-        self.ticket = 0
-        self.slot = 0
-        self.block: Block | None = None
-        self.worker_rows: WorkerRows | None = None
-        self.group: EnvGroup | None = None
-        self.cannot_obey: CannotObey | None = None
-        self.reporter = Reporter()
-        self.started_ns = self.ended_ns = time.monotonic_ns()
-
-    def attach(self, layout: BlockLayout) -> None:
-        """Lay arrays over the shared memory, which now has its size. When that fails, so does every command."""
-        if self.group is None:  # the environments could not be made; their steps are failures
-            return
-        try:
-            self._attach(layout, self.group)
-        except Exception as error:
-            self.cannot_obey = CannotObey(error)
-
-    def _attach(self, layout: BlockLayout, group: EnvGroup) -> None:
-        self.block = Block.shared(layout, self.fds["memory"])
-        self.worker_rows = WorkerRows(self.block, self.worker_id, group.env_ids)
-
-    def cut_off(self) -> None:
-        """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
-        if self.block is not None:
-            self.block.make_private(self.fds["memory"])
-        if self.group is not None:
-            self.group.abandon(TrainerGone())
-        # Not "life": it dies with the trainer too.
-        descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
-
-    def news(self) -> News | None:
-        """What there is to report besides a response."""
-        return None if self.group is None else self.reporter.news(self.group)
-
-    def reported(self, news: News) -> None:
-        """The news have been written."""
-        if self.group is not None:
-            self.reporter.reported(self.group, news)
-
-    def write_message(self, code: int, data: bytes, flags: int = 0) -> None:
-        """Send a message through this worker's own connection."""
-        _write_all(self.fds["connection"], self.message(code, data, flags))
-
-    def message(self, code: int, data: bytes, flags: int = 0) -> bytes:
-        """A message for this worker's own connection."""
-        now_ns = time.monotonic_ns()
-        return MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
-
-    def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
-        """Announce the response to a step: one atomic write."""
-        now_ns = time.monotonic_ns()
-        record = RECORD.pack(
-            self.ticket,
-            self.worker_id,
-            self.generation,
-            code,
-            self.slot,
-            flags,
-            n_ended,
-            now_ns - self.started_ns,
-            max(0, self.started_ns - self.ended_ns),
-            now_ns,
-        )
-        self.ended_ns = now_ns
-        try:
-            os.write(self.fds["steps"], record)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise TrainerGone from error
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(fd, left) :]
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise TrainerGone from error
-
-
-class Connection:
-    """The worker's end of its own connection."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._fd = transport.fds["connection"]
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
-        self._spinner = Spinner(may_spin=transport.may_spin)
-        self._header = b""
-        self._offered_slot = -1
-
-    def use_group(self, group: EnvGroup) -> None:
-        """Know the environments, to offer them rows of the shared memory and to report what is new."""
-        self._transport.group = group
-        self._transport.reporter.n_reported = len(group.behavior_specs)  # by the response to "start"
-
-    def recv(self) -> EnvironmentCommand:
-        """The next command."""
-        while True:
-            ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
-            data = self._read_exactly(length) if length else b""
-            if ticket <= self._transport.ticket:
-                continue  # sent twice after an interrupt
-            self._transport.ticket, self._transport.slot = ticket, slot
-            if code == ATTACH_CODE:
-                self._transport.attach(pickle.loads(data))
-                continue
-            self._transport.started_ns = time.monotonic_ns()
-            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
-
-    def send(self, response: EnvironmentResponse) -> None:
-        """Respond to a command other than a step."""
-        if response.name is _FAILED:
-            self._transport.write_message(FAILED_CODE, dumps_failure(response.payload))
-        else:
-            self._respond(CODES[response.name], response.payload)
-        self._transport.ended_ns = time.monotonic_ns()
-
-    def _respond(self, code: int, payload: Any) -> None:
-        news = self._transport.news()
-        flags, message = response_message(payload, news)
-        self._transport.write_message(code, message, flags)
-        if news is not None:
-            self._transport.reported(news)
-
-    def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
-        transport = self._transport
-        if transport.cannot_obey is not None:
-            return transport.cannot_obey
-        if name in STEPPING and transport.worker_rows is not None and transport.group is not None:
-            if transport.slot != self._offered_slot:
-                self._offer_rows(transport.worker_rows, transport.group, transport.slot)
-            if flags & IN_MEMORY:
-                return transport.worker_rows.read_payload(name, flags)
-        return Undecoded(data) if data else None
-
-    def _offer_rows(self, worker_rows: WorkerRows, group: EnvGroup, slot: int) -> None:
-        self._offered_slot = slot
-        buffer = worker_rows.buffer(slot)
-        if buffer is not None:
-            group.offer_rows(buffer)
-
-    def _next_header(self) -> bytes:
-        if not (self._spinner.pays and self._try_header()):
-            self._spinner.wait(self._try_header, self._read_header)
-        header, self._header = self._header, b""
-        return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
-
-    def _try_header(self) -> bool:
-        """Whether there was something; asked for first, because a read that raises takes several times as long."""
-        return bool(self._poll.poll(0)) and self._read_header()
-
-    def _read_header(self) -> bool:
-        """Sleeps in the read itself, which saves a call; True, or TrainerGone."""
-        try:
-            self._header = os.read(self._fd, COMMAND.size)
-        except ConnectionResetError as error:  # closed with something of ours unread
-            raise TrainerGone from error
-        if not self._header:
-            raise TrainerGone
-        return True
-
-    def _read_exactly(self, n_bytes: int, begun: bytes = b"") -> bytes:
-        if len(begun) == n_bytes:
-            return begun
-        data = bytearray(begun)
-        while len(data) < n_bytes:
-            try:
-                part = os.read(self._fd, min(n_bytes - len(data), 1 << 20))
-            except ConnectionResetError as error:
-                raise TrainerGone from error
-            if not part:
-                raise TrainerGone
-            data += part
-        return bytes(data)
-
-
-class StepQueueWriter:
-    """The worker's end of the step queue."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def put(self, response: EnvironmentResponse) -> None:
-        """Announce a step: its arrays in shared memory where they fit, the rest pickled before anything is written."""
-        if response.name is _FAILED:
-            self._put(FAILED_CODE, 0, dumps_failure(response.payload))
-            return
-        transport, steps = self._transport, response.payload
-        worker_rows = transport.worker_rows
-        flags, n_ended = (0, 0) if worker_rows is None else worker_rows.put(transport.slot, steps)
-        news = transport.news()
-        message = step_message(steps, flags, news)
-        if message is None:
-            transport.write_record(STEP_CODE, flags, n_ended)
-        else:
-            self._put(STEP_CODE, flags, message, news, n_ended)
-
-    def _put(self, code: int, flags: int, data: bytes, news: News | None = None, n_ended: int = 0) -> None:
-        # The record goes first: the manager reads the message while it is being written, however long it is. It is
-        # made before the record: once the record is out, there is no way to report that memory was short.
-        message = self._transport.message(code, data)
-        self._transport.write_record(code, flags | WITH_MESSAGE, n_ended)
-        _write_all(self._transport.fds["connection"], message)
-        if news is not None:
-            self._transport.reported(news)
 
 
 def main(fds: dict[str, int], launch: Launch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import attrs
 
 from envmanager._workers import boot, descriptors
-from envmanager._workers.child import Launch
+from envmanager._workers.child_transport import Launch
 from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import ChildProcess
 from envmanager._workers.remote import WorkerPlan

@@ -17,7 +17,7 @@ from envmanager._workers.lent_rows import LentRows, RotatingRows, is_worth_lendi
 from envmanager.core.sources import ResponseSource
 from envmanager.data.reports import News, StartReport
 from envmanager.data.specs import SpecConflict
-from envmanager.data.steps import CommandName, EnvironmentResponse, RowBuffer, only_agents
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, RowBuffer, only_agents
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.observe.events import EventLog, Started
@@ -116,11 +116,8 @@ class LocalWorker:
 
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its response is asked for, and never before a step in flight."""
-        if name is _STEP or name is _STEP_ROWS:
-            self._step = (name, payload)
-            return
-        command = CommandName(name)
-        if command in (_STEP, _STEP_ROWS):
+        command = name if name.__class__ is CommandName else CommandName(name)
+        if command in STEPPING:
             self._step = (command, payload)
             return
         if self._step is not None:

@@ -36,9 +36,6 @@ MESSAGE = struct.Struct("<QBBHIQQQ")
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
 
-STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
-"""The commands to which the response is a step."""
-
 ATTACH_CODE = 0
 """A command without a response: here is the layout of the shared memory."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]

@@ -51,6 +51,10 @@ class CommandName(str, enum.Enum):
     __hash__ = str.__hash__
 
 
+STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
+"""The commands to which the response is a step."""
+
+
 @attrs.define(init=False)
 class EnvironmentCommand:
     """What a manager asks of a worker."""

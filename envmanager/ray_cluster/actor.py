@@ -25,14 +25,13 @@ from envmanager._workers.wire import (
     FAILED_CODE,
     IN_MEMORY,
     STEP_CODE,
-    STEPPING,
     dumps,
     dumps_failure,
     response_message,
     step_message,
 )
 from envmanager.data.reports import News, StartReport
-from envmanager.data.steps import CommandName
+from envmanager.data.steps import STEPPING, CommandName
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command

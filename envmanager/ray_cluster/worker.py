@@ -22,9 +22,9 @@ from envmanager._workers.channel import Message
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.hosting import phase_of
 from envmanager._workers.remote import State, WorkerPlan
-from envmanager._workers.wire import FAILED_CODE, STEPPING, loads_failure
+from envmanager._workers.wire import FAILED_CODE, loads_failure
 from envmanager.data.reports import News, StartReport
-from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes

@@ -16,7 +16,7 @@ import numpy as np
 
 from envmanager._workers.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
 
@@ -53,7 +53,7 @@ class FakeWorker:
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)
-        if command not in (CommandName.STEP, CommandName.STEP_ROWS):
+        if command not in STEPPING:
             self._responses.append(response)
         elif self.hold:
             self._held_back.append(response)
