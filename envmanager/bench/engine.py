@@ -25,11 +25,10 @@ from envmanager.godot.codec import StepsDecoder, encode_step
 from envmanager.godot.engine_specs import read_specs
 from envmanager.godot.engines import command_for, find_game
 from envmanager.godot.frames import HEADER, FrameReader, Kind, pack
-from envmanager.godot.launch import ADDRESS, TOKEN
+from envmanager.godot.launch import ADDRESS, TOKEN, engines_may_spin
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, reset_body
 from envmanager.godot.options import EngineOptions
-from envmanager.system.cores import count_cores
 
 START_S = 60.0
 END_S = 5.0
@@ -50,6 +49,9 @@ class Engine:
             self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         os.sched_setaffinity(self._process.pid, {min(os.sched_getaffinity(0))})  # as the manager does
         self.socket = _arrival(lobby)
+        self._poll = select.poll()
+        self._poll.register(self.socket, select.POLLIN)
+        self._spinner = Spinner(may_spin=may_spin(1))
         lobby.close()
         configuration = configure_body(
             arenas=n_envs,
@@ -59,7 +61,7 @@ class Engine:
             shown=0,
             infos=False,
             scene=None,
-            may_spin=count_cores() > 1,
+            may_spin=engines_may_spin(1),
         )
         self.specs = read_specs(self.ask(Kind.CONFIGURE, configuration))
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
@@ -69,8 +71,16 @@ class Engine:
         self.socket.sendall(pack(kind, 1, body))
         return self.read()
 
+    def await_bytes(self) -> None:
+        """Return when something has come; it waits as the manager does."""
+        self._spinner.wait(self._has_bytes, self._poll.poll)
+
+    def _has_bytes(self) -> bool:
+        return bool(self._poll.poll(0))
+
     def read(self) -> bytes:
         """The body of the next frame."""
+        self.await_bytes()
         length, *_ = HEADER.unpack(self.socket.recv(HEADER.size, socket.MSG_WAITALL))
         return self.socket.recv(length, socket.MSG_WAITALL)
 
@@ -119,10 +129,7 @@ class BareEngine(Contender):
 
 
 class Codec(Contender):
-    """Connection and codec: arrays of actions become frames, and frames AgentSteps, all of it checked.
-
-    It waits as the manager does.
-    """
+    """Connection and codec: arrays of actions become frames, and frames AgentSteps, all of it checked."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -130,9 +137,6 @@ class Codec(Contender):
         self._decoder = StepsDecoder(self._engine.specs, range(n_envs))
         self._decoder.decode(self._engine.first, after_reset=True)
         self._reader = FrameReader(frozenset({Kind.STEPS, Kind.ERROR}))
-        self._poll = select.poll()
-        self._poll.register(self._engine.socket, select.POLLIN)
-        self._spinner = Spinner(may_spin=may_spin(1))
         self._actions: Iterator[np.ndarray] = cycle(list(random_pushes(n_envs)))
 
     def run(self, n_calls: int) -> int:
@@ -146,7 +150,7 @@ class Codec(Contender):
     def _read(self) -> memoryview:
         reader, connection = self._reader, self._engine.socket
         while (frame := reader.next()) is None:
-            self._spinner.wait(lambda: bool(self._poll.poll(0)), self._poll.poll)
+            self._engine.await_bytes()
             reader.received(connection.recv_into(reader.space()))
         return frame.body
 

@@ -28,12 +28,11 @@ from envmanager.errors import UsageError
 from envmanager.godot.engine_queue import EngineQueue
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
-from envmanager.godot.launch import EnginePlan
+from envmanager.godot.launch import EnginePlan, engines_may_spin
 from envmanager.godot.options import EngineOptions
 from envmanager.godot.worker import EngineWorker
 from envmanager.observe.events import EventLog
 from envmanager.options import ManagerOptions, ResetConfig
-from envmanager.system.cores import count_cores
 
 _ENGINE_SEEDS = 2**31
 """Of what an engine draws before the first reset with a seed: no environment's number."""
@@ -84,8 +83,7 @@ class EngineHost(RemoteHost[EngineWorker]):
         self._env = env
         self._game: Game | None = None
         self._cores = sorted(os.sched_getaffinity(0)) if engine.pin else []
-        # GDScript cannot yield: an engine that spins needs a core that neither another one nor the trainer wants.
-        self._engines_may_spin = engine.attach is None and len(entries) < count_cores()
+        self._engines_may_spin = engine.attach is None and engines_may_spin(len(entries))
         self.rewrites_arrays = False  # each answer has arrays of its own
 
     @property

@@ -21,6 +21,7 @@ from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.engines import Game, command_for
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.options import EngineOptions
+from envmanager.system.cores import count_cores
 from envmanager.system.interrupts import blocked_in_children
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
@@ -47,6 +48,14 @@ class EnginePlan(WorkerPlan):
     """Whether it may keep its core busy for a moment while it waits for the next request."""
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
+
+
+def engines_may_spin(n_engines: int) -> bool:
+    """Whether there is a core for each of so many engines, and another for the trainer.
+
+    GDScript cannot yield: an engine that spins needs a core that nobody else of this training wants.
+    """
+    return n_engines < count_cores()
 
 
 class EngineProcess(Process):

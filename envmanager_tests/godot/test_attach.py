@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from envmanager import RandomPolicy, RestartPolicy, Timeouts, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.godot import launch, worker
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import EngineOptions
 from envmanager_tests.godot.driver import END_S
@@ -111,6 +112,16 @@ def test_a_game_that_is_played_elsewhere_is_trained_and_asked_to_close(
         assert (worker.pid, worker.core_wait_share) == (None, 0.0)
         assert worker.steps == 20
     assert editor.games[0].wait(END_S) == 0
+
+
+def test_a_game_that_is_played_elsewhere_never_spins(
+    play_in_editor: Callable[..., Editor], port: int, mocker: Any
+) -> None:
+    mocker.patch.object(launch, "count_cores", return_value=64)
+    configured = mocker.spy(worker, "configure_body")
+    play_in_editor("rolling_ball")
+    with attached(port):
+        assert [call.kwargs["may_spin"] for call in configured.call_args_list] == [False]
 
 
 def test_the_end_of_its_connection_is_its_death_and_a_reset_awaits_it_again(
