@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, copy_tree
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps
+from envmanager.data.tree_rows import copy_tree
 from envmanager.data.trees import Tree, leaves, map_tree
 
 LEAST_BYTES = 1 << 16

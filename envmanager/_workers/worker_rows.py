@@ -17,7 +17,8 @@ import numpy as np
 
 from envmanager._workers.block import BehaviorLayout, Block, BlockLayout
 from envmanager._workers.wire import ENDED, FULL, IN_MEMORY
-from envmanager.data.steps import AgentSteps, CommandName, RowBuffer, only_agents, take_rows
+from envmanager.data.steps import AgentSteps, CommandName, RowBuffer, only_agents
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 
 

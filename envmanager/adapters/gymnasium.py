@@ -16,7 +16,8 @@ from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_num
 from envmanager.adapters.spaces import behavior_spec, rows_reader
 from envmanager.data.fitting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents, take_rows
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, paths
 from envmanager.environment import Abandoned, EnvGroup
 

@@ -30,7 +30,8 @@ from envmanager.data.specs import (
     object_array,
     zeros,
 )
-from envmanager.data.steps import AgentSteps, Steps, take_rows
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
 from envmanager.environment import Environment
 from envmanager.extras import needed_by

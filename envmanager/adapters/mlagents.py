@@ -24,7 +24,8 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
-from envmanager.data.steps import AgentSteps, Steps, concat_rows, take_rows
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.tree_rows import concat_rows, take_rows
 from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError

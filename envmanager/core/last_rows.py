@@ -11,7 +11,9 @@ import attrs
 import numpy as np
 
 from envmanager.core.table import Entry
-from envmanager.data.steps import AgentSteps, Batch, Steps, take_rows, with_rows
+from envmanager.data.batches import Batch
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.tree_rows import take_rows, with_rows
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:

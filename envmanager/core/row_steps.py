@@ -21,18 +21,12 @@ from envmanager.core.listening import Listener
 from envmanager.core.policy_calls import checked_actions
 from envmanager.core.recovery import Cut, Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
+from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
 from envmanager.data.fitting import Casting
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import (
-    AGENT_BITS,
-    AgentSteps,
-    Batch,
-    CommandName,
-    EnvironmentResponse,
-    add_ends_and_infos,
-    take_rows,
-)
+from envmanager.data.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, UsageError
 
@@ -220,7 +214,7 @@ class RowSteps:
         if whole is None:
             return Batch.joined(parts, env_ids)
         batch = self._handed_out(whole, env_ids)
-        add_ends_and_infos(batch, parts)
+        batch.final_obs, batch.info, batch.reset_info = ends_and_infos(parts)
         return batch
 
     def _handed_out(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:

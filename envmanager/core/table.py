@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from envmanager.data.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo
+from envmanager.data.batches import Batch
+from envmanager.data.steps import Actions, CommandName, EnvironmentResponse, StepInfo
 from envmanager.errors import WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes

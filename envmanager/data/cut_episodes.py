@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.steps import AgentSteps, Steps, concat_steps, copy_tree, take_rows, with_rows
+from envmanager.data.steps import AgentSteps, Steps, concat_steps
+from envmanager.data.tree_rows import copy_tree, take_rows, with_rows
 
 
 def lost(last: Steps) -> dict[str, AgentSteps]:

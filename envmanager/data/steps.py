@@ -5,7 +5,6 @@
     manager ── EnvironmentCommand ──▶ worker         AgentSteps    n agents of one behavior, one step
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    what a policy made of AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
-                                                     Batch         rows of any environments, for send/recv
 
 The rule: the arrays of one object belong to one moment. ``reward`` is for the action just taken, in the episode in
 which it was taken; ``obs`` is what to act on next; ``final_obs`` is what an episode that ended last saw.
@@ -21,7 +20,8 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs, zeros
-from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
+from envmanager.data.tree_rows import concat_rows, copy_tree, no_rows, take_rows, with_rows
+from envmanager.data.trees import Tree
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
@@ -323,119 +323,6 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
     return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, agent_id)
 
 
-@attrs.define(eq=False)
-class Batch:
-    """Steps of any environments, one row each, for a policy outside (``send``/``recv``).
-
-    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
-    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
-    (m dicts) when asked for. A batch of all environments is in env_id order, another in order of arrival.
-    When ``is_view``, the arrays are valid until the next ``recv``, ``step`` or ``reset``.
-    """
-
-    env_ids: np.ndarray
-    obs: Tree
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    lost: np.ndarray
-    final_obs: Tree = None
-    info: list[dict[str, Any]] | None = None
-    reset_info: list[dict[str, Any]] | None = None
-    is_view: bool = False
-
-    @classmethod
-    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
-        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
-        return cls(
-            steps.env_id if env_ids is None else env_ids,
-            steps.obs,
-            steps.reward,
-            steps.terminated,
-            steps.truncated,
-            np.zeros(len(steps.agent_id), np.bool_),
-            steps.final_obs,
-            steps.info,
-            steps.reset_info,
-            is_view,
-        )
-
-    @classmethod
-    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """The same values in arrays of its own."""
-        obs, final_obs = steps.obs, steps.final_obs
-        return cls(
-            steps.env_id if env_ids is None else env_ids,
-            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
-            steps.reward.copy(),
-            steps.terminated.copy(),
-            steps.truncated.copy(),
-            np.zeros(len(steps.agent_id), np.bool_),
-            None if final_obs is None else copy_tree(final_obs),
-            steps.info,
-            steps.reset_info,
-        )
-
-    @classmethod
-    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
-        """The rows of all parts in arrays of its own, in order; in that of ``env_ids``, the sorted ones, if given."""
-        steps = concat_steps(parts)
-        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
-            steps = steps.take(np.argsort(steps.agent_id))
-        return cls.of(steps, env_ids, is_view=False)
-
-    def __len__(self) -> int:
-        return len(self.env_ids)
-
-    def copy(self) -> Batch:
-        """The same values in arrays of its own."""
-        return Batch(
-            self.env_ids.copy(),
-            copy_tree(self.obs),
-            self.reward.copy(),
-            self.terminated.copy(),
-            self.truncated.copy(),
-            self.lost.copy(),
-            copy_tree(self.final_obs),
-            self.info,
-            self.reset_info,
-        )
-
-
-def copy_tree(tree: Tree) -> Tree:
-    """The tree with every array copied; None stays None."""
-    if tree.__class__ is np.ndarray:
-        return tree.copy()
-    return None if tree is None else map_tree(np.copy, tree)
-
-
-def take_rows(tree: Tree, rows: Any) -> Tree:
-    """The tree with rows ``rows`` of every array."""
-    if tree.__class__ is np.ndarray:
-        return tree[rows]
-    return map_tree(lambda leaf: leaf[rows], tree)
-
-
-def no_rows(tree: Tree) -> Tree:
-    """The tree with 0 rows of every array, in new arrays."""
-    return map_tree(lambda leaf: np.asarray(leaf)[:0].copy(), tree)
-
-
-def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
-    """A copy of the tree with rows ``rows`` of every array replaced by those of ``values``."""
-    copied = copy_tree(tree)
-    for leaf, new in zip(leaves(copied), leaves_like(copied, values), strict=True):
-        leaf[rows] = new
-    return copied
-
-
-def concat_rows(trees: list[Tree]) -> Tree:
-    """The rows of several trees of one structure, one below the other, in new arrays."""
-    if trees[0].__class__ is np.ndarray:
-        return np.concatenate(trees)
-    return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])
-
-
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     """The rows of several AgentSteps of one behavior, one below the other, in new arrays."""
     if len(parts) == 1:
@@ -451,20 +338,23 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
         np.concatenate([part.truncated for part in parts]),
         acting=acting,
     )
-    add_ends_and_infos(steps, parts)
+    steps.final_obs, steps.info, steps.reset_info = ends_and_infos(parts)
     return steps
 
 
-def add_ends_and_infos(steps: AgentSteps | Batch, parts: list[AgentSteps]) -> None:
-    """Give ``steps``, whose rows are those of ``parts``, their final observations and infos."""
-    finals = [part.final_obs for part in parts if part.final_obs is not None]
-    steps.final_obs = concat_rows(finals) if finals else None
-    if parts[0].info is not None:
-        steps.info = _concat_dicts([part.info for part in parts])
-        steps.reset_info = _concat_dicts([part.reset_info for part in parts if part.final_obs is not None])
+_Dicts = list[dict[str, Any]] | None
 
 
-def _concat_dicts(lists: list[list[dict[str, Any]] | None]) -> list[dict[str, Any]] | None:
+def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
+    """``final_obs``, ``info`` and ``reset_info`` of steps whose rows are those of ``parts``."""
+    ended = [part for part in parts if part.final_obs is not None]
+    final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
+    if parts[0].info is None:
+        return final_obs, None, None
+    return final_obs, _concat_dicts([part.info for part in parts]), _concat_dicts([part.reset_info for part in ended])
+
+
+def _concat_dicts(lists: list[_Dicts]) -> _Dicts:
     known = [part for part in lists if part is not None]
     if not known or len(known) < len(lists):
         return None

@@ -21,17 +21,11 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from envmanager.data.specs import SpecMismatch, check_values, describe_value
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps, only_agents
-from envmanager.data.trees import Tree, leaves, leaves_like, paths
-from envmanager.godot.engine_specs import (
-    MAX_AGENTS,
-    MAX_NUMBERS,
-    ArrayLayout,
-    BehaviorLayout,
-    EngineSpecs,
-    read_specs,
-)
+from envmanager.data.specs import describe_value
+from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
+from envmanager.data.trees import Tree, leaves_like
+from envmanager.godot.cursor import Cursor
+from envmanager.godot.engine_specs import MAX_AGENTS, ArrayLayout, BehaviorLayout, EngineSpecs
 from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.plain_frames import (
     ACTING,
@@ -45,8 +39,6 @@ from envmanager.godot.plain_frames import (
     TRUNCATED,
     PlainFrame,
 )
-
-__all__ = ["Acting", "Decoded", "EngineSpecs", "StepsDecoder", "bad_numbers", "encode_step", "read_specs"]
 
 STEP_SECTION = struct.Struct("<HHI")
 """Behavior, 0, n."""
@@ -135,7 +127,7 @@ class StepsDecoder:
             if plain is not None:
                 self.acting = self._all_act
                 return Decoded(plain, *COUNT.unpack_from(body))
-        cursor = _Cursor(body)
+        cursor = Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
         if n_sections > len(self._specs.behaviors):
             raise BadFrame(f"{n_sections} sections, where there are {len(self._specs.behaviors)} behaviors")
@@ -164,7 +156,7 @@ class StepsDecoder:
             self._plain = PlainFrame([(section.behavior, section.rows.agent_id) for section in sections])
             self._all_act = {section.behavior.name: Acting(len(section.reward)) for section in sections}
 
-    def _section(self, cursor: _Cursor, *, after_reset: bool) -> _Section:
+    def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
         if number >= len(self._specs.behaviors):
             raise BadFrame(f"behavior number {number}, where there are {len(self._specs.behaviors)}")
@@ -187,7 +179,7 @@ class StepsDecoder:
         cursor.where = ""
         return section
 
-    def _same_rows(self, number: int, n: int, cursor: _Cursor) -> _Rows:
+    def _same_rows(self, number: int, n: int, cursor: Cursor) -> _Rows:
         known = self._rows.get(number)
         if known is None:
             raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
@@ -195,7 +187,7 @@ class StepsDecoder:
             raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
         return known
 
-    def _read_rows(self, cursor: _Cursor, n: int) -> _Rows:
+    def _read_rows(self, cursor: Cursor, n: int) -> _Rows:
         rows = cursor.array(_ROW, n, "the rows")
         arenas = rows[:, 0]
         if n and arenas.max() >= len(self._first_ids):
@@ -220,7 +212,7 @@ class StepsDecoder:
         """Whether they are those of the last frame."""
         return len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct))
 
-    def _read_infos(self, cursor: _Cursor, sections: Mapping[int, _Section]) -> dict[str, Any] | None:
+    def _read_infos(self, cursor: Cursor, sections: Mapping[int, _Section]) -> dict[str, Any] | None:
         """The infos by behavior, {} when the engine has none to tell; None when it was not asked."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
@@ -337,102 +329,3 @@ _ALL_ACTING = bytes([ACTING]) * MAX_AGENTS
 _REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
 _BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
 _ROW = ArrayLayout("row", np.dtype(np.uint32), (2,), 2)
-_ZEROS = tuple(bytes(n) for n in range(4))
-
-
-class _Cursor:
-    """Reads a body from its beginning to its end; BadFrame when that comes too soon or too late."""
-
-    def __init__(self, body: Any) -> None:
-        self.where = ""
-        """Of which behavior, for the reasons."""
-        self._body = memoryview(body)
-        self._at = 0
-
-    def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """The numbers of a head."""
-        at = self._advance(layout.size, what)
-        return layout.unpack_from(self._body, at)
-
-    def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """One array, or a dict of several, each ``[n, …]``."""
-        if len(layouts) == 1:
-            return self.array(layouts[0], n, what)
-        return {layout.name: self.array(layout, n, what) for layout in layouts}
-
-    def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
-        """The next block as an array ``[n, …]``; a view, if that is aligned."""
-        n_numbers = n * layout.n_numbers
-        if n_numbers > MAX_NUMBERS:
-            raise BadFrame(
-                f"{n_numbers} numbers in {what} {layout.name!r}{self.where}, where {MAX_NUMBERS} are the most"
-            )
-        itemsize = layout.dtype.itemsize
-        at = self._advance(n_numbers * itemsize, what)
-        flat = np.frombuffer(self._body, layout.dtype, n_numbers, at) if n_numbers else np.empty(0, layout.dtype)
-        if itemsize > 4 and not flat.flags.aligned:
-            flat = flat.copy()
-        return flat.reshape(n, *layout.shape) if layout.shape else flat
-
-    def block(self, n_bytes: int, what: str) -> memoryview:
-        """The next block as it is."""
-        at = self._advance(n_bytes, what)
-        return self._body[at : at + n_bytes]
-
-    def finish(self) -> None:
-        """BadFrame unless this is the end."""
-        if self._at != len(self._body):
-            raise BadFrame(f"{len(self._body) - self._at} bytes left over after the infos")
-
-    def _advance(self, n_bytes: int, what: str) -> int:
-        """Where the next block begins; the one after it begins at the next multiple of 4."""
-        at = self._at
-        self._at = end = at + n_bytes + (-n_bytes % 4)
-        if end > len(self._body):
-            have = len(self._body) - at
-            raise BadFrame(f"bytes missing: {what}{self.where} should have {end - at}, but {have} are left")
-        if n_bytes % 4 and self._body[at + n_bytes : end] != _ZEROS[-n_bytes % 4]:
-            raise BadFrame(f"padding that is not 0 after {what}{self.where}")
-        return at
-
-
-def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Whose numbers are not finite or outside their bounds, and what is wrong; None when all are as they should be.
-
-    The environments are those of the rows with the first mistake found.
-    """
-    for behavior in specs.behaviors:
-        own = steps.get(behavior.name)
-        if own is None:
-            continue
-        found = _bad_rows(behavior.spec.observation, own.obs, "obs", own.env_id)
-        if found is None and own.final_obs is not None:
-            found = _bad_rows(behavior.spec.observation, own.final_obs, "final_obs", own.env_id[own.ended])
-        if found is None and not np.isfinite(own.reward).all():
-            bad = own.env_id[~np.isfinite(own.reward)]
-            found = _once(bad), SpecMismatch("reward", "finite", "NaN or infinite in part")
-        if found is not None:
-            return found
-    return None
-
-
-def _bad_rows(spec: Tree, tree: Tree, root: str, env_id: np.ndarray) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True):
-        try:
-            check_values(leaf_spec, leaf, path)
-        except SpecMismatch as mismatch:
-            bad = [row for row in range(len(leaf)) if not _fits(leaf_spec, leaf[row])]
-            return _once(env_id[bad]), mismatch
-    return None
-
-
-def _fits(spec: Any, value: Any) -> bool:
-    try:
-        check_values(spec, value, "")
-    except SpecMismatch:
-        return False
-    return True
-
-
-def _once(env_id: np.ndarray) -> tuple[int, ...]:
-    return tuple(sorted(set(env_id.tolist())))

@@ -15,9 +15,11 @@ from envmanager.data.reports import News, StartReport
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
-from envmanager.godot.codec import Acting, EngineSpecs, StepsDecoder, bad_numbers, read_specs
+from envmanager.godot.codec import Acting, StepsDecoder
+from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, read_error, read_values
+from envmanager.godot.value_checks import bad_numbers
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """With which kind of frame a command is answered; any other with a value."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.batches import Batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
-from envmanager.data.steps import Batch, concat_rows
+from envmanager.data.tree_rows import concat_rows
 from envmanager.data.trees import Tree, map_tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError

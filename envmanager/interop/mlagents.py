@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
-from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, concat_rows
+from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.data.tree_rows import concat_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.extras import needed_by

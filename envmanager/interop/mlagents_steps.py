@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from envmanager.data.specs import object_array
-from envmanager.data.steps import AGENT_BITS, ActionInfo, AgentSteps, take_rows
+from envmanager.data.steps import AGENT_BITS, ActionInfo, AgentSteps
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree
 from envmanager.extras import needed_by
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.steps import Batch, copy_tree, take_rows, with_rows
+from envmanager.data.batches import Batch
+from envmanager.data.tree_rows import copy_tree, take_rows, with_rows
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
+from envmanager.data.batches import Batch
+from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
 
 RECENT = 100
 """Over how many of the last episodes means are taken."""

@@ -23,7 +23,8 @@ import numpy as np
 
 from envmanager import __version__
 from envmanager.data.specs import ArraySpec, describe_spec
-from envmanager.data.steps import ActionInfo, AgentSteps, concat_rows, copy_tree, take_rows
+from envmanager.data.steps import ActionInfo, AgentSteps
+from envmanager.data.tree_rows import concat_rows, copy_tree, take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, paths
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, zeros
-from envmanager.data.steps import AgentSteps, StepInfo, take_rows
+from envmanager.data.steps import AgentSteps, StepInfo
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 from envmanager.errors import UsageError
 from envmanager.training.frames import FrameStacks

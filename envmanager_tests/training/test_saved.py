@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, RandomPolicy, SimpleEnvManager, UsageError
-from envmanager.data.steps import take_rows
+from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import leaves, map_tree
 from envmanager.training import array_files, checkpoints, load_policy
 from envmanager.training.saved import SavedTraining

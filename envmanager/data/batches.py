@@ -1,0 +1,91 @@
+"""Steps of any environments in one struct of arrays, for a policy outside (``send``/``recv``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.steps import AgentSteps, concat_steps
+from envmanager.data.tree_rows import copy_tree
+from envmanager.data.trees import Tree
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Steps of any environments, one row each, for a policy outside (``send``/``recv``).
+
+    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
+    (m dicts) when asked for. A batch of all environments is in env_id order, another in order of arrival.
+    When ``is_view``, the arrays are valid until the next ``recv``, ``step`` or ``reset``.
+    """
+
+    env_ids: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    lost: np.ndarray
+    final_obs: Tree = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+    is_view: bool = False
+
+    @classmethod
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
+        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            np.zeros(len(steps.agent_id), np.bool_),
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+            is_view,
+        )
+
+    @classmethod
+    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """The same values in arrays of its own."""
+        obs, final_obs = steps.obs, steps.final_obs
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            np.zeros(len(steps.agent_id), np.bool_),
+            None if final_obs is None else copy_tree(final_obs),
+            steps.info,
+            steps.reset_info,
+        )
+
+    @classmethod
+    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
+        """The rows of all parts in arrays of its own, in order; in that of ``env_ids``, the sorted ones, if given."""
+        steps = concat_steps(parts)
+        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        return cls.of(steps, env_ids, is_view=False)
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def copy(self) -> Batch:
+        """The same values in arrays of its own."""
+        return Batch(
+            self.env_ids.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self.lost.copy(),
+            copy_tree(self.final_obs),
+            self.info,
+            self.reset_info,
+        )
