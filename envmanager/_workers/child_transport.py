@@ -50,7 +50,7 @@ class Launch:
     worker_id: int
     generation: int
     seed: int
-    may_spin: bool
+    spin_ns: int
     pickled_factory: bytes
 
 
@@ -72,7 +72,7 @@ class Transport:
         self.fds = fds
         self.worker_id = launch.worker_id
         self.generation = launch.generation
-        self.may_spin = launch.may_spin
+        self.spin_ns = launch.spin_ns
         self.ticket = 0
         self.slot = 0
         self.block: Block | None = None
@@ -161,7 +161,7 @@ class Connection:
         self._fd = transport.fds["connection"]
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._spinner = Spinner(may_spin=transport.may_spin)
+        self._spinner = Spinner(transport.spin_ns)
         self._header = b""
         self._offered_slot = -1
 

@@ -34,8 +34,8 @@ class LaunchPlan(WorkerPlan):
     guardian_fd: int
     crash_fd: int
     n_slots: int
-    may_spin: bool
-    """Whether it may look again for a moment before it sleeps."""
+    spin_ns: int
+    """How long it may look again before it sleeps."""
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 
@@ -96,7 +96,7 @@ def _start(plan: LaunchPlan, pickled_factory: bytes, stdio: dict[str, int]) -> t
     try:
         wrapped = {name: descriptors.Fd(each) for name, each in {**fds, **stdio}.items()}
         environ = None if plan.environ is None else dict(plan.environ)
-        orders = pickle.dumps(Launch(plan.worker_id, plan.generation, plan.seed, plan.may_spin, pickled_factory))
+        orders = pickle.dumps(Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory))
         name = f"envmanager-worker-{plan.worker_id}"
         deadline = time.monotonic() + plan.timeouts.start_s
         return ChildProcess(plan.start_method, name, boot.run, (wrapped, environ, orders), deadline=deadline), fd

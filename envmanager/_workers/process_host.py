@@ -26,7 +26,7 @@ from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import ProcessResources
-from envmanager._workers.spin import may_spin
+from envmanager._workers.spin import spin_ns
 from envmanager._workers.wire import dumps_command
 from envmanager._workers.worker_rows import WorkerRows
 from envmanager.adapters.factories import check_travel
@@ -56,10 +56,10 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         events: EventLog,
         create: Callable[[int], EnvWorker],
     ) -> None:
-        self._may_spin = may_spin(len(entries))
+        self._spin_ns = spin_ns(len(entries))
 
         def make_resources() -> ProcessResources:
-            return ProcessResources(listener.hear, events, options.timeouts.close_s, may_spin=self._may_spin)
+            return ProcessResources(listener.hear, events, options.timeouts.close_s, spin_ns=self._spin_ns)
 
         super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
         self._factories = factories
@@ -126,7 +126,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             guardian_fd=self._guardian_fd(entry),
             crash_fd=resources.crash_fd,
             n_slots=self._n_slots,
-            may_spin=self._may_spin,
+            spin_ns=self._spin_ns,
             timeouts=options.timeouts,
             environ=environ,
             log_dir=self._log_dir,

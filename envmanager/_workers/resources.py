@@ -131,15 +131,15 @@ class ProcessResources(Resources[WorkerHandle]):
 
     step_queue: ProcessStepQueue
 
-    def __init__(self, hear: Any, events: EventLog, close_s: float, *, may_spin: bool) -> None:
+    def __init__(self, hear: Any, events: EventLog, close_s: float, *, spin_ns: int) -> None:
         self._hear = hear
         self._events = events
-        self._may_spin = may_spin
+        self._spin_ns = spin_ns
         super().__init__(close_s)
 
     def _open(self) -> None:
         self.step_queue = ProcessStepQueue(
-            self._events, on_news=self._hear, on_retired=weakly(self.drop), may_spin=self._may_spin
+            self._events, on_news=self._hear, on_retired=weakly(self.drop), spin_ns=self._spin_ns
         )
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from envmanager.system.cores import count_cores
 
 SPIN_NS = 200_000
-"""A wait spins for at most so long, and one that was shorter pays a spin next time: four times what waking costs."""
+"""Four times what waking costs."""
 TAKEN_NS = 1_500_000
 """A yield that took so long gave the core to another program, for a whole slice; workers take less."""
 REST = 200
@@ -28,17 +28,18 @@ Responses of so many come so often that the trainer would never sleep.
 """
 
 
-def may_spin(n_workers: int) -> bool:
-    """Whether so many workers, and the trainer that waits for them, may spin on this machine."""
-    return n_workers <= MANY * count_cores()
+def spin_ns(n_workers: int) -> int:
+    """How long so many workers, and the trainer that waits for them, may spin on this machine; 0: they sleep."""
+    return SPIN_NS if n_workers <= MANY * count_cores() else 0
 
 
 class Spinner:
     """Remembers how long the last wait took."""
 
-    def __init__(self, *, may_spin: bool = True) -> None:
-        self.pays = may_spin
-        self._may_spin = may_spin
+    def __init__(self, limit_ns: int) -> None:
+        """``limit_ns``: a wait spins for at most so long, and one that was shorter pays a spin next time."""
+        self.pays = limit_ns > 0
+        self._limit_ns = limit_ns
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
@@ -49,11 +50,11 @@ class Spinner:
         elif self.pays and self._spin(ready, began_ns):
             return
         sleep()
-        self.pays = self._may_spin and time.monotonic_ns() - began_ns < SPIN_NS
+        self.pays = time.monotonic_ns() - began_ns < self._limit_ns
 
     def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
         looked_ns = began_ns
-        while looked_ns - began_ns < SPIN_NS:
+        while looked_ns - began_ns < self._limit_ns:
             os.sched_yield()
             yielded_ns = time.monotonic_ns()
             if yielded_ns - looked_ns > TAKEN_NS:

@@ -52,13 +52,13 @@ class ProcessStepQueue(Watch[WorkerHandle]):
         *,
         on_news: Callable[[News, int], None],
         on_retired: Callable[[WorkerHandle], None],
-        may_spin: bool,
+        spin_ns: int,
     ) -> None:
         """``on_news(news, worker_id)``: what a worker reports besides its responses.
 
         ``on_retired(handle)``: it has ended as asked.
         """
-        super().__init__(on_retired=on_retired, may_spin=may_spin)
+        super().__init__(on_retired=on_retired, spin_ns=spin_ns)
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)
@@ -104,6 +104,9 @@ class ProcessStepQueue(Watch[WorkerHandle]):
         if self._awaited:  # a message may have been read by whoever waited for another response of that worker
             self._take_awaited()
         return bool(arrived)
+
+    def _look_aside(self) -> None:
+        self._look()
 
     def _take_record(self, handle: WorkerHandle, record: tuple[int, ...]) -> None:
         """A record that is not all of the step."""

@@ -45,14 +45,14 @@ _FIRST = (CommandName.START, CommandName.RESET)
 class Watch(ResponseSource, Generic[Worker]):
     """Responses to "step", in order of completion; subclasses say where they come from."""
 
-    def __init__(self, *, on_retired: Callable[[Worker], None], may_spin: bool) -> None:
-        """``on_retired(handle)``: it has ended as asked."""
+    def __init__(self, *, on_retired: Callable[[Worker], None], spin_ns: int) -> None:
+        """``on_retired(handle)``: it has ended as asked. ``spin_ns``: how long a wait may spin."""
         self._epoll = select.epoll()
         descriptors.register(self._epoll.fileno())
         self._handles: dict[int, Worker] = {}
         self._by_fd: dict[int, Worker] = {}
         self._arrived: list[EnvironmentResponse] = []
-        self._spinner = Spinner(may_spin=may_spin)
+        self._spinner = Spinner(spin_ns)
         self._watch_at = 0.0
         self._on_retired = on_retired
         self._retiring: set[Worker] = set()
@@ -62,6 +62,10 @@ class Watch(ResponseSource, Generic[Worker]):
     @abstractmethod
     def _look(self) -> bool:
         """Take what has come, by the shortest way; whether there are responses now."""
+
+    @abstractmethod
+    def _look_aside(self) -> None:
+        """Take what has come by other ways than the connections of workers."""
 
     @abstractmethod
     def _take_messages(self, handle: Worker) -> None:
@@ -145,7 +149,7 @@ class Watch(ResponseSource, Generic[Worker]):
         else:
             events = self._epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
-        self._look()
+        self._look_aside()
         for fd, _ in events:
             handle = self._by_fd.get(fd)
             if handle is not None and fd == handle.process.pidfd:

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from envmanager._workers import descriptors
-from envmanager._workers.spin import Spinner, may_spin
+from envmanager._workers.spin import Spinner
 from envmanager.bench.contender import Contender, random_pushes
 from envmanager.bench.games import TICKS, find_engine
 from envmanager.godot.codec import StepsDecoder, encode_step
 from envmanager.godot.engine_specs import read_specs
 from envmanager.godot.engines import command_for, find_game
 from envmanager.godot.frames import HEADER, FrameReader, Kind, pack
-from envmanager.godot.launch import ADDRESS, TOKEN, engines_may_spin
+from envmanager.godot.launch import ADDRESS, TOKEN, engines_may_spin, trainer_spin_ns
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, reset_body
 from envmanager.godot.options import EngineOptions
@@ -51,7 +51,7 @@ class Engine:
         self.socket = _arrival(lobby)
         self._poll = select.poll()
         self._poll.register(self.socket, select.POLLIN)
-        self._spinner = Spinner(may_spin=may_spin(1))
+        self._spinner = Spinner(trainer_spin_ns(1))
         lobby.close()
         configuration = configure_body(
             arenas=n_envs,

@@ -16,7 +16,6 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import Resources
-from envmanager._workers.spin import may_spin
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import EnvWorker
 from envmanager.core.listening import Listener
@@ -28,7 +27,7 @@ from envmanager.errors import UsageError
 from envmanager.godot.engine_queue import EngineQueue
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
-from envmanager.godot.launch import EnginePlan, engines_may_spin
+from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
 from envmanager.godot.options import EngineOptions
 from envmanager.godot.worker import EngineWorker
 from envmanager.observe.events import EventLog
@@ -43,13 +42,13 @@ class EngineResources(Resources[EngineWorker]):
 
     step_queue: EngineQueue
 
-    def __init__(self, hear: Any, close_s: float, *, may_spin: bool) -> None:
+    def __init__(self, hear: Any, close_s: float, *, spin_ns: int) -> None:
         self._hear = hear
-        self._may_spin = may_spin
+        self._spin_ns = spin_ns
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop), may_spin=self._may_spin)
+        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop), spin_ns=self._spin_ns)
         self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
 
     def _close_own(self) -> None:
@@ -76,7 +75,7 @@ class EngineHost(RemoteHost[EngineWorker]):
         """UsageError when there is no such game, or no engine for it."""
 
         def make_resources() -> EngineResources:
-            return EngineResources(listener.hear, options.timeouts.close_s, may_spin=may_spin(len(entries)))
+            return EngineResources(listener.hear, options.timeouts.close_s, spin_ns=trainer_spin_ns(len(entries)))
 
         super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
         self._engine = engine

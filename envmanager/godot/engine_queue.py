@@ -24,13 +24,13 @@ class EngineQueue(Watch[EngineWorker]):
         *,
         on_news: Callable[[News, int], None],
         on_retired: Callable[[EngineWorker], None],
-        may_spin: bool,
+        spin_ns: int,
     ) -> None:
         """``on_news(news, worker_id)``: what an engine reports besides its responses.
 
         ``on_retired(worker)``: it has ended as asked.
         """
-        super().__init__(on_retired=on_retired, may_spin=may_spin)
+        super().__init__(on_retired=on_retired, spin_ns=spin_ns)
         self._on_news = on_news
         self._bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._epoll.register(self._bell_fd, select.EPOLLIN)
@@ -44,14 +44,17 @@ class EngineQueue(Watch[EngineWorker]):
             os.eventfd_write(self._bell_fd, 1)
 
     def _look(self) -> bool:
-        for handle in self._handles.values():
-            if handle.channel.has_messages:  # read by whoever waited for another response of that engine
-                self._take_messages(handle)
+        self._look_aside()
         for fd, _ in self._epoll.poll(0):  # a read that raises takes several times as long
             ready = self._by_fd.get(fd)
             if ready is not None and ready.awaited is _STEP and fd == ready.channel.fd:
                 self._pump(ready)
         return bool(self._arrived)
+
+    def _look_aside(self) -> None:
+        for handle in self._handles.values():
+            if handle.channel.has_messages:  # read by whoever waited for another response of that engine
+                self._take_messages(handle)
 
     def _take_messages(self, handle: EngineWorker) -> None:
         if handle.awaited is not _STEP:

@@ -16,6 +16,7 @@ import attrs
 from envmanager._workers import lifeline
 from envmanager._workers.processes import Process, own_child
 from envmanager._workers.remote import WorkerPlan
+from envmanager._workers.spin import spin_ns
 from envmanager.errors import WorkerError
 from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.engines import Game, command_for
@@ -26,6 +27,8 @@ from envmanager.system.interrupts import blocked_in_children
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
+SPIN_NS = 1_000_000
+"""Where the trainer has a core besides those of its engines; 64 arenas take a third to two thirds of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +59,11 @@ def engines_may_spin(n_engines: int) -> bool:
     GDScript cannot yield: an engine that spins needs a core that nobody else of this training wants.
     """
     return n_engines < count_cores()
+
+
+def trainer_spin_ns(n_engines: int) -> int:
+    """How long the trainer may spin while it waits for so many engines; 0: it sleeps."""
+    return SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
 class EngineProcess(Process):

@@ -9,7 +9,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from envmanager._workers import spin
-from envmanager._workers.spin import MANY, REST, SPIN_NS, Spinner, may_spin
+from envmanager._workers.spin import MANY, REST, SPIN_NS, Spinner, spin_ns
 
 YIELD_NS = 1_000
 YIELDS = SPIN_NS // YIELD_NS
@@ -48,17 +48,17 @@ def never() -> bool:
 
 
 def test_a_wait_looks_again_a_few_times_and_then_sleeps(clock: Clock) -> None:
-    Spinner().wait(never, clock.sleep(1))
+    Spinner(SPIN_NS).wait(never, clock.sleep(1))
     assert (clock.n_yields, clock.n_sleeps) == (YIELDS, 1)
 
 
 def test_what_comes_while_it_looks_needs_no_sleep(clock: Clock) -> None:
-    Spinner().wait(lambda: clock.n_yields == 3, clock.sleep(1))
+    Spinner(SPIN_NS).wait(lambda: clock.n_yields == 3, clock.sleep(1))
     assert (clock.n_yields, clock.n_sleeps) == (3, 0)
 
 
 def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_looks_again(clock: Clock) -> None:
-    spinner = Spinner()
+    spinner = Spinner(SPIN_NS)
     spinner.wait(never, clock.sleep(SPIN_NS))
     clock.n_yields = 0
     spinner.wait(never, clock.sleep(1))
@@ -69,7 +69,7 @@ def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_loo
 
 @pytest.mark.parametrize("found", [False, True])
 def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clock: Clock, found: bool) -> None:
-    spinner = Spinner()
+    spinner = Spinner(SPIN_NS)
     clock.yield_ns = 4_000_000
     spinner.wait(lambda: found, clock.sleep(1))
     spinner.wait(never, clock.sleep(1))
@@ -82,7 +82,7 @@ def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clo
 
 
 def test_a_wait_that_may_not_look_again_always_sleeps(clock: Clock) -> None:
-    spinner = Spinner(may_spin=False)
+    spinner = Spinner(0)
     for _ in range(3):
         spinner.wait(never, clock.sleep(1))
     assert (clock.n_yields, clock.n_sleeps) == (0, 3)
@@ -90,5 +90,5 @@ def test_a_wait_that_may_not_look_again_always_sleeps(clock: Clock) -> None:
 
 def test_among_more_workers_per_core_than_many_nobody_spins(mocker: MockerFixture) -> None:
     mocker.patch.object(spin, "count_cores", return_value=2)
-    assert may_spin(2 * MANY)
-    assert not may_spin(2 * MANY + 1)
+    assert spin_ns(2 * MANY) == SPIN_NS
+    assert spin_ns(2 * MANY + 1) == 0
