@@ -12,7 +12,7 @@ import socket
 import subprocess
 from multiprocessing import spawn
 
-from envmanager._workers import descriptors, lifeline
+from envmanager._workers import descriptors, guard, lifeline
 from envmanager.system.interrupts import blocked_in_children
 
 
@@ -22,7 +22,7 @@ class Guardian:
     def __init__(self, life_fd: int) -> None:
         """Start it, and do not wait for it: what it is sent stays in the socket, and counts as held, till it reads."""
         ours, theirs = socket.socketpair()
-        program = [os.fsdecode(spawn.get_executable()), "-S", lifeline.__file__]
+        program = [os.fsdecode(spawn.get_executable()), "-S", guard.__file__]
         try:
             with theirs, blocked_in_children():
                 self._process = subprocess.Popen(

@@ -19,8 +19,7 @@ Where the kernel refuses (no /proc, a sandbox without signal-driven input), a th
 event. It needs the GIL: an environment that holds it in native code then outlives its trainer until it lets go. There
 the guardian holds nothing.
 
-The rule: the write end is closed only after the last worker has gone, because closing it kills. This module is also the
-guardian's program, so it imports nothing but the standard library.
+The rule: the write end is closed only after the last worker has gone, because closing it kills.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import resource
 import select
 import signal
 import socket
 import struct
-import sys
 import threading
 
 VARIABLE = "ENVMANAGER_LIFELINE"
@@ -150,26 +147,3 @@ def end_group() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(_own_group, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)  # it leads no group, or has left it
-
-
-def guard(trainer_fd: int, life_fd: int) -> None:
-    """The guardian: hold what workers bring, let go what the trainer names, until the trainer closes or dies."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.chdir("/")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    lines_of: dict[bytes, list[int]] = {}
-    with socket.socket(fileno=trainer_fd) as trainer:
-        while True:
-            name, lines, _, _ = socket.recv_fds(trainer, NAME.size, 2)
-            if not name:  # the trainer is dying, and has not closed the life pipe yet
-                _is_cut(life_fd, timeout_ms=None)
-                return
-            for line in lines_of.pop(name, ()):
-                os.close(line)
-            if lines:
-                lines_of[name] = lines
-
-
-if __name__ == "__main__":
-    guard(*map(int, sys.argv[1:]))

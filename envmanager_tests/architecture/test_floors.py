@@ -148,3 +148,16 @@ def test_every_public_name_can_be_had() -> None:
     assert set(envmanager.__all__) <= set(dir(envmanager))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = envmanager.nonsense
+
+
+def test_the_guardians_program_loads_no_module_that_is_written_in_python() -> None:
+    code = f"""
+import sys
+there = {{*sys.modules, "guard"}}
+sys.path.insert(0, {str(ROOT / "_workers")!r})
+import guard
+files = {{name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name not in there}}
+print(*(name for name, file in files.items() if file and file.endswith(".py")))
+"""
+    command = [sys.executable, "-S", "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout.split() == []

@@ -776,7 +776,7 @@ def train_what_escapes_and_is_closed(start_method: Any, how: str) -> None:
 
 def pid_of_guardian() -> int:
     """The process that holds lifelines; there must be one."""
-    (pid,) = [pid for pid, command in descendants().items() if "lifeline.py" in command]
+    (pid,) = [pid for pid, command in descendants().items() if "guard.py" in command]
     return pid
 
 
