@@ -20,6 +20,20 @@ from envmanager.testing.leaks import Traces, adopt_orphans, settle
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 
+PRELOADED = (
+    "pytest",
+    "pytest_mock",
+    "hypothesis",
+    "envmanager.subprocess_env_manager",
+    "envmanager.testing.contract",
+    "envmanager.testing.fault_contract",
+    "envmanager.adapters.gymnasium",
+    "envmanager.adapters.pettingzoo",
+    "envmanager.adapters.dm_env",
+    "ale_py",
+)
+"""What workers find in the fork server: an environment of a test comes with its module, and that with all of this."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
@@ -28,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
-    # It stays until the program ends, so it is there before the first test looks; with what most workers need.
-    start_server("envmanager.adapters.gymnasium", "envmanager.testing.fakes")
+    # It stays until the program ends, so it is there before the first test looks.
+    start_server(*PRELOADED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
