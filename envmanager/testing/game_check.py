@@ -24,6 +24,7 @@ from envmanager.data.trees import leaves_like
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.godot.projects import GODOT_4, THREADS, config_version
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.testing.environment_check import Finding
 from envmanager.testing.playthrough import ByRow
@@ -68,6 +69,7 @@ def _findings(game: str, engine: dict[str, Any], n_steps: int, seed: int) -> Ite
         return
     with manager:
         yield Finding("starts", "ok", f"The engine and {N_ARENAS} arenas are up in {time.monotonic() - began:.1f} s.")
+        yield from _threads_findings(game)
         yield from _specs_findings(manager.behavior_specs)
         yield from _play_findings(manager, n_steps, seed)
 
@@ -82,6 +84,17 @@ def _missing_addon(game: str) -> Finding | None:
         f"{game} has no addons/envmanager, so it cannot speak with a trainer.",
         f"`envmanager godot install-addon {game}` puts it there.",
     )
+
+
+def _threads_findings(game: str) -> Iterator[Finding]:
+    file = Path(game) / "project.godot"
+    if file.is_file() and config_version(file.parent) == GODOT_4 and THREADS not in file.read_text(encoding="utf-8"):
+        yield Finding(
+            "threads",
+            "note",
+            "Godot starts a thread for each core of the machine, and they wake one another in each tick.",
+            f"{THREADS}=1 under [threading] in project.godot: an engine that is trained has one core.",
+        )
 
 
 def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:

@@ -1,0 +1,66 @@
+"""What `envmanager godot check` finds, in games for real engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envmanager.godot.projects import THREADS, new_project
+from envmanager.testing.environment_check import Finding
+from envmanager.testing.game_check import check_game
+
+Check = Callable[[], list[Finding]]
+
+
+@pytest.fixture
+def game(tmp_path: Path, major: int) -> Path:
+    return new_project(tmp_path / "game", major)
+
+
+@pytest.fixture
+def check(game: Path, program: str) -> Check:
+    return lambda: check_game(str(game), engine={"binary": program}, n_steps=20)
+
+
+def rewrite(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def by_question(findings: list[Finding]) -> dict[str, str]:
+    return {finding.question: finding.outcome for finding in findings}
+
+
+def test_nothing_is_wrong_with_a_new_game(check: Check) -> None:
+    found = by_question(check())
+    assert set(found.values()) == {"ok"}
+    assert set(found) == {"starts", "behaviors", "steps", "episodes", "seeding"}
+
+
+def test_a_game_for_godot_4_whose_engine_starts_a_thread_per_core_is_told(game: Path, check: Check, major: int) -> None:
+    file = game / "project.godot"
+    file.write_text(re.sub(rf"^{THREADS}=.*\n", "", file.read_text(), flags=re.MULTILINE))
+    assert by_question(check()).get("threads") == ("note" if major == 4 else None)
+
+
+def test_a_game_without_the_addon_is_told_how_to_get_it(game: Path, check: Check) -> None:
+    (game / "addons" / "envmanager" / "bridge.gd").unlink()
+    (only,) = check()
+    assert (only.question, only.outcome) == ("starts", "problem")
+    assert f"envmanager godot install-addon {game}" in only.advice
+
+
+def test_random_numbers_that_are_not_the_arenas_own_are_found(game: Path, check: Check, major: int) -> None:
+    rewrite(game / "arena.gd", "from.randf_range(", {4: "randf_range(", 3: "randi() * rand_range("}[major])
+    assert by_question(check())["seeding"] == "problem"
+
+
+def test_an_error_of_a_script_is_told_with_its_place(game: Path, check: Check) -> None:
+    rewrite(game / "arena.gd", "player.begin_at(", "player.no_such_method(")
+    last = check()[-1]
+    assert (last.question, last.outcome) == ("steps", "problem")
+    assert "arena.gd" in last.text
