@@ -11,12 +11,11 @@ import resource
 import select
 import sys
 
-_NAME_BYTES = 16
 _FD_BYTES = 4
 
 
-def guard(trainer_fd: int, life_fd: int) -> None:
-    """Hold the lifelines of each worker, two of them, by the name that comes with them (see ``lifeline``)."""
+def guard(trainer_fd: int, life_fd: int, name_bytes: int) -> None:
+    """Hold the lifelines of each worker, two of them, by the name of so many bytes that comes with them."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     posix.chdir("/")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -24,7 +23,7 @@ def guard(trainer_fd: int, life_fd: int) -> None:
     lines_of: dict[bytes, list[int]] = {}
     trainer = _socket.socket(fileno=trainer_fd)
     while True:
-        name, ancillary, _, _ = trainer.recvmsg(_NAME_BYTES, _socket.CMSG_SPACE(2 * _FD_BYTES))
+        name, ancillary, _, _ = trainer.recvmsg(name_bytes, _socket.CMSG_SPACE(2 * _FD_BYTES))
         if not name:  # the trainer is dying, and has not closed the life pipe yet
             _wait_for(life_fd)
             return

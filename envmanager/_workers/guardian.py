@@ -26,7 +26,7 @@ class Guardian:
         try:
             with theirs, blocked_in_children():
                 self._process = subprocess.Popen(
-                    [*program, str(theirs.fileno()), str(life_fd)],
+                    [*program, str(theirs.fileno()), str(life_fd), str(lifeline.NAME.size)],
                     pass_fds=(theirs.fileno(), life_fd),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

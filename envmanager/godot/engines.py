@@ -77,7 +77,7 @@ def _named(env: str, options: EngineOptions, scratch: Path) -> Game:
             f"{', '.join(_DEMO + name for name in demos())}."
         )
     if path.is_dir():
-        major = _major_of(path)
+        major = major_of(path)
         return Game(path, find_binary(major, options.binary), major, _ticks_per_second(path))
     if path.suffix == ".pck":
         major, binary = _any_engine(options.binary)
@@ -93,7 +93,8 @@ def _demo(name: str, options: EngineOptions, scratch: Path) -> Game:
     return Game(folder, binary, major, _ticks_per_second(folder))
 
 
-def _major_of(project: Path) -> int:
+def major_of(project: Path) -> int:
+    """For which major version of Godot a project is: 4 or 3. UsageError when it is no project of these."""
     return config_version(project) - 1
 
 

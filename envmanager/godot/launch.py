@@ -27,7 +27,7 @@ from envmanager.system.interrupts import blocked_in_children
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
-SPIN_NS = 1_000_000
+LONG_SPIN_NS = 1_000_000
 """Where the trainer has a core besides those of its engines; 64 arenas take a third to two thirds of it."""
 
 
@@ -63,7 +63,7 @@ def engines_may_spin(n_engines: int) -> bool:
 
 def trainer_spin_ns(n_engines: int) -> int:
     """How long the trainer may spin while it waits for so many engines; 0: it sleeps."""
-    return SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
+    return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
 class EngineProcess(Process):

@@ -13,9 +13,8 @@ from pathlib import Path
 from envmanager.errors import UsageError
 
 HERE = Path(__file__).parent
-GODOT_4, GODOT_3 = 5, 4
-"""The ``config_version`` of ``project.godot``."""
-ADDONS = {GODOT_4: HERE / "addon4", GODOT_3: HERE / "addon3"}
+ADDONS = {5: HERE / "addon4", 4: HERE / "addon3"}
+"""By the ``config_version`` of ``project.godot``: 5 is Godot 4, 4 is Godot 3."""
 MAJORS = (4, 3)
 THREADS = "worker_pool/max_threads"
 """The setting of Godot 4 for how many threads share the physics."""

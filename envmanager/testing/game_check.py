@@ -23,8 +23,9 @@ from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
+from envmanager.godot.engines import major_of
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.projects import GODOT_4, THREADS, config_version
+from envmanager.godot.projects import THREADS
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.testing.environment_check import Finding
 from envmanager.testing.playthrough import ByRow
@@ -88,7 +89,7 @@ def _missing_addon(game: str) -> Finding | None:
 
 def _threads_findings(game: str) -> Iterator[Finding]:
     file = Path(game) / "project.godot"
-    if file.is_file() and config_version(file.parent) == GODOT_4 and THREADS not in file.read_text(encoding="utf-8"):
+    if file.is_file() and major_of(file.parent) == 4 and THREADS not in file.read_text(encoding="utf-8"):
         yield Finding(
             "threads",
             "note",

@@ -25,7 +25,7 @@ def test_engines_may_spin_where_there_is_a_core_for_each_and_one_for_the_trainer
 
 
 @pytest.mark.parametrize(
-    ("n_engines", "spin_ns"), [(1, launch.SPIN_NS), (2, SPIN_NS), (2 * MANY, SPIN_NS), (2 * MANY + 1, 0)]
+    ("n_engines", "spin_ns"), [(1, launch.LONG_SPIN_NS), (2, SPIN_NS), (2 * MANY, SPIN_NS), (2 * MANY + 1, 0)]
 )
 def test_a_trainer_with_a_core_besides_its_engines_spins_longer(mocker: Any, n_engines: int, spin_ns: int) -> None:
     mocker.patch.object(launch, "count_cores", return_value=2)

@@ -14,6 +14,7 @@ from envmanager._workers import spin
 from envmanager.bench.contender import Contender
 from envmanager.bench.engine import Codec
 from envmanager.bench.godot import Drawn, Engines
+from envmanager.godot import launch
 from envmanager_tests.godot.driver import MISSING, find_engine
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]
@@ -75,6 +76,7 @@ def test_starting_and_closing(n_engines: int, start_s: float) -> None:
 def test_what_an_exchange_costs_the_trainer(arenas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without spinning, which is waiting. The budget is 25 µs for connection and codec."""
     monkeypatch.setattr(spin, "SPIN_NS", 0)
+    monkeypatch.setattr(launch, "LONG_SPIN_NS", 0)
     codec = cpu_us(lambda: Codec("ball", arenas))
     step = cpu_us(lambda: Engines("ball", arenas))
     print(f"{arenas} arenas: connection and codec {codec:.0f} µs, step() with a policy {step:.0f} µs of CPU")
