@@ -8,13 +8,17 @@
         └───── how many steps, how many updates ────▶ neither may run ahead of the other too far
 
 The rule: the ratio of updates to steps is kept from both sides. The learner waits until there are steps enough for its
-next update; who plays waits while more than ``max_ahead`` steps have not been learned from.
+next update; who plays waits while more than ``max_ahead`` steps have not been learned from. The learner obeys this
+process alone: a Ctrl-C or SIGTERM for both is this one's to obey, which may need the learner's weights to save them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
+import os
+import signal
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -24,6 +28,8 @@ import attrs
 import cloudpickle
 import numpy as np
 
+from envmanager._workers.descriptors import wait_for
+from envmanager._workers.processes import ChildProcess
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
@@ -41,13 +47,24 @@ class LearnerFailed(EnvManagerError):
     """The learner's process raised, or ended. The text holds its traceback."""
 
 
+def require_any_policy(trainer: Any) -> None:
+    """UsageError for a trainer, or a class of trainers, that needs steps of its present policy, as PPO does."""
+    if not math.isinf(trainer.max_policy_lag):
+        name = trainer.__name__ if isinstance(trainer, type) else type(trainer).__name__
+        raise UsageError(
+            f"{name} cannot learn in a process of its own: its policy would change while it plays, and it learns only "
+            f"from steps of its present one (max_policy_lag is {trainer.max_policy_lag:g}). Leave out `apart`, or take "
+            "a trainer with a replay: dqn, sac."
+        )
+
+
 class Apart(Trainer):
     """Lets the trainer that ``make()`` makes learn in a process of its own. Its policy acts here.
 
     For trainers that may learn from what any policy did, such as DQN: the weights change under the one that acts.
     ``make`` is called in both processes and must make the same model, as attribute ``model``. ``max_ahead``: how many
     steps may be under way to the learner or in it before ``add`` waits. Close it, or use it as a context manager.
-    Raises LearnerFailed when the learner does.
+    Raises UsageError when the trainer cannot learn so, later LearnerFailed when the learner does.
     """
 
     learns_while_playing = True
@@ -58,9 +75,10 @@ class Apart(Trainer):
         self._here = make()
         if not isinstance(getattr(self._here, "model", None), nn.Module):
             raise UsageError(f"{type(self._here).__name__} has no `model`, so its weights cannot be shared.")
+        require_any_policy(self._here)
         self.behavior, self.policy = self._here.behavior, self._here.policy
         self.options = getattr(self._here, "options", None)
-        self.max_policy_lag = float("inf")
+        self.max_policy_lag = math.inf
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
         self._model.share_memory()
         self._max_ahead = max_ahead
@@ -71,17 +89,11 @@ class Apart(Trainer):
         self._n_learned = 0
         self._learned_version = 0
         self._figures: dict[str, float] = {}
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        self._connection, theirs = multiprocessing.Pipe()
         weights = dict(self._model.state_dict())
-        self._process = context.Process(
-            target=_learn,
-            args=(theirs, cloudpickle.dumps(make), weights, torch.get_num_threads()),
-            name="envmanager-learner",
-            daemon=True,
-        )
-        self._process.start()
-        theirs.close()
+        arguments = (theirs, cloudpickle.dumps(make), weights, torch.get_num_threads())
+        with theirs:
+            self._process = ChildProcess("spawn", "envmanager-learner", _learn, arguments)
 
     def __enter__(self) -> Apart:
         return self
@@ -94,14 +106,14 @@ class Apart(Trainer):
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._connection.send(("close", None))
-        self._process.join(_CLOSE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._process.close()
-        self._connection.close()
+        try:
+            with contextlib.suppress(OSError):
+                self._connection.send(("close", None))
+            wait_for([self._process.pidfd], _CLOSE_S)
+        finally:
+            self._process.signal(signal.SIGKILL)  # in vain, when it has ended
+            self._process.release()
+            self._connection.close()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             if tensor.is_shared():
                 tensor.data = tensor.data.clone()  # else its memory stays with the descriptor behind it
@@ -185,8 +197,7 @@ class Apart(Trainer):
         return answer
 
     def _end(self) -> str:
-        self._process.join(1.0)
-        return f"the learner of {self.behavior!r} has ended with exit code {self._process.exitcode}."
+        return f"the learner of {self.behavior!r} has ended ({self._process.exit_name()})."
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
@@ -206,6 +217,10 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 def _learn(connection: Connection, pickled: bytes, weights: dict[str, torch.Tensor], n_threads: int) -> None:
     """The learner's process."""
+    os.setpgid(0, 0)  # out of reach of what a terminal sends to the group
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     try:
         torch.set_num_threads(n_threads)
         trainer: Any = cloudpickle.loads(pickled)()

@@ -13,7 +13,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.plugins import Plugins
 from envmanager.structuring import nearest, structure
-from envmanager.training.apart import Apart
+from envmanager.training.apart import Apart, require_any_policy
 from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.plan import ANY_BEHAVIOR
@@ -67,9 +67,19 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
     """ConfigError for what can be known to be wrong with the tables of trainers before there is an environment."""
     for behavior, table in tables.items():
-        make, options, _, _ = _understood(behavior, table)
+        make, options, _, apart = _understood(behavior, table)
         if isinstance(make, functools.partial) and make.func is _make:
-            structure(make.args[1], options, where=f"trainers.{behavior}")
+            cls, options_cls = make.args
+            structure(options_cls, options, where=f"trainers.{behavior}")
+            if apart is not None:
+                _check_apart(behavior, cls)
+
+
+def _check_apart(behavior: str, cls: type[Trainer]) -> None:
+    try:
+        require_any_policy(cls)
+    except UsageError as error:
+        raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
 
 
 def _understood(behavior: str, table: Mapping[str, Any]) -> tuple[MakeTrainer, dict[str, Any], bool, int | None]:
