@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -102,14 +103,17 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """End the learner. Any number of times."""
+        """End the learner, by force after 10 s. Any number of times."""
         if self._is_closed:
             return
         self._is_closed = True
+        deadline = time.monotonic() + _CLOSE_S
         try:
-            with contextlib.suppress(OSError):
-                self._connection.send(("close", None))
-            wait_for([self._process.pidfd], _CLOSE_S)
+            # One that is stopped reads nothing, and would keep us waiting for room.
+            if wait_for([], _CLOSE_S, writable=[self._connection.fileno()]):
+                with contextlib.suppress(OSError):
+                    self._connection.send(("close", None))
+            wait_for([self._process.pidfd], deadline - time.monotonic())
         finally:
             self._process.signal(signal.SIGKILL)  # in vain, when it has ended
             self._process.release()

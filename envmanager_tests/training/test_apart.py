@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
 from envmanager.testing.fault_checks import is_gone, until
+from envmanager.training import apart
 from envmanager.training.apart import Apart, LearnerFailed
 from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
@@ -96,6 +98,23 @@ def test_closed_twice_it_leaves_no_process(manager: Any) -> None:
     trainer.close()
     trainer.close()
     assert is_gone(pid)
+
+
+@pytest.mark.load
+def test_one_that_is_stopped_with_all_its_pipe_full_is_closed_by_force(
+    manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "_CLOSE_S", 0.5)
+    with Apart(make(manager.behavior_specs["default"]), max_ahead=1_000_000) as trainer:
+        trainer.pause()  # it is there
+        os.kill(trainer._process.pid, signal.SIGSTOP)
+        fd = trainer._connection.fileno()
+        os.set_blocking(fd, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(fd, bytes(1 << 16))
+        os.set_blocking(fd, True)
+    assert is_gone(trainer._process.pid)
 
 
 SCRIPT = """
