@@ -84,6 +84,7 @@ class Apart(Trainer):
         self._model.share_memory()
         self._max_ahead = max_ahead
         self._is_closed = False
+        self._owner_pid = os.getpid()
         self._n_before = 0
         """How many steps the trainer that this one goes on with had collected."""
         self._n_sent = 0
@@ -103,8 +104,8 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """End the learner, by force after 10 s. Any number of times."""
-        if self._is_closed:
+        """End the learner, by force after 10 s. Any number of times; in a process that was forked it does nothing."""
+        if self._is_closed or self._owner_pid != os.getpid():
             return
         self._is_closed = True
         deadline = time.monotonic() + _CLOSE_S

@@ -92,9 +92,17 @@ def test_a_learner_that_was_killed_is_told_and_nothing_hangs(manager: Any) -> No
 
 
 @pytest.mark.load
-def test_closed_twice_it_leaves_no_process(manager: Any) -> None:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # PyTorch's threads; the child only closes
+def test_closed_in_a_forked_process_it_goes_on_and_closed_twice_it_leaves_no_process(manager: Any) -> None:
     trainer = Apart(make(manager.behavior_specs["default"]))
     pid = trainer._process.pid
+    child = os.fork()
+    if child == 0:
+        trainer.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    trainer.pause()
+    assert not is_gone(pid)
     trainer.close()
     trainer.close()
     assert is_gone(pid)
