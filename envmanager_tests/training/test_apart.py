@@ -126,7 +126,7 @@ def test_one_that_is_stopped_with_all_its_pipe_full_is_closed_by_force(
 
 
 SCRIPT = """
-import signal, sys
+import signal
 from envmanager import SimpleEnvManager
 from envmanager.training.apart import Apart
 from envmanager.training.controller import TrainerController
