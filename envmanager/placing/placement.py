@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Literal
 
 import attrs
@@ -28,7 +29,8 @@ class Probe:
 
     ``wall_s``: mean time of a step, less what it waited for a free core. ``cpu_s``: mean processor time of its process,
     all threads. ``unevenness``: how far the slow steps (95th percentile) lie above the usual ones (median), in means.
-    ``reset_s``: the first reset. ``obs_bytes``: the observations of one step.
+    ``reset_s``: the first reset. ``obs_bytes``: the observations of one step. ``slowness``: how much longer than the
+    machine where Costs were measured this one took meanwhile for the same lines of Python.
     """
 
     wall_s: float
@@ -37,6 +39,7 @@ class Probe:
     reset_s: float = 0.0
     obs_bytes: int = 0
     n_steps: int = 1
+    slowness: float = 1.0
 
     @property
     def busy_share(self) -> float:
@@ -48,34 +51,40 @@ class Probe:
 class Costs:
     """What running environments costs besides the environments, in seconds.
 
-    Measured on two cores of a virtual machine (decision 0016); a faster machine has both cheaper messages and faster
-    environments.
+    Measured on two cores of a virtual machine (decision 0016). ``slowed`` makes of it what another machine needs.
     """
 
-    local_round_s: float = 9e-6
+    local_round_s: float = 14e-6
     """A call of the manager that steps all environments in this process."""
-    round_s: float = 5e-6
+    round_s: float = 4e-6
     """A call of the manager that serves all workers that are ready."""
-    serve_s: float = 8e-6
+    serve_s: float = 22e-6
     """The trainer's part in one step of one worker, also of the local one: send, look at its response, hand it out."""
-    respond_s: float = 5e-6
+    respond_s: float = 8e-6
     """The worker's part in one of its steps: read the command, write the response."""
-    wake_s: float = 6e-6
+    wake_s: float = 4.7e-6
     """Until both sides have looked, over and above that, where a spin finds it; up to 100 µs where both sleep."""
-    crowd_s: float = 17e-6
+    crowd_s: float = 26e-6
     """For each process more than there are cores, the trainer's included: what changing between them costs."""
-    crowd_share: float = 0.37
+    crowd_share: float = 0.27
     """With more processes than cores the trainer's spins take cores from workers: so much of the time is lost, …"""
     crowd_most_s: float = 200e-6
     """… but no more than this, since a spin lasts no longer."""
-    group_s: float = 4.8e-6
+    together: float = 0.17
+    """With all cores at work each does less: they share caches, memory and clock, and a host's other guests."""
+    group_s: float = 2e-6
     """What of the probed step a worker pays once for all its environments."""
-    row_s: float = 0.1e-6
+    row_s: float = 0.08e-6
     """The trainer's part in one row."""
     local_byte_s: float = 0.06e-9
     """Copying one byte out into memory of the trainer's own, in this process; large observations are lent instead."""
-    byte_s: float = 0.09e-9
+    byte_s: float = 0.02e-9
     """The same when another core wrote it."""
+
+    def slowed(self, slowness: float) -> Costs:
+        """The times of a machine that is so much slower; a spin's length is the same on all."""
+        scaled = {name: value * slowness for name, value in attrs.asdict(self).items() if name.endswith("_s")}
+        return attrs.evolve(self, **{**scaled, "crowd_most_s": self.crowd_most_s})
 
 
 @attrs.frozen
@@ -97,9 +106,11 @@ class Placement:
 IN_PROCESS = 0
 """Instead of a number of workers: no worker process at all."""
 
-MUCH_FASTER = 0.9
-"""In this process nothing protects the trainer from a crash or a hang, so with all or some environments there a round
-must take at most so much of the time that it takes without."""
+HERE_COUNTS = 1.05
+"""In this process nothing protects the trainer from a crash or a hang, so a round there counts as so much longer, …"""
+
+SHARED_COUNTS = 1.15
+"""… and a round with a local worker as more: it takes all cores as well, and hangs on who waits for whom."""
 
 AS_GOOD = 1.05
 """Numbers of workers whose time is within so much of the least are as good: the model is no better than that."""
@@ -139,13 +150,13 @@ def choose(
     uneven = _is_uneven(probe, costs)
     least = 0 if local_envs == "auto" else local_envs
     chosen, best_s = _best(probe, n_envs, n_cores, _apart(n_envs, n_cores, n_workers, least), costs)
-    if local_envs == "auto" and not uneven:  # whoever waits for a slow local environment serves nobody meanwhile
-        shared = list(_shared(n_envs, n_cores, n_workers))
-        layout, shared_s = _best(probe, n_envs, n_cores, shared, costs) if shared else (chosen, math.inf)
-        if shared_s <= MUCH_FASTER * best_s:
-            chosen, best_s = layout, shared_s
-    if in_process and not least and round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs) <= MUCH_FASTER * best_s:
-        chosen = _Layout(IN_PROCESS, 0)
+    shared = list(_shared(n_envs, n_cores, n_workers)) if local_envs == "auto" else []
+    if shared and not uneven:  # whoever waits for a slow local environment serves nobody meanwhile
+        layout, shared_s = _best(probe, n_envs, n_cores, shared, costs)
+        chosen, best_s = min((chosen, best_s), (layout, SHARED_COUNTS * shared_s), key=itemgetter(1))
+    if in_process and not least:
+        here_s = HERE_COUNTS * round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs)
+        chosen = _Layout(IN_PROCESS, 0) if here_s <= best_s else chosen
     n_apart = n_envs - chosen.local_envs
     why = _why(chosen.n_workers, probe, apart=chosen.n_workers == n_apart and uneven)
     where = f"{chosen.local_envs} in this process and " if chosen.local_envs else ""
@@ -159,12 +170,15 @@ def round_s(
     probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0, costs: Costs | None = None
 ) -> float:
     """How long one step of all environments should take, in seconds, with partial steps."""
-    costs = Costs() if costs is None else costs
+    costs = (Costs() if costs is None else costs).slowed(probe.slowness)
     group_s = min(costs.group_s, 0.9 * probe.wall_s)
     env_s, env_cpu_s = probe.wall_s - group_s, max(0.0, probe.cpu_s - group_s)
     if n_workers == IN_PROCESS:
         copied = n_envs * probe.obs_bytes if n_envs * probe.obs_bytes < LEAST_BYTES else 0
         return costs.local_round_s + group_s + n_envs * (env_s + costs.row_s) + costs.local_byte_s * copied
+    n_busy = min(n_cores, n_workers + bool(local_envs))
+    longer_s = costs.together * (n_busy - 1) / max(1, n_cores - 1) * env_cpu_s
+    env_s, env_cpu_s = env_s + longer_s, env_cpu_s + longer_s
     row_s = costs.row_s + costs.byte_s * probe.obs_bytes
     most_envs = math.ceil((n_envs - local_envs) / n_workers)
     local_s = group_s + local_envs * env_s + costs.serve_s if local_envs else 0.0
@@ -220,7 +234,9 @@ def _best(probe: Probe, n_envs: int, n_cores: int, layouts: Sequence[_Layout], c
 
 
 def _is_uneven(probe: Probe, costs: Costs) -> bool:
-    return probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > costs.wake_s
+    costs = costs.slowed(probe.slowness)
+    message_s = costs.serve_s + costs.respond_s + costs.wake_s
+    return probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > message_s
 
 
 def _where(chosen: int, n_envs: int, n_cores: int) -> str:

@@ -39,10 +39,12 @@ from envmanager.system.cores import count_cores
 
 PROBE_S = 0.5
 """For how long an environment is stepped; a step that takes longer is waited for."""
-MAX_STEPS = 5000
+MAX_STEPS = 20_000
 """After so many steps nothing new is learned about a cheap environment."""
 WARM_UP = 0.1
 """The share of the steps, at the beginning, that do not count: what they do for the first time takes longer."""
+YARDSTICK_S = 2.3e-6
+"""What ``_yardstick`` takes between the steps of a trivial environment on the machine where Costs were measured."""
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
@@ -150,27 +152,38 @@ def probe_group(
     reset_s = time.monotonic() - started
     policies: dict[str, Policy] = {}
     times: list[StepTime] = []
+    yardsticks: list[StepTime] = []
     deadline = time.monotonic() + probe_s
     with RunDelay() as delay:
-        # What the clocks themselves take, a few µs: an environment may be cheaper than that.
-        clocks_wall_ns, clocks_cpu_ns, _ = map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True))
+        # What the clocks themselves take: an environment may be cheaper than that.
+        clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
         while len(times) < max_steps and (len(times) < 2 or time.monotonic() < deadline):
             actions = _random_actions(group, steps, policies)
-            steps, (wall_ns, cpu_ns, delay_ns) = _timed(functools.partial(group.step, actions), delay)
-            times.append(StepTime.of(max(0, wall_ns - clocks_wall_ns), cpu_ns - clocks_cpu_ns, delay_ns))
-    return summarize(times, reset_s=reset_s, obs_bytes=_size_bytes(steps))
+            steps, taken = _timed(functools.partial(group.step, actions), delay)
+            times.append(taken.less(clocks))
+            _yardstick()  # a step that sleeps leaves cold caches behind
+            yardsticks.append(_timed(_yardstick, delay)[1].less(clocks))
+    return summarize(times, yardsticks, reset_s=reset_s, obs_bytes=_size_bytes(steps))
 
 
-def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, tuple[int, int, int]]:
-    """What ``act()`` returns; how long it took, the processor time, and how long it waited for a core."""
-    wall_ns, delay_ns, cpu_ns = time.monotonic_ns(), delay.ns(), time.process_time_ns()
+def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
+    """What ``act()`` returns, and how long it took."""
+    delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
     result = act()
+    wall_ns = time.monotonic_ns() - wall_ns
     cpu_ns = time.process_time_ns() - cpu_ns
-    delay_ns = delay.ns() - delay_ns
-    return result, (time.monotonic_ns() - wall_ns, cpu_ns, delay_ns)
+    return result, StepTime.of(wall_ns, cpu_ns, delay.ns() - delay_ns)
 
 
 def _nothing() -> None: ...
+
+
+def _yardstick() -> int:
+    """What interpreters do all day. Timed beside each step, it tells how fast this machine is at that moment."""
+    table = {}
+    for key in range(12):
+        table[key] = [key, str(key)]
+    return sum(len(pair) for pair in table.values())
 
 
 class StepTime(NamedTuple):
@@ -184,10 +197,15 @@ class StepTime(NamedTuple):
         """From the clock, the processor time and the wait for a core; it took at least what it computed."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
+    def less(self, other: StepTime) -> StepTime:
+        """Without what ``other`` took."""
+        return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
-def summarize(times: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> Probe:
-    """The figures of the steps after the warm-up."""
-    counted = times[max(1, int(len(times) * WARM_UP)) :]
+
+def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> Probe:
+    """The figures of the steps after the warm-up, and of the yardstick beside each."""
+    first = max(1, int(len(times) * WARM_UP))
+    counted = times[first:]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
     slow_ns, usual_ns = walls[int(0.95 * (len(walls) - 1))], statistics.median(walls)
@@ -198,6 +216,7 @@ def summarize(times: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> P
         reset_s=reset_s,
         obs_bytes=obs_bytes,
         n_steps=len(times),
+        slowness=statistics.fmean(each.wall_ns for each in yardsticks[first:]) / 1e9 / YARDSTICK_S,
     )
 
 

@@ -16,12 +16,24 @@ from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
-from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, round_s
-from envmanager.placing.probing import ProbeFactory, RunDelay, StepTime, probe_group, summarize
+from envmanager.placing.placement import IN_PROCESS, Costs, Placement, Probe, choose, round_s
+from envmanager.placing.probing import YARDSTICK_S, ProbeFactory, RunDelay, StepTime, probe_group, summarize
 from envmanager.registry import known_kinds, structure
 from envmanager.system import cgroups, cores
 
 BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+
+
+# What probes found on two cores of a virtual machine, one of them while a neighbour took half of its time.
+NOOP = Probe(wall_s=3.1e-6, cpu_s=3.4e-6, unevenness=0.9, obs_bytes=16, slowness=1.3)
+CARTPOLE = Probe(wall_s=10.7e-6, cpu_s=10.9e-6, unevenness=1.0, obs_bytes=16, slowness=1.1)
+SLOWED_CARTPOLE = Probe(wall_s=20.6e-6, cpu_s=21.1e-6, unevenness=0.9, obs_bytes=16, slowness=1.7)
+PONG = Probe(wall_s=522e-6, cpu_s=523e-6, unevenness=0.4, obs_bytes=28224, slowness=1.3)
+LARGE = Probe(wall_s=19.0e-6, cpu_s=19.9e-6, unevenness=0.4, obs_bytes=2**19, slowness=1.4)
+STRAGGLER = Probe(wall_s=2.0e-3, cpu_s=65e-6, unevenness=4.5, obs_bytes=16, slowness=1.7)
+
+NEVER_SLOWER = Costs(together=0.0)
+AS_EVER = StepTime(round(YARDSTICK_S * 1e9), 0)
 
 
 def computing(seconds: float, **more: float) -> Probe:
@@ -97,15 +109,21 @@ def test_environments_that_compute_get_a_worker_per_core(n_envs, n_cores):
 @pytest.mark.parametrize(
     ("probe", "n_envs", "best"),
     [
-        (Probe(wall_s=3.1e-6, cpu_s=3.5e-6, obs_bytes=16), 8, 1),
-        (Probe(wall_s=3.1e-6, cpu_s=3.5e-6, obs_bytes=16), 64, 1),
-        (Probe(wall_s=10.8e-6, cpu_s=11.2e-6, unevenness=0.7, obs_bytes=16), 8, 1),
-        (Probe(wall_s=445e-6, cpu_s=446e-6, unevenness=0.3, obs_bytes=28224), 8, 2),
-        (Probe(wall_s=17.5e-6, cpu_s=18.3e-6, unevenness=0.2, obs_bytes=2**19), 8, 1),
-        (Probe(wall_s=17.5e-6, cpu_s=18.3e-6, unevenness=0.2, obs_bytes=2**19), 32, 1),
-        (Probe(wall_s=2.0e-3, cpu_s=50e-6, unevenness=4.5, obs_bytes=16), 8, 8),
+        (NOOP, 8, 1),
+        (NOOP, 64, 1),
+        (CARTPOLE, 8, 1),
+        (CARTPOLE, 64, 2),
+        (SLOWED_CARTPOLE, 8, 1),
+        (SLOWED_CARTPOLE, 64, 2),
+        (PONG, 8, 2),
+        (LARGE, 8, 1),
+        (LARGE, 32, 1),
+        (STRAGGLER, 8, 8),
     ],
-    ids=["noop", "many noops", "cartpole", "pong", "large observations", "many large observations", "straggler"],
+    ids=[
+        *("noop", "many noops", "cartpole", "many cartpoles", "slowed cartpole", "many slowed cartpoles", "pong"),
+        *("large observations", "many large observations", "straggler"),
+    ],
 )
 def test_on_two_cores_it_chooses_what_was_measured_to_be_fastest(probe, n_envs, best):
     placement = choose(probe, n_envs, 2)
@@ -163,7 +181,7 @@ def test_asked_to_this_process_takes_its_part_where_messages_are_what_costs():
     assert str(placement).startswith(f"{placement.local_envs} in this process and {64 - placement.local_envs} ")
 
 
-@pytest.mark.parametrize("probe", [sleeping(0.02), computing(0.01), computing(0.01, unevenness=4.0)])
+@pytest.mark.parametrize("probe", [sleeping(0.02), computing(0.01), computing(0.01, unevenness=4.0), PONG])
 def test_asked_to_this_process_takes_no_part_where_that_saves_little(probe):
     assert choose(probe, 8, 2, in_process=False, local_envs="auto") == choose(probe, 8, 2, in_process=False)
 
@@ -185,13 +203,13 @@ def test_a_given_number_of_local_environments_is_kept():
 @pytest.mark.parametrize(
     ("probe", "n_envs", "n_local"),
     [
-        (Probe(wall_s=4.8e-6, cpu_s=3.9e-6, obs_bytes=16), 8, 8),
-        (Probe(wall_s=12.9e-6, cpu_s=11.9e-6, obs_bytes=16), 8, 4),
-        (Probe(wall_s=12.9e-6, cpu_s=11.9e-6, obs_bytes=16), 32, 16),
-        (Probe(wall_s=451e-6, cpu_s=448e-6, unevenness=0.3, obs_bytes=28224), 8, 4),
-        (Probe(wall_s=2.0e-3, cpu_s=50e-6, unevenness=4.5, obs_bytes=16), 8, 0),
+        (NOOP, 8, 8),
+        (CARTPOLE, 8, 8),
+        (CARTPOLE, 32, 16),
+        (SLOWED_CARTPOLE, 32, 16),
+        (STRAGGLER, 8, 0),
     ],
-    ids=["noop", "cartpole", "many cartpoles", "pong", "straggler"],
+    ids=["noop", "cartpole", "many cartpoles", "many slowed cartpoles", "straggler"],
 )
 def test_asked_to_this_process_takes_its_part_where_that_was_measured_to_be_fastest(probe, n_envs, n_local):
     placement = choose(probe, n_envs, 2, local_envs="auto")
@@ -203,7 +221,7 @@ def test_asked_to_this_process_takes_its_part_where_that_was_measured_to_be_fast
 def test_environments_on_many_threads_get_fewer_workers_than_cores_in_time():
     on_four_threads = Probe(wall_s=0.01, cpu_s=0.04)
 
-    assert round_s(on_four_threads, 8, 8, 8) == pytest.approx(0.04, rel=0.1)
+    assert round_s(on_four_threads, 8, 8, 8, costs=NEVER_SLOWER) == pytest.approx(0.04, rel=0.1)
 
 
 def test_in_this_process_a_round_takes_the_sum_of_all_steps():
@@ -215,7 +233,33 @@ def test_in_workers_a_round_takes_as_long_as_the_fullest_worker():
 
 
 def test_in_workers_a_round_takes_at_least_what_the_cores_must_compute():
-    assert round_s(computing(0.02), 8, 8, 2) == pytest.approx(4 * 0.02, rel=0.02)
+    assert round_s(computing(0.02), 8, 8, 2, costs=NEVER_SLOWER) == pytest.approx(4 * 0.02, rel=0.02)
+
+
+def test_cores_that_all_compute_are_slower_than_one_alone():
+    alone_s = round_s(computing(0.02), 2, 1, 2)
+    assert alone_s == pytest.approx(2 * 0.02, rel=0.02)
+    assert alone_s / 2 * 1.1 < round_s(computing(0.02), 2, 2, 2) < alone_s / 2 * 1.3
+
+
+def test_cores_that_wait_slow_down_nobody():
+    assert round_s(sleeping(0.02), 2, 2, 2) == pytest.approx(0.02, rel=0.02)
+
+
+@given(
+    wall_s=st.floats(1e-6, 1e-3),
+    n_envs=st.integers(1, 64),
+    n_cores=st.integers(1, 64),
+    slowness=st.sampled_from([0.25, 0.5, 2.0, 4.0]),
+    local_envs=st.sampled_from([0, "auto"]),
+)
+def test_on_a_machine_that_is_slower_in_all_the_choice_is_the_same(wall_s, n_envs, n_cores, slowness, local_envs):
+    here, there = computing(wall_s), computing(wall_s * slowness, slowness=slowness)
+    costs = Costs(crowd_most_s=0.0)  # a spin, which is the one thing that is as long on all machines
+
+    chosen = [choose(each, n_envs, n_cores, local_envs=local_envs, costs=costs) for each in (here, there)]
+
+    assert len({(each.kind, each.n_workers, each.local_envs) for each in chosen}) == 1
 
 
 def test_a_wall_clock_of_zero_is_computing():
@@ -292,13 +336,30 @@ def test_a_probe_begins_with_the_environments_seed():
 
 def summary(walls_ns: list[int]) -> Probe:
     first = 10**10  # what is done for the first time does not count
-    return summarize([StepTime(first, first), *(StepTime(each, each) for each in walls_ns)], reset_s=0.0, obs_bytes=0)
+    steps = [StepTime(first, first), *(StepTime(each, each) for each in walls_ns)]
+    return summarize(steps, [AS_EVER] * len(steps), reset_s=0.0, obs_bytes=0)
 
 
 def test_steps_that_are_now_and_then_slow_are_uneven():
     assert summary([10**6] * 100).unevenness == 0.0
     assert summary([*[10**6] * 99, 10**9]).unevenness == 0.0, "one of a hundred, such as a reset, says nothing"
     assert summary([*[10**6] * 9, 10**7] * 10).unevenness == pytest.approx(9 / 1.9, rel=0.05)
+
+
+def test_a_machine_is_as_slow_as_its_yardstick_beside_the_steps():
+    step = StepTime(10**6, 10**6)
+    probe = summarize(
+        [step] * 51,
+        [StepTime(10**9, 0)] * 5 + [AS_EVER, StepTime(3 * AS_EVER.wall_ns, 0)] * 23,
+        reset_s=0.0,
+        obs_bytes=0,
+    )
+
+    assert probe.slowness == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_probe_finds_how_slow_the_machine_is():
+    assert 0.05 < probe_of(Counting, probe_s=0.05).slowness < 50
 
 
 def test_the_first_step_does_not_count():

@@ -1,0 +1,112 @@
+"""The commands for what a training has left: ``evaluate``, ``play`` and ``export``, and the options that they share.
+
+The rule: nothing is done here. ``evaluate.py``, ``play.py`` and ``export.py`` do the work; they are imported when their
+command is called, since PyTorch takes a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envmanager.cli.loading import loading
+from envmanager.cli.plan import check_out
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME, or of one checkpoint.")
+]
+CheckpointOption = Annotated[
+    str,
+    typer.Option(metavar="latest|best|STEP", help="Which checkpoint, also by its name."),
+]
+OtherEnvOption = Annotated[
+    str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
+]
+
+
+def evaluate_command(
+    directory: RunArgument,
+    episodes: Annotated[int, typer.Option(min=1, help="How many, as many in each environment.")] = 100,
+    checkpoint: CheckpointOption = "latest",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
+    n_envs: Annotated[int | None, typer.Option(min=1, help="How many environments; the training's if unset.")] = None,
+    manager: Annotated[
+        str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
+    ] = None,
+    env: OtherEnvOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same data there too.")] = None,
+) -> None:
+    """Play whole episodes with the policies of a training, greedily, and say what they return and how long they are.
+
+    Ends with exit code 0, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    check_out(out)
+    with loading():
+        command = importlib.import_module("envmanager.cli.evaluate")
+    plan = command.EvaluationPlan(
+        directory=directory,
+        checkpoint=checkpoint,
+        episodes=episodes,
+        seed=seed,
+        n_envs=n_envs,
+        manager=manager,
+        env=env,
+        as_json=as_json,
+        out=out,
+    )
+    raise typer.Exit(command.run_evaluation(plan))
+
+
+def play_command(
+    directory: RunArgument,
+    episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    checkpoint: CheckpointOption = "latest",
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
+    video: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.mp4|DIR", help="A video, or a folder for one of each episode; a window if unset."),
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(min=1, help="Frames per second of the video; the environment's own if unset.")
+    ] = None,
+    env: OtherEnvOption = None,
+) -> None:
+    """Play the policies of a training, greedily, in a window or into a video.
+
+    Ends with exit code 0, 1 after an error, 2 after a mistake in the call or where nothing can be shown, 130 after
+    Ctrl-C and 143 after SIGTERM.
+    """
+    with loading():
+        command = importlib.import_module("envmanager.cli.play")
+    plan = command.PlayPlan(
+        directory=directory, checkpoint=checkpoint, episodes=episodes, seed=seed, video=video, fps=fps, env=env
+    )
+    raise typer.Exit(command.run_play(plan))
+
+
+def export_command(
+    directory: RunArgument,
+    to: Annotated[str, typer.Option(metavar="onnx|torchscript", help="The format.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Here, with the name of the training, if unset.")
+    ] = None,
+    behavior: Annotated[str | None, typer.Option(metavar="NAME", help="Whose policy; the only one if unset.")] = None,
+    checkpoint: CheckpointOption = "latest",
+    opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
+    env: OtherEnvOption = None,
+) -> None:
+    """Write a policy of a training, greedy, to a file for other programs, once it was found to act alike there.
+
+    Ends with exit code 0, 1 after an error or when it acts otherwise (then no file is written), 2 after a mistake in
+    the call, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    with loading():
+        command = importlib.import_module("envmanager.cli.export")
+    plan = command.ExportPlan(
+        directory=directory, checkpoint=checkpoint, to=to, opset=opset, behavior=behavior, out=out, env=env
+    )
+    raise typer.Exit(command.run_export(plan))
