@@ -66,11 +66,11 @@ class Costs:
     """Until both sides have looked, over and above that, where a spin finds it; up to 100 µs where both sleep."""
     crowd_s: float = 26e-6
     """For each process more than there are cores, the trainer's included: what changing between them costs."""
-    crowd_share: float = 0.27
+    crowd_share: float = 0.33
     """With more processes than cores the trainer's spins take cores from workers: so much of the time is lost, …"""
     crowd_most_s: float = 200e-6
     """… but no more than this, since a spin lasts no longer."""
-    together: float = 0.17
+    together: float = 0.25
     """With all cores at work each does less: they share caches, memory and clock, and a host's other guests."""
     group_s: float = 2e-6
     """What of the probed step a worker pays once for all its environments."""
@@ -106,10 +106,10 @@ class Placement:
 IN_PROCESS = 0
 """Instead of a number of workers: no worker process at all."""
 
-HERE_COUNTS = 1.05
+HERE_COUNTS = 1.02
 """In this process nothing protects the trainer from a crash or a hang, so a round there counts as so much longer, …"""
 
-SHARED_COUNTS = 1.15
+SHARED_COUNTS = 1.12
 """… and a round with a local worker as more: it takes all cores as well, and hangs on who waits for whom."""
 
 AS_GOOD = 1.05

@@ -1,0 +1,88 @@
+"""Compares contenders of the bench that stay alive side by side in one process and take short turns.
+
+``envmanager bench`` gives every turn a process of its own, so turns are long, and a machine with other guests is twice
+as fast in one as in the next. Here a round takes a second or less; what is printed are medians of the ratios of each
+round. Only contenders that this interpreter can import, and that sleep while they are not asked, can take part.
+
+    python tools/compare_in_turns.py noop:8 cartpole:32 --contenders gymnasium-sync,ours-simple,ours-auto
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from envmanager.bench.contender import Contender
+from envmanager.bench.roster import label_of, make_contender
+
+PLACED = "ours-simple,ours-workers,ours-processes,ours-share,ours-auto,ours-auto-local,gymnasium-sync,bare"
+
+
+def main() -> None:
+    """Measure each cell and print its table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cells", nargs="+", metavar="WORKLOAD:N_ENVS")
+    parser.add_argument("--contenders", default=PLACED, help="by their names in the bench; the first is the measure")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=0.06, help="of a turn")
+    arguments = parser.parse_args()
+    logging.basicConfig(format="  %(message)s", level=logging.WARNING)
+    logging.getLogger("envmanager").setLevel(logging.INFO)  # what "auto" has chosen, and why
+    for cell in arguments.cells:
+        workload, _, n_envs = cell.partition(":")
+        print(f"{workload}, {n_envs} environments", flush=True)
+        names = arguments.contenders.split(",")
+        show(compare(workload, int(n_envs), names, arguments.rounds, arguments.seconds), int(n_envs))
+
+
+def compare(workload: str, n_envs: int, names: Sequence[str], n_rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Steps per second of each contender in each round."""
+    contenders: dict[str, Contender] = {}
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        for name in names:
+            contenders[name] = make_contender(name, workload, n_envs)
+            contenders[name].get_ready()
+        n_calls = {name: calls_in(contender, seconds) for name, contender in contenders.items()}
+        for _ in range(n_rounds):
+            for name in random.sample(names, len(names)):
+                contenders[name].run(max(1, n_calls[name] // 8))  # others have used the caches meanwhile
+                started = time.monotonic()
+                n_steps = contenders[name].run(n_calls[name])
+                rates[name].append(n_steps / (time.monotonic() - started))
+    finally:
+        for contender in contenders.values():
+            contender.close()
+    return rates
+
+
+def calls_in(contender: Contender, seconds: float) -> int:
+    """About how many calls take so long."""
+    n_calls = 1
+    while True:
+        started = time.monotonic()
+        contender.run(n_calls)
+        took_s = time.monotonic() - started
+        if took_s >= seconds / 4:
+            return max(1, round(n_calls * seconds / took_s))
+        n_calls *= 2
+
+
+def show(rates: Mapping[str, Sequence[float]], n_envs: int) -> None:
+    """The medians, and of the ratios to the first contender also the quartiles."""
+    first, *_ = rates
+    print(f"  {'':44}{'steps/s':>12}{'ratio':>8}   quartiles")
+    for name, own in rates.items():
+        ratios = [rate / other for rate, other in zip(own, rates[first], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        label = label_of(name, n_envs)
+        print(f"  {label:44}{statistics.median(own):>12,.0f}{middle:>8.3f}   {low:.2f}-{high:.2f}")
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
