@@ -13,13 +13,14 @@ import argparse
 import logging
 import random
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 
 from envmanager.bench.contender import Contender
+from envmanager.bench.measure import Clocks, measure, warm_up
 from envmanager.bench.roster import label_of, make_contender
 
 PLACED = "ours-simple,ours-workers,ours-processes,ours-share,ours-auto,ours-auto-local,gymnasium-sync,bare"
+WARM_UP_S = 0.3
 
 
 def main() -> None:
@@ -43,33 +44,21 @@ def compare(workload: str, n_envs: int, names: Sequence[str], n_rounds: int, sec
     """Steps per second of each contender in each round."""
     contenders: dict[str, Contender] = {}
     rates: dict[str, list[float]] = {name: [] for name in names}
+    clocks = Clocks()
     try:
         for name in names:
             contenders[name] = make_contender(name, workload, n_envs)
             contenders[name].get_ready()
-        n_calls = {name: calls_in(contender, seconds) for name, contender in contenders.items()}
+        n_calls = {name: warm_up(contender, WARM_UP_S, clocks) for name, contender in contenders.items()}
         for _ in range(n_rounds):
             for name in random.sample(names, len(names)):
-                contenders[name].run(max(1, n_calls[name] // 8))  # others have used the caches meanwhile
-                started = time.monotonic()
-                n_steps = contenders[name].run(n_calls[name])
-                rates[name].append(n_steps / (time.monotonic() - started))
+                contenders[name].run(n_calls[name])  # others have used the caches meanwhile
+                n_steps, wall_s, *_ = measure(contenders[name], n_calls=n_calls[name], seconds=seconds, clocks=clocks)
+                rates[name].append(n_steps / wall_s)
     finally:
         for contender in contenders.values():
             contender.close()
     return rates
-
-
-def calls_in(contender: Contender, seconds: float) -> int:
-    """About how many calls take so long."""
-    n_calls = 1
-    while True:
-        started = time.monotonic()
-        contender.run(n_calls)
-        took_s = time.monotonic() - started
-        if took_s >= seconds / 4:
-            return max(1, round(n_calls * seconds / took_s))
-        n_calls *= 2
 
 
 def show(rates: Mapping[str, Sequence[float]], n_envs: int) -> None:

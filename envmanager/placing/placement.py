@@ -146,17 +146,18 @@ def choose(
     ``in_process``: whether the trainer's own process is a choice for all of them. ``n_workers``: so many, if in workers
     at all. ``local_envs``: so many in a local worker besides; "auto" if none or some, as is fastest.
     """
-    costs = Costs() if costs is None else costs
+    costs = _costs_of(probe, costs)
     uneven = _is_uneven(probe, costs)
     least = 0 if local_envs == "auto" else local_envs
-    chosen, best_s = _best(probe, n_envs, n_cores, _apart(n_envs, n_cores, n_workers, least), costs)
+    found = [_best(probe, n_envs, n_cores, _apart(n_envs, n_cores, n_workers, least), costs)]
     shared = list(_shared(n_envs, n_cores, n_workers)) if local_envs == "auto" else []
     if shared and not uneven:  # whoever waits for a slow local environment serves nobody meanwhile
         layout, shared_s = _best(probe, n_envs, n_cores, shared, costs)
-        chosen, best_s = min((chosen, best_s), (layout, SHARED_COUNTS * shared_s), key=itemgetter(1))
+        found.append((layout, SHARED_COUNTS * shared_s))
     if in_process and not least:
-        here_s = HERE_COUNTS * round_s(probe, n_envs, IN_PROCESS, n_cores, costs=costs)
-        chosen = _Layout(IN_PROCESS, 0) if here_s <= best_s else chosen
+        here = _Layout(IN_PROCESS, 0)
+        found.append((here, HERE_COUNTS * _round_s(probe, n_envs, here, n_cores, costs)))
+    chosen, _ = min(found, key=itemgetter(1))
     n_apart = n_envs - chosen.local_envs
     why = _why(chosen.n_workers, probe, apart=chosen.n_workers == n_apart and uneven)
     where = f"{chosen.local_envs} in this process and " if chosen.local_envs else ""
@@ -170,7 +171,16 @@ def round_s(
     probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0, costs: Costs | None = None
 ) -> float:
     """How long one step of all environments should take, in seconds, with partial steps."""
-    costs = (Costs() if costs is None else costs).slowed(probe.slowness)
+    return _round_s(probe, n_envs, _Layout(n_workers, local_envs), n_cores, _costs_of(probe, costs))
+
+
+def _costs_of(probe: Probe, costs: Costs | None) -> Costs:
+    """``costs``, or the usual ones, on the machine of the probe."""
+    return (Costs() if costs is None else costs).slowed(probe.slowness)
+
+
+def _round_s(probe: Probe, n_envs: int, layout: _Layout, n_cores: int, costs: Costs) -> float:
+    n_workers, local_envs = layout.n_workers, layout.local_envs
     group_s = min(costs.group_s, 0.9 * probe.wall_s)
     env_s, env_cpu_s = probe.wall_s - group_s, max(0.0, probe.cpu_s - group_s)
     if n_workers == IN_PROCESS:
@@ -225,16 +235,13 @@ def _best(probe: Probe, n_envs: int, n_cores: int, layouts: Sequence[_Layout], c
     """The layout with the least time, and that; of those that are as good, the one with the fewest workers and local
     environments, or when some steps are far slower than others, with the most.
     """
-    times = [
-        round_s(probe, n_envs, each.n_workers, n_cores, local_envs=each.local_envs, costs=costs) for each in layouts
-    ]
+    times = [_round_s(probe, n_envs, layout, n_cores, costs) for layout in layouts]
     best_s = min(times)
     as_good = [layout for layout, time_s in zip(layouts, times, strict=True) if time_s <= AS_GOOD * best_s]
     return as_good[-1 if _is_uneven(probe, costs) else 0], best_s
 
 
 def _is_uneven(probe: Probe, costs: Costs) -> bool:
-    costs = costs.slowed(probe.slowness)
     message_s = costs.serve_s + costs.respond_s + costs.wake_s
     return probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > message_s
 

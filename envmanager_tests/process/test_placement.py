@@ -73,11 +73,11 @@ SLEEPING = {"wall_s": 0.02, "cpu_s": 0.0002, "unevenness": 0.0}
 
 @pytest.fixture
 def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
-    """Has each probe from then on, which is taken all the same, find these figures."""
+    """Has each probe from then on, which is taken all the same, find these figures, as if nothing else were running."""
     take = probing.measure
 
     def find(figures: dict[str, float]) -> None:
-        monkeypatch.setattr(probing, "measure", lambda *asked: attrs.evolve(take(*asked), **figures))
+        monkeypatch.setattr(probing, "measure", lambda *asked: attrs.evolve(take(*asked), slowness=1.0, **figures))
 
     return find
 
