@@ -135,10 +135,12 @@ class Server:
                 raise TimeoutError(errno.ETIMEDOUT, "the fork server does not respond")
 
     def exit_code(self, fd: int, timeout_s: float) -> int | None:
-        """How the process ended whose responses come through ``fd``; None when the server cannot tell any more."""
-        if not descriptors.wait_for([fd], 0.0) and not self.responds():
+        """How the process ended whose responses come through ``fd``; None when the server does not tell in time.
+
+        Nobody waits for one that has ended or is stopped.
+        """
+        if not descriptors.wait_for([fd], 0.0) and not (self.responds() and descriptors.wait_for([fd], timeout_s)):
             return None
-        descriptors.wait_for([fd], timeout_s)
         with contextlib.suppress(OSError):
             data = os.read(fd, _RESPONSE.size)
             if len(data) == _RESPONSE.size:

@@ -871,6 +871,15 @@ def train_across_servers_that_stop_when_asked(n_times: int) -> None:
         announce("error", error.phase, error.cause)
 
 
+def close_while_the_server_is_about_to_stop() -> None:
+    """The server was last seen at work, and is stopped before it tells how the worker has ended."""
+    with started(FakeEnvironment, 1) as manager:
+        manager.reset()
+        os.kill(pid_of_server(), signal.SIGSTOP)
+        Server.responds = lambda _: True  # type: ignore[method-assign]
+    announce("closed")
+
+
 def train_with_a_server_that_hangs(start_s: float) -> None:
     """What the server imports first does not end."""
     os.environ["TRAINER"] = str(os.getpid())

@@ -1,6 +1,6 @@
 """Starts that do not go on: a server that is stopped or hangs, workers that are stopped or end before they could look.
 
-No wait of a start is without a deadline or deaf to a Ctrl-C, and none leaves anything behind.
+No wait for a server is without a deadline or deaf to a Ctrl-C, and none leaves anything behind.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ def test_a_server_that_is_stopped_is_replaced_and_the_workers_of_other_managers_
 def test_a_server_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() -> None:
     with program(scripts.train_across_servers_that_stop_when_asked, 1) as trainer:
         assert trainer.announced("stepped") == [["2"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_a_server_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
+    with program(scripts.close_while_the_server_is_about_to_stop) as trainer:
+        assert trainer.announced("closed") == [[]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
