@@ -1,6 +1,7 @@
 """Starts that do not go on: a server that is stopped or hangs, workers that are stopped or end before they could look.
 
-No wait for a server is without a deadline or deaf to a Ctrl-C, and none leaves anything behind.
+No wait of a start is without a deadline or deaf to a Ctrl-C, and none leaves anything behind. Nor does a server that
+stops keep a manager from closing.
 """
 
 from __future__ import annotations
