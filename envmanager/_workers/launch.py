@@ -17,6 +17,7 @@ from envmanager._workers.processes import ChildProcess
 from envmanager._workers.remote import WorkerPlan
 from envmanager._workers.server import ServerGone
 from envmanager.errors import WorkerError
+from envmanager.system.refusals import advice
 
 _DESCRIPTORS_TO_START = 16
 """More than starting one process takes for a moment: refused before, nothing is left half open."""
@@ -110,8 +111,7 @@ def _start(plan: LaunchPlan, pickled_factory: bytes, stdio: dict[str, int]) -> t
 def _cannot_start(plan: LaunchPlan, error: Exception) -> WorkerError:
     cause = f"{type(error).__name__}: {error}".rstrip(": ")
     return WorkerError(
-        f"the process of worker {plan.worker_id} could not be started: {cause}. Is the machine out of processes "
-        "(`ulimit -u`), memory or descriptors (`ulimit -n`)? Run fewer workers, each with more environments.",
+        f"the process of worker {plan.worker_id} could not be started: {cause}. {advice(error)}".rstrip(),
         worker_id=plan.worker_id,
         env_ids=plan.env_ids,
         phase="start",

@@ -1,12 +1,13 @@
 """Shared memory without a name.
 
-The rule: the memory has no name (memfd), so nobody else can open it and nothing is left behind; and it is allocated in
-full before it is used, so that a full machine is an error here and not a SIGBUS in an environment.
+The rule: the memory has no name (memfd), so no other program can open it and nothing is left behind; and all of
+it is allocated before it is used, so that a full machine is an error here and not a SIGBUS in an environment.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -15,6 +16,7 @@ from typing import Any
 
 from envmanager.errors import UsageError
 from envmanager.system import cgroups
+from envmanager.system.refusals import advice
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -24,16 +26,18 @@ _MAP_FIXED = 0x10
 
 
 def map_memory(fd: int, size_bytes: int) -> Any:
-    """A buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
+    """Return a buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
 
-    Python's own mmap keeps a copy of the descriptor (up to 3.12), so that a trainer that holds on to one zero-copy
-    array, or to the traceback of an error, would hold on to a descriptor too.
+    Python's own mmap keeps a copy of the descriptor (up to 3.12), so a trainer that keeps one zero-copy array, or the
+    traceback of an error, would keep a descriptor too.
     """
     address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        limit = " The limit of its address space (`ulimit -v`) may be too low." if number == errno.ENOMEM else ""
         raise UsageError(
-            f"{size_bytes / 2**20:.0f} MiB of shared memory cannot be mapped into this process: "
-            f"{os.strerror(ctypes.get_errno())}. Is its address space limited (`ulimit -v`)?"
+            f"{_readable(size_bytes)} of shared memory cannot be mapped into this process: {os.strerror(number)}."
+            f"{limit}"
         )
     memory = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
@@ -41,7 +45,7 @@ def map_memory(fd: int, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """In a forked process: keep a copy of what is in ``memory``, in its place, and share no more of it."""
+    """Replace ``memory`` by a private copy at the same address, in a forked process; the rest is no longer shared."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc.mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
@@ -49,27 +53,27 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int, size_bytes: int) -> None:
-    """Give the memory its size; UsageError when the machine or its cgroup has less."""
+    """Allocate the memory; UsageError when the machine or its cgroup has less, or the kernel refuses."""
+    needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
-        raise UsageError(_does_not_fit(size_bytes, available))
+        raise UsageError(
+            f"{needed}, but only {_readable(available)} are free on this machine, or left of what the process's cgroup "
+            "(a container's limit) allows. Run fewer environments, make observations smaller, or leave out zero_copy "
+            "(which needs three times as much)."
+        )
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
-        raise UsageError(_does_not_fit(size_bytes, available)) from error
+        raise UsageError(f"{needed}, which the kernel refuses: {error.strerror}. {advice(error)}".rstrip()) from error
 
 
-def _does_not_fit(size_bytes: int, available: int) -> str:
-    return (
-        f"the environments' observations and actions need {size_bytes / 2**20:.0f} MiB of shared memory, but only "
-        f"{available / 2**20:.0f} MiB are free on this machine, or left of what the process's cgroup (a container's "
-        "limit) allows. Run fewer environments, make observations smaller, or leave out zero_copy (which needs three "
-        "times as much)."
-    )
+def _readable(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB" if size_bytes >= 2**20 else f"{size_bytes:,} bytes"
 
 
 def available_bytes() -> int:
-    """How much memory may still be taken: the least of the machine's and of what each cgroup around us has left."""
+    """Return how much memory is left to take: the least that the machine and each cgroup of this process allow."""
     left = (_left(folder, *names) for folder in cgroups.folders("memory") for names in _LIMITS)
     return min([_mem_available(), *(each for each in left if each is not None)])
 
@@ -78,11 +82,11 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For version 2 and version 1 of cgroups: the limit, what is used, and what of that is files nobody reads any more."""
+"""Files of version 2 and version 1 of cgroups: the limit, the use, and which part of the use is idle cached files."""
 
 
 def _left(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """What a cgroup has left; None when it has no limit. What the kernel gives back when it is asked counts as left."""
+    """Return what a cgroup has left, cached files that the kernel can drop included; None when it has no limit."""
     limits, uses = cgroups.words(folder / limit), cgroups.words(folder / used)
     if len(limits) != 1 or len(uses) != 1 or not (limits[0].isdigit() and uses[0].isdigit()):  # "max": no limit
         return None
@@ -95,4 +99,4 @@ def _mem_available() -> int:
     words = cgroups.words(Path("/proc/meminfo"))
     if "MemAvailable:" in words:
         return int(words[words.index("MemAvailable:") + 1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # nobody tells how much of it is in use
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # the used part is not reported here

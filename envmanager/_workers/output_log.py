@@ -12,6 +12,7 @@ import attrs
 
 from envmanager.errors import UsageError
 from envmanager.system.private_files import open_privately
+from envmanager.system.refusals import advice
 
 _TAIL_BYTES = 2000
 
@@ -34,7 +35,7 @@ class OutputLog:
         except OSError as error:
             raise UsageError(
                 f"the output of worker {worker_id} cannot be written to {path!r}: {error.strerror}. "
-                "Choose a log_dir that only you can write to."
+                + (advice(error) or "Choose a log_dir that only you can write to.")
             ) from error
         found = os.fstat(fd)
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd

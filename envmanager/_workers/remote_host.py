@@ -31,6 +31,7 @@ from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import ManagerOptions
 from envmanager.system.interrupts import held
+from envmanager.system.refusals import advice
 
 _DESCRIPTORS_PER_WORKER = 3
 """Its connection, its pidfd, and one more: under forkserver the socket that reports the exit code, an engine's log."""
@@ -100,7 +101,7 @@ class RemoteHost(WorkerHost, Generic[Worker]):
         except OSError as error:
             raise WorkerError(
                 f"worker {entry.worker_id} could not be started, because the process that guards workers could not: "
-                f"{error}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)?",
+                f"{error}. {advice(error)}".rstrip(),
                 worker_id=entry.worker_id,
                 env_ids=entry.env_ids,
                 phase="start",

@@ -9,6 +9,7 @@ The rule: nothing is done to it. It is asked to close, and whoever gives it up w
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -76,9 +77,9 @@ def open_lobby(address: tuple[str, int]) -> Lobby:
     try:
         lobby = Lobby(address, wants_token=False)
     except OSError as error:
+        taken = "Another program listens there: name" if error.errno == errno.EADDRINUSE else "Name"
         raise UsageError(
-            f"nobody can wait for a game at {host}:{port}: {error.strerror}. Does another program wait there? Name "
-            "another port as engine.attach."
+            f"cannot listen for a game at {host}:{port}: {error.strerror}. {taken} another address as engine.attach."
         ) from error
     where = lobby.address
     _logger.warning("waiting for a game at %s: play it in the editor with ENVMANAGER_ADDRESS=%s", where, where)

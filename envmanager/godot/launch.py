@@ -24,6 +24,7 @@ from envmanager.godot.lobby import Lobby
 from envmanager.godot.options import EngineOptions
 from envmanager.system.cores import count_cores
 from envmanager.system.interrupts import blocked_in_children
+from envmanager.system.refusals import advice
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
@@ -135,8 +136,7 @@ def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
         cause = f"{type(error).__name__}: {error}"
         raise WorkerError(
             f"the engine of worker {plan.worker_id} could not be started: {cause}. The command was: "
-            f"{' '.join(command)}. Is the machine out of processes (`ulimit -u`), memory or descriptors (`ulimit -n`)? "
-            "Run fewer engines, each with more arenas.",
+            f"{' '.join(command)}. {advice(error)}".rstrip(),
             worker_id=plan.worker_id,
             env_ids=plan.env_ids,
             phase="start",

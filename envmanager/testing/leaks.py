@@ -1,6 +1,6 @@
 """Finds what a test left behind: processes (orphans too), descriptors, threads, shared memory.
 
-The rule: what is compared is what the kernel says under /proc, not what this library remembers. Linux only.
+The rule: the kernel's account under /proc is compared, not this library's own. Linux only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -20,8 +20,9 @@ from envmanager.system import process_tree
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
+_SHARED_MEMORY = Path("/dev/shm")
 _LASTING = ("envmanager._workers.server", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Servers that stay until the program ends: ours, and multiprocessing's."""
+"""Servers that run until the program ends: this library's, and multiprocessing's."""
 
 
 def adopt_orphans() -> None:
@@ -30,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """All processes below ``pid`` (this process), by pid, with their command lines; zombies too."""
+    """Return the command lines of all processes below ``pid`` (this process), zombies included, by pid."""
     found: dict[int, str] = {}
     for child in process_tree.descendants(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError):
@@ -46,9 +47,7 @@ def _is_lasting(command: str) -> bool:
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
     lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
-    forked = {
-        child for pid in lasting for child in process_tree.children_of(pid)
-    }  # they have the server's command line
+    forked = {child for pid in lasting for child in process_tree.children_of(pid)}  # they share its command line
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
 
@@ -62,9 +61,13 @@ def _open_descriptors() -> Counter[str]:
     return targets
 
 
+def _shared_memory() -> frozenset[str]:
+    return frozenset(os.listdir(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else ())
+
+
 @attrs.frozen
 class Traces:
-    """What this process has at one moment."""
+    """The processes, descriptors, threads and shared memory that there are at one moment."""
 
     processes: dict[int, str]
     descriptors: Counter[str]
@@ -73,16 +76,12 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        """Look."""
-        return cls(
-            _workers_and_orphans(),
-            _open_descriptors(),
-            frozenset(thread.name for thread in threading.enumerate()),
-            frozenset(os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else ()),
-        )
+        """Return the traces of this moment."""
+        threads = frozenset(thread.name for thread in threading.enumerate())
+        return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """What is here now and was not before, by kind; empty when nothing is."""
+        """Return the names of what is new since ``before``, by kind; empty when nothing is."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -92,8 +91,28 @@ class Traces:
         return {kind: names for kind, names in left.items() if names}
 
 
+def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
+    """Return what is left behind, by kind, once everything that is ending has had time to end.
+
+    Shared memory has a name and no owner that the kernel reports. It counts as left by this program when it is there in
+    every look, belongs to this user, and no other program has it mapped: the semaphores that multiprocessing makes in
+    other programs are there for microseconds.
+    """
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    lasting = _shared_memory() - before.shared_memory
+    while True:
+        _reap()
+        now = Traces.now()
+        lasting &= now.shared_memory
+        left = attrs.evolve(now, shared_memory=frozenset(_not_of_strangers(lasting))).left_since(before)
+        if not left or time.monotonic() > deadline:
+            return left
+        pause.wait(0.02)
+
+
 def _reap() -> None:
-    """Bury adopted orphans; children that somebody still waits for are left alone as long as they live."""
+    """Reap adopted orphans that have ended. Living children are left to the code that waits for them."""
     for pid in process_tree.children_of(os.getpid()):
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -101,36 +120,26 @@ def _reap() -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """What is left behind once everything that is ending has had time to end."""
-    deadline = time.monotonic() + within_s
-    pause = threading.Event()
-    while True:
-        _reap()
-        left = Traces.now().left_since(before)
-        if not left or time.monotonic() > deadline:
-            return _but_for_strangers_memory(left)
-        pause.wait(0.02)
-
-
-def _but_for_strangers_memory(left: dict[str, list[str]]) -> dict[str, list[str]]:
-    """``left`` without the shared memory that programs beside this one have in use."""
-    names = set(left.get("shared memory", []))
-    if names:
+def _not_of_strangers(names: Iterable[str]) -> set[str]:
+    """Return the names of shared memory that no other user owns and no process of another program has mapped."""
+    found = set()
+    for name in names:
+        with contextlib.suppress(OSError):  # it has just been removed
+            if (_SHARED_MEMORY / name).stat().st_uid == os.geteuid():
+                found.add(name)
+    if found:
         own = {os.getpid(), *descendants()}
         for maps in Path("/proc").glob("[0-9]*/maps"):
             if int(maps.parent.name) not in own:
                 with contextlib.suppress(OSError):
-                    names -= {
-                        Path(line.split()[-1]).name for line in maps.read_text().splitlines() if "/dev/shm/" in line
-                    }
-    others = {kind: texts for kind, texts in left.items() if kind != "shared memory"}
-    return {**others, "shared memory": sorted(names)} if names else others
+                    mapped = (line for line in maps.read_text().splitlines() if str(_SHARED_MEMORY) in line)
+                    found -= {Path(line.split()[-1]).name for line in mapped}
+    return found
 
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Fail with AssertionError when the block leaves a process, descriptor, thread or shared memory behind."""
+    """Raise AssertionError when the block leaves a process, descriptor, thread or shared memory behind."""
     adopt_orphans()
     before = Traces.now()
     yield

@@ -189,7 +189,7 @@ def test_one_game_is_one_worker_and_never_replaced_by_the_manager(port: int) -> 
 
 
 def test_a_port_that_is_taken_is_named(port: int) -> None:
-    taken = re.escape(f"nobody can wait for a game at 127.0.0.1:{port}")
+    taken = re.escape(f"cannot listen for a game at 127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UsageError, match=taken):
         attached(port)
 
