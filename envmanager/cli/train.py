@@ -218,6 +218,14 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
     """How it went, as names and texts."""
+    if result.ended == "over":
+        return [
+            (
+                "result",
+                f"nothing to do: {plan.directory} has taken {result.n_steps:,} of {plan.training.steps:,} agent steps",
+            ),
+            ("next", f"train on with --resume --steps {2 * result.n_steps}, or: envmanager evaluate {plan.directory}"),
+        ]
     lines = [
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
         ("steps", _steps_taken(result)),

@@ -121,10 +121,13 @@ def _number(facts: Mapping[str, Any]) -> int:
     return number if isinstance(number, int) else 0
 
 
-def load_latest(directory: Path) -> Checkpoint:
-    """The newest checkpoint. Raises UsageError when there is none, or it cannot be read."""
+def load_latest(directory: Path, *, lazily: bool = False) -> Checkpoint:
+    """Return the newest checkpoint; ``lazily`` reads arrays when they are asked for.
+
+    Raises UsageError when there is none, or it cannot be read.
+    """
     try:
-        return _read(latest(directory))
+        return _read(latest(directory), ArrayFile if lazily else load_file)
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no checkpoint in {directory} to resume from ({error.filename} is missing)."

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class TrainingResult:
-    """How a training went. ``ended`` is ``"done"`` or ``"stopped"``.
+    """How a training went. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when there were no steps left to take.
 
-    Of the ``n_steps`` this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
+    Of the ``n_steps`` agent steps this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
     """
 
     ended: str

@@ -28,6 +28,7 @@ from envmanager.extras import needed_by
 from envmanager.observe import metrics
 from envmanager.observe.episodes import RECENT, Episode
 from envmanager.observe.metrics import RunFacts
+from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
 from envmanager.training import checkpoints, generators, records, resolving, run_folder
@@ -86,13 +87,22 @@ class TrainingRun:
         self._stops = True
 
     def go(self) -> TrainingResult:
-        """Train to the end, or until ``stop()``. Raises UsageError for a folder that holds something else."""
+        """Train to the end, or until ``stop()``.
+
+        A training that is resumed and has taken its steps already starts nothing and writes nothing; its result says
+        ``"over"``. Raises UsageError for a folder that holds something else.
+        """
         training = self.plan.training
         run_folder.check(self.plan.directory, resume=self.plan.resume, force=self.plan.force)
         check_tables(self.plan.trainers)
         metrics.require(training.metrics)
         if self.plan.resume:
             resolving.check_resumed(self.plan)
+            n_steps = int(
+                checkpoints.load_latest(self.plan.checkpoints, lazily=True).facts["parts"]["controller"]["n_steps"]
+            )
+            if n_steps >= training.steps:
+                return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)

@@ -237,7 +237,8 @@ def test_another_seed_or_another_kind_of_trainer_is_refused_before_an_environmen
 
 def test_what_does_not_fit_the_checkpoint_is_told_with_what_has_changed(tmp_path: Path) -> None:
     train(tmp_path, TABLES)
-    tables = {**TABLES, "trainers": {"*": {**TABLES["trainers"]["*"], "hidden": [8]}}}
+    tables = with_tables(training={"steps": 256})
+    tables["trainers"] = {"*": {**TABLES["trainers"]["*"], "hidden": [8]}}
 
     with pytest.raises(UsageError, match=r"trainers\.default\.hidden was \[64, 64\] and is \[8\]"):
         train(tmp_path, tables, resume=True)

@@ -171,7 +171,7 @@ def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path
     assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300"]
 
 
-def test_a_training_that_is_over_can_be_resumed_and_keeps_its_checkpoint_all_the_time(
+def test_a_training_that_goes_on_keeps_its_checkpoint_until_the_next_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path)
@@ -182,11 +182,25 @@ def test_a_training_that_is_over_can_be_resumed_and_keeps_its_checkpoint_all_the
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_flush", full)
         with pytest.raises(OSError, match="No space"):
-            train(tmp_path, resume=True)
+            train(tmp_path, resume=True, steps=400)
     assert checkpoints.load_latest(tmp_path / "checkpoints").arrays
 
-    train(tmp_path, resume=True, keep=1)
-    assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000300-2"]
+    train(tmp_path, resume=True, steps=400, keep=1)
+    assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000400"]
+
+
+def test_a_training_that_has_its_steps_is_resumed_without_starting_or_changing_anything(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = {name: os.stat(tmp_path / name) for name in files_of(tmp_path)}
+    tables = {
+        **CONFIG, "manager": {"env": "never:made"},
+        "training": {**CONFIG["training"], "steps": 200, "evaluation_episodes": 5},
+    }  # fmt: skip
+
+    result = TrainingRun(TrainingPlan.parse(tables, tmp_path, resume=True), Silent()).go()
+
+    assert (result.ended, result.n_steps, result.n_steps_before, result.evaluation) == ("over", 300, 300, None)
+    assert {name: os.stat(tmp_path / name) for name in files_of(tmp_path)} == before
 
 
 def test_a_checkpoint_that_could_not_be_finished_leaves_no_files(
@@ -357,6 +371,13 @@ def test_the_command_run_twice_is_refused_resumed_or_forced(
     assert run_command_line([*arguments, "--resume"]) == 0
     there = [path.name for path in checkpoints.written(tmp_path / "run" / "checkpoints")]
     assert there == ["000000000200", "000000000300"]
+
+    capsys.readouterr()
+    before, out = files_of(tmp_path / "run"), tmp_path / "out.json"
+    assert run_command_line([*arguments, "--resume", "--out", str(out)]) == 0
+    assert files_of(tmp_path / "run") == before
+    assert f"nothing to do: {tmp_path / 'run'} has taken 300 of 300 agent steps" in capsys.readouterr().out
+    assert json.loads(out.read_text())["ended"] == "over"
 
 
 def test_a_resumed_run_tells_its_own_speed(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
