@@ -144,11 +144,9 @@ class Collector:
         n_offered = len(self._offered(wait))
         if n_offered >= wait.min_ready:
             return True
-        if wait.max_lead is None:
-            return n_offered >= self._table.n_waiting
-        n_held_back = sum(self._is_held_back(entry, wait.max_lead) for entry in self._table.ready)
+        n_held_back = len(self._table.ready) - n_offered
         if n_held_back and n_held_back == self._table.n_waiting:
-            slowest = next(each for each in self._table.entries if each.steps_since_reset == self._table.slowest())
+            slowest = min(self._table.entries, key=lambda each: (each.is_given_up, each.steps_since_reset))
             raise UsageError(
                 f"every worker in flight is max_lead={wait.max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {slowest.worker_id}."
@@ -156,15 +154,15 @@ class Collector:
         return n_offered >= self._table.n_waiting - n_held_back
 
     def _offered(self, wait: Wait) -> list[Entry]:
-        """Those that are ready and not held back."""
+        """The ready entries that max_lead does not hold back; it holds back steps, not failures."""
         if wait.max_lead is None or not self.holds_back:
             return self._table.ready
-        return [entry for entry in self._table.ready if not self._is_held_back(entry, wait.max_lead)]
-
-    def _is_held_back(self, entry: Entry, max_lead: int) -> bool:
-        if not self.holds_back or entry.response is None or entry.response.name is not CommandName.STEP:
-            return False
-        return entry.steps_since_reset - self._table.slowest() >= max_lead
+        limit = self._table.slowest() + wait.max_lead  # once: asking for each entry would be quadratic
+        return [
+            entry
+            for entry in self._table.ready
+            if entry.steps_since_reset < limit or entry.response is None or entry.response.name is not CommandName.STEP
+        ]
 
     def _raise_failure(self, chosen: list[Entry]) -> None:
         """A failure among what would be handed out is raised, once; the rest stays ready."""

@@ -274,8 +274,8 @@ class WorkerTable:
         self.n_waiting = sum(entry.waiting for entry in self.entries)
 
     def slowest(self) -> int:
-        """The fewest steps since the reset handed out of any worker that takes part."""
-        return min((entry.steps_since_reset for entry in self.entries if not entry.is_given_up), default=0)
+        """The fewest steps delivered since the reset by any worker that was not given up."""
+        return min((entry.steps_since_reset for entry in self.entries if entry.error is None), default=0)
 
     def clear(self) -> None:
         """Nothing that waits is wanted any more, and the arrays that were handed out are let go."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 from typing import Any
 
 import cloudpickle
@@ -248,6 +249,37 @@ def test_recv_holds_back_workers_that_are_too_far_ahead(fake_workers: queue.Queu
             manager.recv(wait)
         manager.send(np.zeros(1, np.int64), [1])
         assert sorted(manager.recv(wait).env_ids.tolist() + manager.recv(wait).env_ids.tolist()) == [0, 1]
+
+
+def n_calls_of_a_round_with_max_lead(n_workers: int, responses: queue.Queue[EnvironmentResponse]) -> int:
+    """How many Python functions one send and one recv of all workers call."""
+    count = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    with SubprocessEnvManager(FakeEnvironment, n_envs=n_workers) as manager:
+        manager.step_queue = responses
+        manager.reset()
+        manager.recv(Wait.all())
+        actions, env_ids = np.zeros(n_workers, np.int64), np.arange(n_workers)
+        wait = Wait(min_ready=Wait.ALL, max_lead=2)
+        sys.setprofile(note)
+        try:
+            manager.send(actions, env_ids)
+            assert len(manager.recv(wait)) == n_workers
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+def test_with_max_lead_twice_the_workers_cost_about_twice_the_calls(
+    fake_workers: queue.Queue[EnvironmentResponse],
+) -> None:
+    few, many = (n_calls_of_a_round_with_max_lead(n_workers, fake_workers) for n_workers in (32, 64))
+
+    assert many < 2.5 * few
 
 
 def test_exceptions_of_fake_environments_come_out_as_those_of_real_ones(
