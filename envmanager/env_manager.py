@@ -351,7 +351,7 @@ class EnvManager(ABC):
     def stats(self) -> ManagerStats:
         """Counters and times of every worker."""
         self._calls.require_owner("stats")
-        entries, host = self._table.entries, self._some_host
+        entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(
             tuple(host.describe(entry, entry.stats()) for entry in entries),
             steps=sum(entry.steps for entry in entries),
@@ -361,6 +361,7 @@ class EnvManager(ABC):
             steps_lost=self._recovery.steps_lost,
             wait_share=wait_share([entry.times for entry in entries], self._collector.waits),
             placement=self.placement,
+            random_policy=self._use is STEP and all(getattr(each, "is_random", False) for each in policies.values()),
         )
         return host.describe_all(known)
 

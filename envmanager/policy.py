@@ -32,6 +32,9 @@ class RandomPolicy:
     Raises UsageError for actions that are not arrays: nothing says what such an object may be.
     """
 
+    is_random = True
+    """Whether the time of a run says nothing about a policy of the user's; ``ManagerStats.verdict`` looks at it."""
+
     def __init__(self, spec: BehaviorSpec, seed: int = 0) -> None:
         self.spec = spec
         self._leaf_specs: list[ArraySpec] = leaves(spec.action)

@@ -127,8 +127,9 @@ class LocalHost(WorkerHost):
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """While the environments are stepped, the trainer waits for them."""
-        return attrs.evolve(known, wait_share=1.0 - known.workers[0].idle_share if self._entry.times.steps else 0.0)
+        """Return ``known`` with the share of the time in which the environments stepped as ``wait_share``."""
+        share = 1.0 - known.workers[0].idle_share if self._entry.times.steps else 0.0
+        return attrs.evolve(known, wait_share=share, in_process=True)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -223,8 +223,8 @@ class WorkerTable:
         now_ns = time.monotonic_ns()
         is_ordinary = self.is_ordinary
         if is_ordinary:
-            left = [] if len(entries) == len(self.ready) else [each for each in self.ready if each not in entries]
-            self.ready = left
+            gone = set(entries)  # a list would be searched for each
+            self.ready = [] if len(gone) == len(self.ready) else [each for each in self.ready if each not in gone]
             self.n_waiting -= len(entries)
         for entry in entries:
             if entry.response is not None and entry.response.name is _STEP:

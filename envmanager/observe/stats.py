@@ -10,49 +10,60 @@ import attrs
 from envmanager.observe.timing import WaitTimes, WorkerTimes
 
 _EVEN = 0.1
-"""Shares of the time that differ by less than this are as good as equal."""
+"""Shares of the time that differ by less than this count as equal."""
 _LEAST_STEPS = 1000
-"""Of fewer environment steps nothing is said: at first everything takes longer."""
+"""Environment steps before the first verdict: at first everything takes longer."""
 _MESSAGE_S = 150e-6
-"""A step of a worker costs a trainer whose policy takes no time less than that."""
+"""Time that the trainer needs at least for one step of a worker, with a policy that takes no time."""
 _MUCH_SLOWER = 1.5
-"""A worker whose steps take so many times as long as usual is named."""
+"""The verdict names a worker slower than this multiple of the median."""
 
 
 @attrs.frozen
 class WorkerStats:
-    """One worker: ``steps`` handed out, how long steps take, shares of the time since its first step.
+    """Counts and times of one worker, over all its generations; shares are of the time since its first step.
 
-    ``start_s``: how long its last start took, from the decision until its environments were made. ``step_time_s``:
-    the mean time inside a step; its percentiles are within 7 %. ``idle_share``: it waited for a command.
-    ``core_wait_share``: it could have run and no core was free, inside steps or before them (0.0 where the kernel
-    does not report it). ``queue_wait_s``: how long a response waited, on average, from the end of the step until it was
-    handed out. ``node``: the host that it is on, where there may be several. ``failed``: it takes no steps until the
-    next reset; ``dropped``: nor after it. ``restarts``: how often a failure made another process of it; the counts and
-    times go on over that.
+    A worker is *idle* while it has no command. The trainer *waits* while no response is ready.
     """
 
     worker_id: int
     env_ids: tuple[int, ...]
     generation: int = 0
+    """Number of its present process; 0 is the first."""
     pid: int | None = None
+    """Process id; None in the trainer's own process."""
     waiting: bool = False
+    """Whether the trainer has yet to receive a response of it: it steps, it is being replaced, or its step is ready."""
     failed: bool = False
+    """Whether it takes no steps until the next reset."""
     dropped: bool = False
+    """Whether it takes no steps any more, after a reset either."""
     restarts: int = 0
+    """Number of times that it was replaced because it had failed."""
     steps: int = 0
+    """Worker steps delivered; in each, all its environments take one environment step."""
     start_s: float = 0.0
+    """Duration of its last start, from the request until its environments were made."""
     step_time_s: float = 0.0
+    """Mean time inside a worker step."""
     step_time_p50_s: float = 0.0
+    """Median of that time, within 7 %, as the other percentiles are."""
     step_time_p95_s: float = 0.0
     step_time_p99_s: float = 0.0
     idle_share: float = 0.0
+    """Share of the time in which it had no command."""
     queue_wait_s: float = 0.0
+    """Mean time from the end of a step until its response was delivered."""
     core_wait_share: float = 0.0
+    """Share of the time in which it could have run and no core was free, inside steps or before them.
+
+    0.0 where the kernel does not report it.
+    """
     node: str = ""
+    """Host of the worker, on a cluster."""
 
     def with_times(self, times: WorkerTimes) -> WorkerStats:
-        """With the times of the steps that the worker has taken, handed out or not."""
+        """Return these stats with the times of all steps that the worker has taken, delivered or not."""
         total_ns = times.busy_ns + times.idle_ns
         p50, p95, p99 = times.busy.percentiles(50, 95, 99)
         return attrs.evolve(
@@ -69,66 +80,91 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """All workers, and sums: worker steps and environment steps handed out, late responses discarded.
-
-    ``steps_lost``: worker steps that were asked for and never handed out, because the worker failed. ``wait_share``:
-    the share of the time that the trainer waited for steps; in-process, that they took. ``placement``: what a probe
-    chose and why, where the choice was ``"auto"``.
-    """
+    """All workers of a manager, sums over them, and what sets the pace."""
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
+    """Worker steps delivered."""
     env_steps: int = 0
+    """Environment steps delivered: a worker step has one of each of its environments."""
     late_replies: int = 0
+    """Responses that came after their deadline and were discarded."""
     restarts: int = 0
+    """Number of times that a worker was replaced because it had failed."""
     steps_lost: int = 0
+    """Worker steps that were sent and never delivered, because the worker failed."""
     wait_share: float = 0.0
+    """Share of the time in which the trainer waited for steps; in process, in which the environments stepped."""
     placement: str = ""
+    """What a probe chose and why, where the choice was ``"auto"``."""
+    in_process: bool = False
+    """Whether all environments run in the trainer's process."""
+    random_policy: bool = False
+    """Whether ``step()`` draws all actions with RandomPolicy, so that no policy of the user's takes time."""
 
     @property
     def verdict(self) -> str:
-        """In one sentence, what the speed depends on, and how that shows: the environments, or the trainer.
+        """What sets the pace, the figures that show it, and what to do about it, in a few short sentences.
 
-        Empty before the first thousand environment steps.
+        Empty before the first thousand environment steps, and when no step was measured.
         """
-        return verdict(self.workers, self.wait_share) if self.env_steps >= _LEAST_STEPS else ""
+        measured = [worker for worker in self.workers if worker.step_time_s and not worker.failed]
+        if self.env_steps < _LEAST_STEPS or not measured:
+            return ""
+        return _verdict_in_process(self) if self.in_process else _verdict(self, measured)
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
-    """The share of the time that a trainer waited; the time is that of the worker that has been there longest."""
+    """Return the share of the time in which a trainer waited, of the time of the worker that stepped for longest."""
     total_ns = max((each.busy_ns + each.idle_ns for each in times), default=0)
     return min(1.0, waits.waited_ns / total_ns) if total_ns else 0.0
 
 
-def verdict(workers: Sequence[WorkerStats], wait_share: float) -> str:
-    """Whoever is at work most of the time, the busiest worker or the trainer, sets the pace.
+def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
+    """Return the verdict on workers beside the trainer.
 
-    When both wait for more of it than that, what lies between them does: messages, and waking processes. All of it is
-    beside the point where one process would be as fast. Empty when no step was measured.
+    The side that is at work for more of the time sets the pace: the busiest worker, or the trainer. When both are at
+    work for little of it, messages between them do.
     """
-    measured = [worker for worker in workers if worker.step_time_s and not worker.failed]
-    if not measured:
-        return ""
-    if _are_too_cheap(measured, wait_share):
-        return (
-            f"too cheap for processes: {_waits_of(measured)}, and one process could take all their steps in "
-            f"{_busy_share(measured):.0%} of it. Try kind: simple, or ask envmanager tune"
-        )
     busiest = max(measured, key=_at_work)
-    at_work, trainer_at_work = _at_work(busiest), 1.0 - wait_share
-    shares = f"{_waits_of(measured)}, the trainer for steps {wait_share:.0%} of it"
+    at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
+    shares = f"the workers are idle {_idle_share(measured):.0%} of the time, the trainer waits {stats.wait_share:.0%}"
+    if _are_too_cheap(measured, stats.wait_share):
+        cheap = f"too cheap for processes: {shares}; one process could take all steps in {_busy_share(measured):.0%}. "
+        if not stats.restarts:
+            return f"{cheap}Use kind: simple, or try envmanager tune."
+        times = "once" if stats.restarts == 1 else f"{stats.restarts:,} times"
+        return f"{cheap}Use fewer workers. Stay with processes, since a worker was restarted {times}."
     if 1.0 - at_work - trainer_at_work > max(at_work, trainer_at_work):
-        return f"communication-bound: {shares}, and most goes into passing messages: put more environments in a worker"
+        return f"communication-bound: {shares}; messages take the rest. Put more environments in each worker."
     if at_work > trainer_at_work + _EVEN:
-        return f"environment-bound: {_what_is_slow(measured, busiest)}{shares}"
+        return f"environment-bound: {shares}. {_advice_on_slow_steps(measured, busiest)}"
     if trainer_at_work > at_work + _EVEN:
-        queued_ms = 1e3 * statistics.fmean(worker.queue_wait_s for worker in measured)
-        return f"policy-bound: {shares}, and a response lies {queued_ms:.3g} ms in the queue until it is handed out"
-    return f"balanced: {shares}"
+        if stats.random_policy:
+            return (
+                f"manager-bound: {shares}; the policy is random, so the manager itself takes the rest. Put more "
+                "environments in each worker, or measure with your own policy."
+            )
+        return f"policy-bound: {shares}; your policy and code take the rest. Make these faster; workers would not help."
+    return f'balanced: {shares}. wait="any" lets both work at the same time.'
+
+
+def _verdict_in_process(stats: ManagerStats) -> str:
+    """Return the verdict on environments that step while the trainer waits: their share of the time, and the rest."""
+    environments, rest = stats.wait_share, 1.0 - stats.wait_share
+    who = "the manager and its random policy" if stats.random_policy else "your policy and code"
+    shares = f"the environments take {environments:.0%} of the time, {who} {rest:.0%}"
+    if environments > rest + _EVEN:
+        return f"environment-bound: {shares}. Make their steps cheaper, or see whether workers help: envmanager tune."
+    if rest <= environments + _EVEN:
+        return f"balanced: {shares}. Workers would let both work at the same time: try envmanager tune."
+    if stats.random_policy:
+        return f"manager-bound: {shares}. Use more environments for each step(), or measure with your own policy."
+    return f"policy-bound: {shares}. Make these faster; workers would not help."
 
 
 def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
-    """Whether several processes together do less than one could, and what the trainer does meanwhile is messages."""
+    """Return whether several processes do less than one could, while the trainer only passes messages."""
     if len(measured) < 2 or any(worker.pid is None for worker in measured):
         return False
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
@@ -137,32 +173,32 @@ def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:
-    """The time that all workers have spent in steps, one after the other, through the time that has passed."""
+    """Return the sum of the times that all workers spent in steps, as a share of the time that has passed."""
     return sum(1.0 - worker.idle_share for worker in measured)
 
 
 def _at_work(worker: WorkerStats) -> float:
-    """The share of the time that a worker had something to do; one that waits for a core has, and may look idle."""
+    """Return the share of the time in which a worker had something to do, a wait for a free core included."""
     return min(1.0, 1.0 - worker.idle_share + worker.core_wait_share)
 
 
-def _waits_of(measured: Sequence[WorkerStats]) -> str:
-    idle = statistics.fmean(worker.idle_share for worker in measured)
-    core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
-    if core_wait < _EVEN:
-        return f"the workers wait for actions {idle:.0%} of the time"
-    waits = f"the workers wait for a free core {core_wait:.0%} of the time"
-    return f"{waits} and for actions {max(0.0, idle - core_wait):.0%}"
+def _idle_share(measured: Sequence[WorkerStats]) -> float:
+    """Return the mean share of the time in which workers had nothing to do; a wait for a free core is none."""
+    return 1.0 - statistics.fmean(map(_at_work, measured))
 
 
-def _what_is_slow(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
-    """The one worker that the others wait for, if there is one."""
+def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
+    """Return what helps where steps are slow: one slow worker, too few cores, or all of them alike."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
-    usually_at_work = statistics.fmean(_at_work(worker) for worker in measured)
-    if busiest.step_time_s < _MUCH_SLOWER * usual_s or _at_work(busiest) - usually_at_work < _EVEN:
-        return ""
-    envs = f"env {busiest.env_ids[0]}" if len(busiest.env_ids) == 1 else f"envs {', '.join(map(str, busiest.env_ids))}"
-    return (
-        f"a step of worker {busiest.worker_id} ({envs}) takes {busiest.step_time_s * 1e3:.3g} ms, of the median worker "
-        f"{usual_s * 1e3:.3g} ms; "
-    )
+    usually_at_work = statistics.fmean(map(_at_work, measured))
+    if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:
+        ids = busiest.env_ids
+        envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
+        return (
+            f"A step of worker {busiest.worker_id} ({envs}) takes {busiest.step_time_s * 1e3:.3g} ms, of the median "
+            f'worker {usual_s * 1e3:.3g} ms: use wait="any", so that the others go on.'
+        )
+    core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
+    if core_wait >= _EVEN:
+        return f"They wait for a free core {core_wait:.0%} of the time: use more cores, or make the steps cheaper."
+    return "Use more workers if cores are free, or make the steps cheaper."

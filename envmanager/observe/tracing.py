@@ -201,6 +201,7 @@ class _TracedPolicy:
     """A policy whose calls are drawn."""
 
     def __init__(self, policy: Policy, track: SpanTrack, name: str) -> None:
+        self.is_random = getattr(policy, "is_random", False)
         self._policy = policy
         self._track = track
         self._name = name

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import pytest
 
-from envmanager.observe.stats import ManagerStats, WorkerStats, verdict, wait_share
+from envmanager import ActionInfo, RandomPolicy, SimpleEnvManager
+from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.timing import WaitTimes, WorkerTimes
+from envmanager.testing import FakeEnvironment
 
 
 def worker(worker_id=0, *, idle, step_time_s=0.001, **changes):
@@ -48,43 +51,103 @@ def test_the_trainers_waiting_is_a_share_of_the_longest_workers_time():
     assert wait_share([times_of([])], waits) == 0.0
 
 
-def test_busy_workers_and_a_waiting_trainer_are_environment_bound():
-    told = verdict([worker(0, idle=0.1), worker(1, idle=0.14)], 0.88)
+def verdict(workers, wait_share, **changes):
+    return ManagerStats(tuple(workers), env_steps=1000, wait_share=wait_share, **changes).verdict
 
-    assert told == "environment-bound: the workers wait for actions 12% of the time, the trainer for steps 88% of it"
+
+def test_busy_workers_and_a_waiting_trainer_are_environment_bound():
+    assert verdict([worker(0, idle=0.1), worker(1, idle=0.14)], 0.88) == (
+        "environment-bound: the workers are idle 12% of the time, the trainer waits 88%. "
+        "Use more workers if cores are free, or make the steps cheaper."
+    )
 
 
 def test_the_worker_that_the_others_wait_for_is_named():
     told = verdict([worker(0, idle=0.98), worker(1, idle=0.02, step_time_s=0.05), worker(2, idle=0.98)], 0.95)
 
-    assert told.startswith("environment-bound: a step of worker 1 (env 1) takes 50 ms, of the median worker 1 ms; ")
+    assert told == (
+        "environment-bound: the workers are idle 66% of the time, the trainer waits 95%. A step of worker 1 (env 1) "
+        'takes 50 ms, of the median worker 1 ms: use wait="any", so that the others go on.'
+    )
 
 
-def test_a_slow_worker_for_which_nobody_waits_is_not_named():
+def test_a_slow_worker_for_which_no_other_waits_is_not_named():
     told = verdict([worker(0, idle=0.05), worker(1, idle=0.02, step_time_s=0.05), worker(2, idle=0.05)], 0.9)
 
-    assert told.startswith("environment-bound: the workers wait")
+    assert told.startswith("environment-bound: ")
+    assert "worker 1" not in told
 
 
 def test_workers_that_wait_for_a_core_are_not_idle():
     told = verdict([worker(0, idle=0.88, core_wait_share=0.7), worker(1, idle=0.88, core_wait_share=0.8)], 0.8)
 
-    assert told.startswith("environment-bound: the workers wait for a free core 75% of the time and for actions 13%, ")
+    assert told == (
+        "environment-bound: the workers are idle 13% of the time, the trainer waits 80%. "
+        "They wait for a free core 75% of the time: use more cores, or make the steps cheaper."
+    )
 
 
-def test_waiting_workers_and_a_busy_trainer_are_policy_bound():
-    told = verdict([worker(0, idle=0.9, queue_wait_s=0.003), worker(1, idle=0.9, queue_wait_s=0.005)], 0.04)
+def test_idle_workers_and_a_busy_trainer_are_policy_bound():
+    assert verdict([worker(0, idle=0.9), worker(1, idle=0.9)], 0.04) == (
+        "policy-bound: the workers are idle 90% of the time, the trainer waits 4%; your policy and code take the rest. "
+        "Make these faster; workers would not help."
+    )
 
-    assert told.startswith("policy-bound: the workers wait for actions 90% of the time, the trainer for steps 4% of it")
-    assert "lies 4 ms in the queue" in told
+
+def test_with_a_random_policy_the_trainers_time_is_the_managers():
+    assert verdict([worker(0, idle=0.9), worker(1, idle=0.9)], 0.04, random_policy=True) == (
+        "manager-bound: the workers are idle 90% of the time, the trainer waits 4%; the policy is random, so the "
+        "manager itself takes the rest. Put more environments in each worker, or measure with your own policy."
+    )
 
 
-def test_when_both_mostly_wait_it_is_the_messages():
-    assert verdict([worker(idle=0.95)], 0.66).startswith("communication-bound: ")
+def test_when_both_have_little_to_do_it_is_the_messages():
+    assert verdict([worker(idle=0.95)], 0.66) == (
+        "communication-bound: the workers are idle 95% of the time, the trainer waits 66%; messages take the rest. "
+        "Put more environments in each worker."
+    )
 
 
 def test_when_both_are_at_work_alike_it_is_balanced():
-    assert verdict([worker(idle=0.5)], 0.5).startswith("balanced: ")
+    assert verdict([worker(idle=0.5)], 0.5) == (
+        "balanced: the workers are idle 50% of the time, the trainer waits 50%. "
+        'wait="any" lets both work at the same time.'
+    )
+
+
+@pytest.mark.parametrize(
+    ("environments", "is_random", "text"),
+    [
+        (
+            0.92,
+            False,
+            "environment-bound: the environments take 92% of the time, your policy and code 8%. "
+            "Make their steps cheaper, or see whether workers help: envmanager tune.",
+        ),
+        (
+            0.38,
+            False,
+            "policy-bound: the environments take 38% of the time, your policy and code 62%. "
+            "Make these faster; workers would not help.",
+        ),
+        (
+            0.38,
+            True,
+            "manager-bound: the environments take 38% of the time, the manager and its random policy 62%. "
+            "Use more environments for each step(), or measure with your own policy.",
+        ),
+        (
+            0.5,
+            True,
+            "balanced: the environments take 50% of the time, the manager and its random policy 50%. "
+            "Workers would let both work at the same time: try envmanager tune.",
+        ),
+    ],
+)
+def test_in_process_the_verdict_is_about_environments_and_the_rest(environments, is_random, text):
+    alone = worker(idle=1 - environments)
+
+    assert verdict([alone], environments, in_process=True, random_policy=is_random) == text
 
 
 def cheap(worker_id, *, idle=0.9, **changes):
@@ -93,11 +156,17 @@ def cheap(worker_id, *, idle=0.9, **changes):
 
 
 def test_processes_that_together_do_less_than_one_could_are_one_too_many():
-    told = verdict([cheap(0), cheap(1, idle=0.86)], 0.1)
+    assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1) == (
+        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
+        "all steps in 24%. Use kind: simple, or try envmanager tune."
+    )
 
-    assert told == (
-        "too cheap for processes: the workers wait for actions 88% of the time, and one process could take all their "
-        "steps in 24% of it. Try kind: simple, or ask envmanager tune"
+
+@pytest.mark.parametrize(("restarts", "times"), [(1, "once"), (3, "3 times")])
+def test_environments_that_crash_are_never_sent_into_this_process(restarts, times):
+    assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1, restarts=restarts) == (
+        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
+        f"all steps in 24%. Use fewer workers. Stay with processes, since a worker was restarted {times}."
     )
 
 
@@ -111,17 +180,41 @@ def test_processes_that_together_do_less_than_one_could_are_one_too_many():
     ],
     ids=["one process", "one in this process", "as much as one could", "the trainer does more than pass messages"],
 )
-def test_nobody_is_sent_into_one_process_without_need(workers, wait_share):
+def test_no_workers_are_sent_into_one_process_without_need(workers, wait_share):
     assert not verdict(workers, wait_share).startswith("too cheap")
 
 
 @pytest.mark.parametrize("workers", [[], [WorkerStats(0, (0,))], [worker(idle=0.1, failed=True)]])
 def test_without_a_measured_step_there_is_no_verdict(workers):
-    assert ManagerStats(tuple(workers), env_steps=1000).verdict == ""
+    assert verdict(workers, 0.5) == ""
 
 
-def test_the_verdict_on_a_manager_is_that_on_its_workers_once_there_are_enough_steps():
+def test_there_is_no_verdict_before_the_first_thousand_environment_steps():
     stats = ManagerStats((worker(idle=0.1),), wait_share=0.9, env_steps=1000)
 
-    assert stats.verdict == verdict(stats.workers, 0.9) != ""
+    assert stats.verdict
     assert attrs.evolve(stats, env_steps=999).verdict == ""
+
+
+class Zeros:
+    def get_action(self, steps):
+        return ActionInfo(np.zeros(len(steps), np.int64))
+
+
+@pytest.mark.parametrize("trace", [False, True])
+@pytest.mark.parametrize(("is_random", "steps_by"), [(True, "step"), (False, "step"), (True, "send")])
+def test_a_manager_knows_whether_its_policy_is_random_or_actions_come_from_outside(
+    is_random, steps_by, trace, tmp_path
+):
+    policy = RandomPolicy(FakeEnvironment.SPEC) if is_random else Zeros()
+    with SimpleEnvManager(FakeEnvironment, 2, trace=str(tmp_path / "trace.json") if trace else None) as manager:
+        manager.set_policy("default", policy)
+        manager.reset()
+        if steps_by == "step":
+            manager.step()
+        else:
+            manager.send(np.zeros(2, np.int64), manager.recv("all").env_ids)
+            manager.recv("all")
+
+        assert manager.stats().random_policy == (is_random and steps_by == "step")
+        assert manager.stats().in_process
