@@ -6,9 +6,9 @@
     n_envs, n_cores ────────────┼── choose ──▶ Placement (kind, n_workers, local_envs, the reason in a sentence)
     Costs (what messages cost) ─┘
 
-The rule: one cost model decides for every environment, and nothing here measures or starts anything. A *round* is one
-step of all environments. In this process it takes the sum of their times. In workers it takes as long as the scarcest
-thing: the workers' own time, the cores, or the trainer, who serves one worker after the other.
+One cost model decides for every environment that could be measured; nothing here measures or starts anything. A *round*
+is one step of all environments. In this process it takes the sum of their times. In workers it takes as long as the
+scarcest thing: the workers' own time, the cores, or the trainer, which serves one worker after the other.
 """
 
 from __future__ import annotations
@@ -25,74 +25,72 @@ from envmanager._workers.lent_rows import LEAST_BYTES
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """What one environment was seen to cost, per step; episodes that end restart within a step.
-
-    ``wall_s``: mean time of a step, less what it waited for a free core. ``cpu_s``: mean processor time of its process,
-    all threads. ``unevenness``: how far the slow steps (95th percentile) lie above the usual ones (median), in means.
-    ``reset_s``: the first reset. ``obs_bytes``: the observations of one step. ``slowness``: how much longer than the
-    machine where Costs were measured this one took meanwhile for the same lines of Python.
-    """
+    """Measured costs of one environment step; episodes that end restart within a step."""
 
     wall_s: float
+    """Mean time of a step, less its waits for a free core."""
     cpu_s: float
+    """Mean processor time of its process, all threads."""
     unevenness: float = 0.0
+    """Distance of the slow steps (95th percentile) from the usual ones (median), divided by the mean."""
     reset_s: float = 0.0
+    """Time of the first reset."""
     obs_bytes: int = 0
+    """Size of the observations of one step."""
     n_steps: int = 1
+    """Number of steps measured."""
     slowness: float = 1.0
+    """Time of the same lines of Python here, divided by that on the machine where Costs were measured."""
 
     @property
     def busy_share(self) -> float:
-        """The share of a step during which it computes; the rest it sleeps or waits for another program."""
+        """Share of a step in which it computes; the rest it sleeps or waits for another program."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
 
 
 @attrs.frozen(kw_only=True)
 class Costs:
-    """What running environments costs besides the environments, in seconds.
+    """Costs of running environments, in seconds, besides the environments themselves.
 
-    Measured on two cores of a virtual machine (decision 0016). ``slowed`` makes of it what another machine needs.
+    Measured on two cores of a virtual machine (decision 0016). ``slowed`` converts them to another machine.
     """
 
     local_round_s: float = 14e-6
-    """A call of the manager that steps all environments in this process."""
+    """Time of a call of the manager that steps all environments in this process."""
     round_s: float = 4e-6
-    """A call of the manager that serves all workers that are ready."""
+    """Time of a call of the manager that serves all workers that are ready."""
     serve_s: float = 22e-6
-    """The trainer's part in one step of one worker, also of the local one: send, look at its response, hand it out."""
+    """Time of the trainer for one step of one worker, also of the local one: send, read its response, deliver it."""
     respond_s: float = 8e-6
-    """The worker's part in one of its steps: read the command, write the response."""
+    """Time of the worker for the messages of one step: read the command, write the response."""
     wake_s: float = 4.7e-6
-    """Until both sides have looked, over and above that, where a spin finds it; up to 100 µs where both sleep."""
+    """Delay until both sides notice a message while they spin; up to 100 µs where both sleep."""
     crowd_s: float = 26e-6
-    """For each process more than there are cores, the trainer's included: what changing between them costs."""
+    """Time lost by switching, for each process (the trainer's included) beyond the number of cores."""
     crowd_share: float = 0.33
-    """With more processes than cores the trainer's spins take cores from workers: so much of the time is lost, …"""
+    """Share of the time lost when processes outnumber cores, because the trainer's spins take cores from workers, …"""
     crowd_most_s: float = 200e-6
-    """… but no more than this, since a spin lasts no longer."""
+    """… and the limit of that loss, since a spin lasts no longer."""
     together: float = 0.25
-    """With all cores at work each does less: they share caches, memory and clock, and a host's other guests."""
+    """Share by which computing takes longer with all cores at work: they share caches, memory and clock."""
     group_s: float = 2e-6
-    """What of the probed step a worker pays once for all its environments."""
+    """Part of the probed step that a worker pays once for all its environments."""
     row_s: float = 0.08e-6
-    """The trainer's part in one row."""
+    """Time of the trainer for one row."""
     local_byte_s: float = 0.06e-9
-    """Copying one byte out into memory of the trainer's own, in this process; large observations are lent instead."""
+    """Time to copy one byte into the trainer's own memory, in this process; large observations are lent instead."""
     byte_s: float = 0.02e-9
-    """The same when another core wrote it."""
+    """Time to copy one byte that another core wrote."""
 
     def slowed(self, slowness: float) -> Costs:
-        """The times of a machine that is so much slower; a spin's length is the same on all."""
+        """Return the costs on a machine that is slower by this factor; a spin's length is the same on all."""
         scaled = {name: value * slowness for name, value in attrs.asdict(self).items() if name.endswith("_s")}
         return attrs.evolve(self, **{**scaled, "crowd_most_s": self.crowd_most_s})
 
 
 @attrs.frozen
 class Placement:
-    """What was chosen: a manager's kind, its number of workers, and the sentence that says why.
-
-    ``local_envs``: so many of the environments run in a local worker besides.
-    """
+    """A manager's kind and number of workers, the number of environments in its local worker, and the reason."""
 
     kind: str
     n_workers: int
@@ -104,28 +102,28 @@ class Placement:
 
 
 IN_PROCESS = 0
-"""Instead of a number of workers: no worker process at all."""
+"""Number of workers that stands for no worker process at all."""
 
 HERE_COUNTS = 1.02
-"""In this process nothing protects the trainer from a crash or a hang, so a round there counts as so much longer, …"""
+"""Handicap of this process, a factor of the round's time: nothing protects the trainer from a crash or a hang, …"""
 
 SHARED_COUNTS = 1.12
-"""… and a round with a local worker as more: it takes all cores as well, and hangs on who waits for whom."""
+"""… and of a local worker, which takes all cores as well, and depends on which side waits for the other."""
 
 AS_GOOD = 1.05
-"""Numbers of workers whose time is within so much of the least are as good: the model is no better than that."""
+"""Factor of the least time within which numbers of workers are as good: the model is no more precise."""
 
 UNEVEN = 1.0
-"""From this unevenness on, if slow steps are also slower than a message, the greatest of the numbers of workers that
-are as good is taken, so that few wait for a slow neighbour; else the smallest, which is lightest on the machine."""
+"""Unevenness from which, if slow steps are also slower than a message, the greatest of the numbers of workers that are
+as good is taken, so that few wait for a slow neighbour; below it the smallest, which is lightest on the machine."""
 
 MOSTLY = 0.5
-"""What share of a step must be computing for it to be called so."""
+"""Share of a step that must be computing for the reason to say so."""
 
 
 @attrs.frozen
 class _Layout:
-    """So many environments in workers and in this process."""
+    """A number of workers, and how many environments run in this process beside them."""
 
     n_workers: int
     local_envs: int
@@ -141,17 +139,17 @@ def choose(
     local_envs: int | Literal["auto"] = 0,
     costs: Costs | None = None,
 ) -> Placement:
-    """Where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
+    """Return where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
-    ``in_process``: whether the trainer's own process is a choice for all of them. ``n_workers``: so many, if in workers
-    at all. ``local_envs``: so many in a local worker besides; "auto" if none or some, as is fastest.
+    ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: the number of workers, if
+    there are any. ``local_envs``: how many run in a local worker besides; "auto" for none or some, as is fastest.
     """
     costs = _costs_of(probe, costs)
     uneven = _is_uneven(probe, costs)
     least = 0 if local_envs == "auto" else local_envs
     found = [_best(probe, n_envs, n_cores, _apart(n_envs, n_cores, n_workers, least), costs)]
     shared = list(_shared(n_envs, n_cores, n_workers)) if local_envs == "auto" else []
-    if shared and not uneven:  # whoever waits for a slow local environment serves nobody meanwhile
+    if shared and not uneven:  # while the trainer waits for a slow local environment, it serves no worker
         layout, shared_s = _best(probe, n_envs, n_cores, shared, costs)
         found.append((layout, SHARED_COUNTS * shared_s))
     if in_process and not least:
@@ -167,15 +165,30 @@ def choose(
     )
 
 
+def isolate(
+    reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
+) -> Placement:
+    """Return the placement of environments that end their process: a worker each, and none in the trainer's process.
+
+    ``reason`` says what happened. ``n_workers`` and ``local_envs``, if they are numbers, stay what the user has chosen.
+    """
+    n_local = 0 if local_envs == "auto" else local_envs
+    n_apart = n_envs - n_local
+    chosen = n_apart if n_workers is None else n_workers
+    here = f"{n_local} in this process and " if n_local else ""
+    where = f"{here}{_where(chosen, n_apart, n_cores=0)}"
+    return Placement("subprocess", chosen, f"{where}, because {reason}: each can be replaced alone", n_local)
+
+
 def round_s(
     probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0, costs: Costs | None = None
 ) -> float:
-    """How long one step of all environments should take, in seconds, with partial steps."""
+    """Return how long one step of all environments should take, in seconds, with partial steps."""
     return _round_s(probe, n_envs, _Layout(n_workers, local_envs), n_cores, _costs_of(probe, costs))
 
 
 def _costs_of(probe: Probe, costs: Costs | None) -> Costs:
-    """``costs``, or the usual ones, on the machine of the probe."""
+    """Return ``costs``, or the usual ones, on the machine of the probe."""
     return (Costs() if costs is None else costs).slowed(probe.slowness)
 
 
@@ -193,7 +206,7 @@ def _round_s(probe: Probe, n_envs: int, layout: _Layout, n_cores: int, costs: Co
     most_envs = math.ceil((n_envs - local_envs) / n_workers)
     local_s = group_s + local_envs * env_s + costs.serve_s if local_envs else 0.0
     trainer_s = costs.round_s + n_workers * costs.serve_s + n_envs * row_s + local_s
-    # A worker does its part, then nothing until the trainer has done his for it.
+    # A worker does its part, then nothing until the trainer has served it.
     worker_s = group_s + most_envs * env_s + costs.respond_s + costs.wake_s
     turn_s = worker_s + costs.round_s + costs.serve_s + most_envs * row_s
     apart_s = (n_envs - local_envs) * env_cpu_s + n_workers * (group_s + costs.respond_s)
@@ -202,17 +215,17 @@ def _round_s(probe: Probe, n_envs: int, layout: _Layout, n_cores: int, costs: Co
 
 
 def _crowded(time_s: float, n_too_many: int, costs: Costs) -> float:
-    """``time_s`` with so many processes more than cores."""
+    """Return ``time_s`` with ``n_too_many`` processes more than cores."""
     if n_too_many <= 0:
         return time_s
     return time_s + min(costs.crowd_share * time_s, costs.crowd_most_s) + n_too_many * costs.crowd_s
 
 
 def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) -> list[_Layout]:
-    """The layouts worth a thought with so many local environments.
+    """Return the layouts to compare with ``local_envs`` environments in this process.
 
-    Beyond one worker per core only numbers that load all cores alike, or one worker for each environment; a local
-    worker takes one core.
+    Beyond one worker per core these are only numbers that load all cores alike, or one worker for each environment; a
+    local worker takes one core.
     """
     if n_workers is not None:
         return [_Layout(n_workers, local_envs)]
@@ -222,7 +235,7 @@ def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) ->
 
 
 def _shared(n_envs: int, n_cores: int, n_workers: int | None) -> Iterator[_Layout]:
-    """The layouts with a local worker worth a thought: it has as many environments as another, or a few less."""
+    """Yield the layouts to compare with a local worker, which has as many environments as another, or a few less."""
     most = min(n_cores - 1, n_envs - 1)
     for count in range(1, most + 1) if n_workers is None else [n_workers]:
         even = n_envs // (count + 1)
@@ -232,8 +245,10 @@ def _shared(n_envs: int, n_cores: int, n_workers: int | None) -> Iterator[_Layou
 
 
 def _best(probe: Probe, n_envs: int, n_cores: int, layouts: Sequence[_Layout], costs: Costs) -> tuple[_Layout, float]:
-    """The layout with the least time, and that; of those that are as good, the one with the fewest workers and local
-    environments, or when some steps are far slower than others, with the most.
+    """Return the best layout, and the least time of all.
+
+    Of layouts that are as good, the best has the fewest workers and local environments, or the most when some steps
+    are far slower than others.
     """
     times = [_round_s(probe, n_envs, layout, n_cores, costs) for layout in layouts]
     best_s = min(times)
@@ -268,7 +283,7 @@ def _why(chosen: int, probe: Probe, *, apart: bool) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """A short time in the unit that suits it."""
+    """Return a short time as text, in the unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -3,12 +3,14 @@
 ::
 
     trainer                                        worker of one environment, closed when it was measured
-    place ── a manager of one worker ── start ──▶  ProbeFactory: make it, reset it, step it for a moment
-          ◀─────────── get_attr("probe") ───────   ProbedEnvironment
+    place ── a manager of one worker ── start ──▶  ProbeFactory: make the environment
+                                     ── reset ──▶  ProbedEnvironment: reset it
+                                     ── step ───▶  take some random steps and time them; again, until it is measured
+          ◀─────────── get_attr("probe") ───────
           ── choose ──▶ Placement
 
-The rule: the trainer's process never makes the environment. Measuring is a part of the probe worker's start, so that
-whatever goes wrong in it is reported as a start that failed, and its end is bounded by Timeouts.
+The trainer's process never makes the environment. An environment that ends its worker in the reset or in a step cannot
+be measured: it gets a worker of its own, and no place in the trainer's process.
 """
 
 from __future__ import annotations
@@ -23,151 +25,198 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
+import numpy as np
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory, factories_for
 from envmanager.core.policy_calls import call_policies
-from envmanager.data.specs import BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import StepInfo, Steps
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
-from envmanager.errors import UsageError
+from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
 from envmanager.options import ManagerOptions, RestartPolicy
-from envmanager.placing.placement import Placement, Probe, choose
+from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.cores import count_cores
 
 PROBE_S = 0.5
-"""For how long an environment is stepped; a step that takes longer is waited for."""
+"""Time for which an environment is stepped; a step that takes longer is waited for."""
 MAX_STEPS = 20_000
-"""After so many steps nothing new is learned about a cheap environment."""
+"""Number of steps after which a cheap environment is known well enough."""
 WARM_UP = 0.1
-"""The share of the steps, at the beginning, that do not count: what they do for the first time takes longer."""
+"""Share of the steps, at the beginning, that do not count: they do things for the first time."""
 YARDSTICK_S = 2.3e-6
-"""What ``_yardstick`` takes between the steps of a trivial environment on the machine where Costs were measured."""
+"""Time of ``_yardstick`` between the steps of a trivial environment on the machine where Costs were measured."""
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
 
 
+class ProbeEnded(Exception):
+    """The environment ended its probe in the reset or in a step; the text says how and in which."""
+
+
 def place(
     manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, *, in_process: bool
 ) -> Placement:
-    """Where environments of ``env_factory`` should run, after probing the first of them; the choice is logged.
+    """Return where environments of ``env_factory`` should run, after probing the first of them; log the choice.
 
     ``manager_class`` is SubprocessEnvManager. Takes as long as one worker's start and close, and about half a second.
-    Raises what a worker's start raises.
+    Raises the error of an environment that cannot be made, or that raises.
     """
     n_workers = None if options.n_workers == "auto" else options.n_workers
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
-    probe = measure(manager_class, env_factory, options)
-    if options.zero_copy:  # nothing is copied out
-        probe = attrs.evolve(probe, obs_bytes=0)
-    placement = choose(
-        probe,
-        options.n_envs,
-        count_cores(),
-        in_process=in_process,
-        n_workers=n_workers,
-        local_envs=options.local_envs,
-    )
+    try:
+        probe = measure(manager_class, env_factory, options)
+    except ProbeEnded as ended:
+        placement = isolate(str(ended), options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
+    else:
+        if options.zero_copy:  # nothing is copied out
+            probe = attrs.evolve(probe, obs_bytes=0)
+        placement = choose(
+            probe,
+            options.n_envs,
+            count_cores(),
+            in_process=in_process,
+            n_workers=n_workers,
+            local_envs=options.local_envs,
+        )
     _logger.info("%s", placement)
     return placement
 
 
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions) -> Probe:
-    """The Probe of the first environment of ``env_factory``, taken in a worker process that then ends."""
+    """Return the Probe of the first environment of ``env_factory``, taken in a worker process that then ends.
+
+    Raises ProbeEnded when the reset or a step ends that process or takes too long; the WorkerError of an environment
+    that cannot be made, or that raises, unless its RestartPolicy counts that as a fault.
+    """
     factory = factories_for(env_factory, options.n_envs)[0]
-    timeouts = options.timeouts
-    # To the worker it is all one start: making the environment, its reset, and the steps.
-    start_s = timeouts.start_s + timeouts.reset_s + timeouts.step_s + PROBE_S
-    log_dir = options.log_dir
+    timeouts, log_dir = options.timeouts, options.log_dir
     with manager_class(
         ProbeFactory(factory, options.infos, options.check_values),
         1,
         start_method=options.start_method,
-        timeouts=attrs.evolve(timeouts, start_s=start_s),
+        timeouts=attrs.evolve(timeouts, step_s=timeouts.step_s + PROBE_S),
         restarts=RestartPolicy(max_restarts=0),
         seed=options.seed,
         worker_env=options.worker_env,
         log_dir=None if log_dir is None else os.path.join(log_dir, "probe"),
     ) as manager:
+        doing = "the reset"
+        try:
+            manager.reset()
+            (n_steps, is_done), *_ = manager.recv().obs
+            while not is_done:
+                doing = f"step {n_steps + 1:,}" if n_steps < 2 else f"step {n_steps + 1:,} to {2 * n_steps:,}"
+                manager.send(np.zeros(1, np.int64), [0])
+                (n_steps, is_done), *_ = manager.recv().obs
+        except WorkerError as error:
+            if isinstance(error, EnvRaised | BadObservation) and options.restarts.on_exception == "raise":
+                raise
+            raise ProbeEnded(f"the probe ended in {doing} ({error.cause})") from error
         probe: Probe = manager.get_attr("probe")[0]
     return probe
 
 
 @attrs.frozen
 class ProbeFactory:
-    """Makes one environment in a worker, and measures it there and then."""
+    """Makes one environment in a worker, to be measured there."""
 
     factory: Any
     infos: bool = False
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """The measured environment; when measuring fails, it is closed."""
+        """Return the environment, ready to be measured; when it cannot be measured, close it and raise."""
         made = call_factory(self.factory, context)
         try:
             group = build_group([made], [context.env_id], infos=self.infos, check_values=self.check_values)
-            probe = probe_group(group, seed=context.seed)
+            return ProbedEnvironment(group)
         except BaseException:
             with suppress(Exception):  # the error that is on its way matters more
                 made.close()
             raise
-        return ProbedEnvironment(group, probe)
 
 
 class ProbedEnvironment(Environment):
-    """An environment that was measured, and is only asked for its ``probe`` and closed."""
+    """A measurement that a manager steps like an environment: each step takes as many random steps as all before it.
 
-    def __init__(self, group: EnvGroup, probe: Probe) -> None:
+    An observation has the number of random steps so far, and 1 at the end, when ``probe`` has the result. So a failure
+    in the reset or in a step is reported as such, and a worker that dies leaves behind how far it came.
+    """
+
+    SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
+
+    def __init__(self, group: EnvGroup, *, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS) -> None:
+        """``group`` has one environment. It takes random steps for ``probe_s`` seconds, at least two."""
         self._group = group
-        self.probe = probe
+        self._probe_s, self._max_steps = probe_s, max_steps
+        self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
+        self._steps: Steps = {}
+        self._times: list[StepTime] = []
+        self._yardsticks: list[StepTime] = []
+        self._reset_s = self._deadline = 0.0
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        return self._group.behavior_specs
+        return {"default": self.SPEC}
 
     @property
-    def max_agents(self) -> Mapping[str, int]:
-        return self._group.max_agents
+    def is_done(self) -> bool:
+        """Whether enough steps were timed."""
+        n_steps = len(self._times)
+        return n_steps >= self._max_steps or (n_steps >= 2 and time.monotonic() >= self._deadline)
+
+    @property
+    def probe(self) -> Probe:
+        """The figures of the steps taken."""
+        return summarize(self._times, self._yardsticks, reset_s=self._reset_s, obs_bytes=_size_bytes(self._steps))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        return self._group.reset(seeds=seeds, options=options)
+        started = time.monotonic()
+        self._steps = self._group.reset(seeds=seeds, options=options)
+        now = time.monotonic()
+        self._reset_s, self._deadline = now - started, now + self._probe_s
+        return self._progress()
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return self._group.step(actions)
+        n_before = len(self._times)
+        with RunDelay() as delay:
+            # What the clocks themselves take: an environment may be cheaper than that.
+            clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
+            while len(self._times) < max(1, 2 * n_before) and not self.is_done:
+                taken = _random_actions(self._group, self._steps, self._policies)
+                self._steps, step_time = _timed(functools.partial(self._group.step, taken), delay)
+                self._times.append(step_time.less(clocks))
+                _yardstick()  # a step that sleeps leaves cold caches behind
+                self._yardsticks.append(_timed(_yardstick, delay)[1].less(clocks))
+        return self._progress()
 
     def close(self) -> None:
         self._group.close()
+
+    def _progress(self) -> Steps:
+        obs = np.array([[len(self._times), self.is_done]], np.int64)
+        no = np.zeros(1, np.bool_)
+        return {"default": AgentSteps(np.zeros(1, np.int64), obs, np.zeros(1, np.float32), no, no)}
 
 
 def probe_group(
     group: EnvGroup, *, seed: int | None = None, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS
 ) -> Probe:
-    """Reset ``group``, of one environment, and take random steps for ``probe_s`` seconds, at least two steps."""
-    started = time.monotonic()
-    steps = group.reset(seeds=[seed], options=None)
-    reset_s = time.monotonic() - started
-    policies: dict[str, Policy] = {}
-    times: list[StepTime] = []
-    yardsticks: list[StepTime] = []
-    deadline = time.monotonic() + probe_s
-    with RunDelay() as delay:
-        # What the clocks themselves take: an environment may be cheaper than that.
-        clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
-        while len(times) < max_steps and (len(times) < 2 or time.monotonic() < deadline):
-            actions = _random_actions(group, steps, policies)
-            steps, taken = _timed(functools.partial(group.step, actions), delay)
-            times.append(taken.less(clocks))
-            _yardstick()  # a step that sleeps leaves cold caches behind
-            yardsticks.append(_timed(_yardstick, delay)[1].less(clocks))
-    return summarize(times, yardsticks, reset_s=reset_s, obs_bytes=_size_bytes(steps))
+    """Return the Probe of the one environment of ``group``, measured in this process."""
+    probed = ProbedEnvironment(group, probe_s=probe_s, max_steps=max_steps)
+    probed.reset(seeds=[seed], options=None)
+    while not probed.is_done:
+        probed.step({})
+    return probed.probe
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """What ``act()`` returns, and how long it took."""
+    """Return the result of ``act()``, and how long it took."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
     result = act()
     wall_ns = time.monotonic_ns() - wall_ns
@@ -179,7 +228,7 @@ def _nothing() -> None: ...
 
 
 def _yardstick() -> int:
-    """What interpreters do all day. Timed beside each step, it tells how fast this machine is at that moment."""
+    """Do what interpreters do all day. Timed beside each step, it shows how fast the machine is at that moment."""
     table = {}
     for key in range(12):
         table[key] = [key, str(key)]
@@ -187,23 +236,23 @@ def _yardstick() -> int:
 
 
 class StepTime(NamedTuple):
-    """How long a step took, without what it waited for a free core, and the processor time of all its threads."""
+    """Time that a step took, without waits for a free core, and the processor time of all its threads."""
 
     wall_ns: int
     cpu_ns: int
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """From the clock, the processor time and the wait for a core; it took at least what it computed."""
+        """Return the time by the clock less the wait for a core, but no less than was computed, and the processor time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Without what ``other`` took."""
+        """Return these times less those of ``other``, and none below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
 def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> Probe:
-    """The figures of the steps after the warm-up, and of the yardstick beside each."""
+    """Return the figures of the steps after the warm-up, and of the yardstick beside each."""
     first = max(1, int(len(times) * WARM_UP))
     counted = times[first:]
     walls = sorted(step.wall_ns for step in counted)
@@ -221,7 +270,7 @@ def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, rese
 
 
 class RunDelay:
-    """How long this thread has waited for a free core, so that a busy machine does not look like a slow environment."""
+    """Clock of the waits of this thread for a free core: a busy machine must not look like a slow environment."""
 
     def __init__(self) -> None:
         try:
@@ -230,7 +279,7 @@ class RunDelay:
             self._fd = None
 
     def ns(self) -> int:
-        """Nanoseconds since the thread began; 0 where the kernel does not report it."""
+        """Return the nanoseconds waited since the thread began; 0 where the kernel does not report it."""
         if self._fd is None:
             return 0
         words = os.pread(self._fd, 100, 0).split()  # time on a core, time waiting for one, number of turns

@@ -24,7 +24,7 @@ import attrs
 
 from envmanager.options import ManagerOptions
 from envmanager.placing.placement import Probe, describe_seconds
-from envmanager.placing.probing import measure
+from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions
 
 CALL_S = 400e-6
@@ -51,14 +51,22 @@ class ClusterPlacement:
 def place_on_cluster(
     manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, cluster: ClusterOptions, n_cpus: int
 ) -> ClusterPlacement:
-    """How many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; it is logged."""
+    """Return how many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; log it.
+
+    An environment that ends its probe gets a worker of its own, as long as there is room.
+    """
     if options.n_envs == 1:
         return ClusterPlacement(1, "1 environment in 1 actor, because there is only one")
     of_one = attrs.evolve(cluster, envs_per_worker=None, placement="pack")
-    probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
     each = cluster.amounts["CPU"]
-    most = math.floor(n_cpus / each) if each else options.n_envs
-    chosen = choose(probe, options.n_envs, max(1, most))
+    most = max(1, math.floor(n_cpus / each) if each else options.n_envs)
+    try:
+        probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
+    except ProbeEnded as ended:
+        n_workers = min(most, options.n_envs)
+        chosen = ClusterPlacement(n_workers, f"{_where(options.n_envs, n_workers)}, because {ended}")
+    else:
+        chosen = choose(probe, options.n_envs, most)
     _logger.info("%s", chosen)
     return chosen
 
@@ -76,6 +84,9 @@ def choose(probe: Probe, n_envs: int, n_room: int) -> ClusterPlacement:
     best_s = min(times.values())
     chosen = next(count for count, time_s in times.items() if time_s <= AS_GOOD * best_s)
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"
-    envs = math.ceil(n_envs / chosen)
-    actors = f"{chosen} actor{'' if chosen == 1 else 's'}"
-    return ClusterPlacement(chosen, f"{n_envs} environments in {actors}, up to {envs} each, because {step}")
+    return ClusterPlacement(chosen, f"{_where(n_envs, chosen)}, because {step}")
+
+
+def _where(n_envs: int, n_workers: int) -> str:
+    actors = f"{n_workers} actor{'' if n_workers == 1 else 's'}"
+    return f"{n_envs} environments in {actors}, up to {math.ceil(n_envs / n_workers)} each"

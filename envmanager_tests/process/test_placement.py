@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import time
@@ -21,11 +22,10 @@ import pytest
 
 from envmanager import (
     EnvRaised,
+    RandomPolicy,
     SubprocessEnvManager,
-    Timeouts,
     Wait,
     WorkerDied,
-    WorkerTimedOut,
     make_manager,
 )
 from envmanager.environment import EnvContext
@@ -181,24 +181,85 @@ def test_the_choice_is_told_to_the_logger(caplog):
         assert manager.stats().placement in told
 
 
-@pytest.mark.parametrize(("env", "error"), [(Raising, EnvRaised), (Dying, WorkerDied), ("no_such_module", EnvRaised)])
-def test_what_fails_in_the_probe_is_told_as_a_start_that_failed(env, error):
-    def broken():
-        raise ImportError("no module of that name")
+def broken():
+    raise ImportError("no module of that name")
 
+
+def exiting():
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "phase"),
+    [(broken, EnvRaised, "start"), (exiting, WorkerDied, "start"), (Raising, EnvRaised, "step")],
+    ids=["constructor raises", "constructor exits", "step raises"],
+)
+def test_an_environment_that_cannot_be_made_or_raises_is_no_question_of_placement(env, error, phase):
     with pytest.raises(error) as caught:
-        make_manager({"kind": "auto", "n_envs": 2}, broken if env == "no_such_module" else env)
+        make_manager({"kind": "auto", "n_envs": 2}, env)
 
-    assert caught.value.phase == "start"
+    assert caught.value.phase == phase
 
 
-def test_a_probe_that_hangs_is_ended_by_the_timeouts():
-    timeouts = Timeouts(start_s=0.5, reset_s=0.1, step_s=0.1, close_s=1)
+def test_exceptions_that_count_as_faults_leave_the_choice_to_isolation():
+    config = {"kind": "auto", "n_envs": 2, "restarts": {"on_exception": "restart"}}
+    with make_manager(config, Raising) as manager:
+        assert "(the robot fell over)" in manager.stats().placement
 
-    with pytest.raises(WorkerTimedOut) as caught:
-        SubprocessEnvManager(Hanging, n_envs=2, n_workers="auto", timeouts=timeouts)
 
-    assert caught.value.phase == "start"
+class DyingAfterFive(Noop):
+    n_steps = 0
+
+    def step(self, action):
+        self.n_steps += 1
+        if self.n_steps > 5:
+            os._exit(3)
+        return super().step(action)
+
+
+class DyingInReset(Noop):
+    def reset(self, *, seed=None, options=None):
+        os._exit(3)
+
+
+class Rarely(Noop):
+    def step(self, action):
+        if random.SystemRandom().random() < 0.001:
+            os._exit(3)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("env", "when"),
+    [
+        (Dying, "in step 1 (EXIT(3))"),
+        (DyingAfterFive, "in step 5 to 8 (EXIT(3))"),
+        (DyingInReset, "in the reset (EXIT(3))"),
+        (Hanging, "in step 1 (no response within 0.6 s)"),
+    ],
+)
+def test_an_environment_that_ends_its_probe_gets_a_worker_each(env, when):
+    timeouts = {"step_s": 0.1, "close_s": 1}
+    with make_manager({"kind": "auto", "n_envs": 3, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
+        assert manager.n_workers == 3
+        assert manager.stats().placement == (
+            f"3 environments in 3 workers, one each, because the probe ended {when}: each can be replaced alone"
+        )
+
+
+def test_an_environment_that_dies_once_in_a_thousand_steps_is_placed_and_steps_on():
+    restarts = {"max_restarts": 1000, "backoff_s": 0}
+    with make_manager({"kind": "auto", "n_envs": 2, "restarts": restarts}, Rarely) as manager:
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"]))
+        manager.reset()
+        while not manager.stats().restarts or manager.stats().env_steps < 1000:
+            manager.step()
+        stats = manager.stats()
+
+    assert (manager.n_workers, len(stats.workers)) == (2, 2)
+    assert "the probe ended in step" in stats.placement
+    assert stats.random_policy
+    assert "kind: simple" not in stats.verdict
 
 
 def test_the_probe_keeps_its_logs_apart(tmp_path, finds):

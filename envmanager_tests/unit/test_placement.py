@@ -16,7 +16,7 @@ from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import ManagerOptions
-from envmanager.placing.placement import IN_PROCESS, Costs, Placement, Probe, choose, round_s
+from envmanager.placing.placement import IN_PROCESS, Costs, Placement, Probe, choose, isolate, round_s
 from envmanager.placing.probing import YARDSTICK_S, ProbeFactory, RunDelay, StepTime, probe_group, summarize
 from envmanager.registry import known_kinds, structure
 from envmanager.system import cgroups, cores
@@ -384,29 +384,40 @@ def unavailable(*_):
     raise FileNotFoundError
 
 
-def test_an_environment_that_fails_in_its_probe_is_closed():
-    Raising.closed = False
-
-    with pytest.raises(ValueError, match="the robot fell over"):
-        ProbeFactory(Raising)(EnvContext(0, 0))
-
-    assert Raising.closed
-
-
 def test_actions_that_cannot_be_drawn_ask_for_a_choice_by_hand():
+    OfTexts.closed = False
+
     with pytest.raises(UsageError, match="Choose kind and n_workers yourself"):
         ProbeFactory(OfTexts)(EnvContext(0, 0))
 
+    assert OfTexts.closed
 
-def test_a_probed_environment_can_be_used_like_the_one_in_it():
-    environment = ProbeFactory(Counting)(EnvContext(0, 0))
 
-    steps = environment.reset(seeds=[None], options=None)
-    steps = environment.step({"default": np.zeros(1, np.int64)})
+def test_a_probe_reports_after_every_part_how_many_steps_it_has_taken():
+    probed = ProbeFactory(Counting)(EnvContext(0, 0))
 
-    assert steps["default"].obs.shape == (1, 4)
-    assert environment.max_agents == {"default": 1}
-    assert list(environment.behavior_specs) == ["default"]
+    parts = [probed.reset(seeds=[None], options=None), *(probed.step({}) for _ in range(5))]
+
+    assert [part["default"].obs.tolist() for part in parts] == [[[n, 0]] for n in (0, 1, 2, 4, 8, 16)]
+    probed.close()
+    assert Counting.closed
+
+
+@pytest.mark.parametrize(
+    ("chosen", "n_workers", "local_envs", "where"),
+    [
+        ({}, 8, 0, "8 environments in 8 workers, one each"),
+        ({"local_envs": "auto"}, 8, 0, "8 environments in 8 workers, one each"),
+        ({"n_workers": 2}, 2, 0, "8 environments in 2 workers"),
+        ({"local_envs": 3}, 5, 3, "3 in this process and 5 environments in 5 workers, one each"),
+    ],
+)
+def test_environments_that_end_their_process_get_a_worker_each_unless_the_user_has_chosen(
+    chosen, n_workers, local_envs, where
+):
+    assert isolate("the probe ended", 8, **chosen) == Placement(
+        "subprocess", n_workers, f"{where}, because the probe ended: each can be replaced alone", local_envs
+    )
 
 
 # Cores.
