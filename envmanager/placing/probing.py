@@ -243,7 +243,7 @@ class StepTime(NamedTuple):
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return the time by the clock less the wait for a core, but no less than was computed, and the processor time."""
+        """Return the time by the clock less the wait for a core, but at least the processor time; and the latter."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
