@@ -56,7 +56,7 @@ def _parse_toml(text: str, path: Path) -> Any:
         toml = _import_or_say("tomli", str(path))
     try:
         return toml.loads(text)
-    except toml.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the parser raises these itself: too many digits, nested too deep
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -74,7 +74,7 @@ def read_yaml(text: str, what: str) -> Any:
     yaml = _import_or_say("yaml", what)
     try:
         return yaml.load(text, Loader=_loader(yaml))
-    except yaml.YAMLError as error:
+    except Exception as error:  # `!!bool x` is a KeyError, `2024-13-45` a ValueError, "[" * 3000 a RecursionError
         raise ConfigError(f"{what} is not valid YAML: {error}.") from error
 
 
@@ -93,7 +93,7 @@ def _loader(yaml: Any) -> Any:
 def _parse_json(text: str, path: Path) -> Any:
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}.") from error
     if isinstance(document, dict):
         document.pop(records.OURS, None)

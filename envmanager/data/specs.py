@@ -129,6 +129,8 @@ def _same_bound(a: Any, b: Any) -> bool:
 
 
 _SHOWN_BOUNDS = 6
+_LONGEST_INT = 4096
+"""Bits. repr() refuses whole numbers of more than 4,300 digits."""
 
 
 def _bound_text(bound: Any) -> str:
@@ -188,7 +190,8 @@ def describe_value(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, bool | int | float | str):
-        text = repr(value)
+        is_long = isinstance(value, int) and value.bit_length() > _LONGEST_INT
+        text = f"{value:#x}" if is_long else repr(value)
         return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
     return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
 

@@ -126,7 +126,7 @@ def _understood(source: _Source, behaviors: Collection[str]) -> Control:
     """What a file asks for. Raises ConfigError."""
     try:
         tables = tomllib.loads(source.text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the parser raises these itself: too many digits, nested too deep
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else source.text.count("\n") + 1
         raise ConfigError(

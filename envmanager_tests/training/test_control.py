@@ -157,6 +157,19 @@ def test_what_is_no_small_file_of_text_is_not_read(looking: Looking, warnings: C
     assert ["no file of at most" in text or "cannot be read" in text for text in warnings()] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["frozen = " + "1" * 5000, "checkpoint = 0x" + "f" * 5000, "frozen = " + "[" * 3000 + "]" * 3000],
+    ids=["digits", "hexadecimal digits", "deep"],
+)
+def test_what_the_parser_itself_cannot_take_is_reported_once_and_ignored(
+    looking: Looking, warnings: Callable[[], list[str]], text: str
+) -> None:
+    looking.write(text)
+    assert looking.look() == looking.look() == []
+    assert len(warnings()) == 1
+
+
 # Whole trainings.
 
 PPO_TABLE = {"kind": "ppo", "rollout": 32, "epochs": 1, "minibatch": 32, "hidden": [8]}
