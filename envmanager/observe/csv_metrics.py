@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envmanager.errors import UsageError
 from envmanager.observe import csv_files
 from envmanager.observe.csv_files import CsvFile
-
-if TYPE_CHECKING:
-    from envmanager.observe.metrics import RunFacts
+from envmanager.observe.metrics_writer import RunFacts
 
 FILE = "metrics.csv"
 _COLUMNS = ("steps", "name", "value")

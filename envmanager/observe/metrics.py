@@ -21,13 +21,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import EnvManagerError, MissingExtra, UsageError
+from envmanager.observe.metrics_writer import MetricsWriter, RunFacts
 from envmanager.plugins import Plugins
 from envmanager.structuring import nearest
 from envmanager.system.importing import imported
@@ -35,34 +35,6 @@ from envmanager.system.importing import imported
 ENTRY_POINT_GROUP = "envmanager.metrics"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "metrics writer")
 _EXAMPLE = "a list such as [tensorboard, csv, {wandb: {project: x}}]"
-
-
-class MetricsWriter(Protocol):
-    """Takes scalars."""
-
-    def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
-        """Note these values, by name (``"default/loss"``), after so many steps of agents.
-
-        Steps may come late: the scalars of one behavior after later ones of another.
-        """
-        ...
-
-    def close(self) -> Any:
-        """Nothing more comes: what was noted is to be where it belongs when this returns."""
-        ...
-
-
-@attrs.frozen
-class RunFacts:
-    """What a writer is told of the training. ``directory`` is its folder, ``config`` the whole of it as plain data.
-
-    ``run_id`` stays the same when the training is resumed; then ``resumed_at`` is after how many steps.
-    """
-
-    directory: Path
-    run_id: str
-    config: Mapping[str, Any]
-    resumed_at: int | None = None
 
 
 MakeWriter = Callable[..., MetricsWriter]

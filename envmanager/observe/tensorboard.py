@@ -18,13 +18,11 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from envmanager.errors import MissingExtra
+from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
-
-if TYPE_CHECKING:
-    from envmanager.observe.metrics import RunFacts
 
 FOLDER = "tensorboard"
 """In the folder of a training, where its scalars go unless another directory is named."""

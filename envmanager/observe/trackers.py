@@ -11,10 +11,9 @@ import importlib
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from envmanager.observe.metrics import RunFacts
+from envmanager.observe.metrics_writer import RunFacts
 
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
 """MLflow takes no others; names of behaviors may have them."""

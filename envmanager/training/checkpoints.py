@@ -8,8 +8,8 @@
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` or ``best`` names it;
-those before it are removed only after that. Removed are files that a checkpoint's own ``state.json`` names, and nothing
-else: it is written first, so that this holds for one that was never finished too.
+those before it are removed only after that. A checkpoint is removed only under a name that ``save`` gives, and of it
+only the files that its own ``state.json`` names: that is written first, so that this holds for an unfinished one too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ with needed_by("envmanager.training", extra="torch"):
 
 LATEST, BEST, _STATE = "latest", "best", "state.json"
 _UNFINISHED = ".unfinished"
-_NAME = re.compile(r"[0-9]+(-[0-9]+)?")
+_NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
+_OWN_NAME = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
 _LONGEST_NAME = 100
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
@@ -51,12 +52,13 @@ class Checkpoint:
     arrays: Mapping[str, Mapping[str, np.ndarray]]
 
 
-def save(directory: Path, name: str, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
-    """Write a checkpoint and make it the latest; where it is. Raises OSError, and then the one before still stands.
+def save(directory: Path, n_steps: int, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
+    """Write the checkpoint after ``n_steps``, make it the latest, and return its folder.
 
-    Of the checkpoints that the same run wrote, the last ``keep`` stay, and the best. Whatever else is in the directory
-    stays too.
+    Raises OSError; the checkpoint before is then unchanged. Of the checkpoints that the same run wrote, the last
+    ``keep`` and the best stay. Everything else in the directory stays too.
     """
+    name = f"{n_steps:012d}"
     run = checkpoint.facts.get("run")
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
     checkpoint = Checkpoint({**checkpoint.facts, "number": number}, checkpoint.arrays)
@@ -76,7 +78,7 @@ def save(directory: Path, name: str, checkpoint: Checkpoint, *, keep: int = 1) -
 
 
 def prune(directory: Path, run: str | None, *, keep: int) -> None:
-    """Remove what a run wrote before its last ``keep`` checkpoints, but not the latest and the best, nor of others."""
+    """Remove the checkpoints of a run before its last ``keep``, except the latest and the best."""
     own = _of_run(directory, run)
     finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
     kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
@@ -112,7 +114,7 @@ def named(file: Path) -> Path | None:
 
 
 def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
-    return {path: facts for path, facts in written(directory).items() if facts.get("run") == run}
+    return {path: facts for path, facts in own(directory).items() if facts.get("run") == run}
 
 
 def _number(facts: Mapping[str, Any]) -> int:
@@ -154,8 +156,13 @@ def _read(path: Path, read: Callable[[Path], Mapping[str, np.ndarray]] = load_fi
     return Checkpoint(facts, {file: read(_arrays_in(path, file)) for file in facts["files"]})
 
 
+def own(directory: Path) -> dict[Path, dict[str, Any]]:
+    """Return the checkpoints under names that ``save`` gives. One under another name is a copy that the user keeps."""
+    return {path: facts for path, facts in written(directory).items() if _OWN_NAME.fullmatch(path.name)}
+
+
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
-    """The checkpoints in a directory, finished or not, of whichever run, with their facts."""
+    """Return all checkpoints in a directory with their facts: finished or not, of any run, under any name."""
     found = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         facts = _facts_of(path)

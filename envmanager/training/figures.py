@@ -19,16 +19,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from envmanager.observe.metrics import MetricsWriter
+from envmanager.observe.metrics_writer import MetricsWriter
 from envmanager.observe.tensorboard import scalars_of
-from envmanager.training.controller import Update
+from envmanager.training.controller import TrainerController, Update
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 from envmanager.training.learners import LearnersChanged
-
-if TYPE_CHECKING:
-    from envmanager.training.run import TrainingRun
 
 _logger = logging.getLogger("envmanager")
 
@@ -72,62 +69,57 @@ class Figures:
         """Hand them what comes from now on, and close them at the end."""
         self._writers.update(writers)
 
-    def started(self, run: TrainingRun) -> None:
-        assert run.controller is not None
-        self._rate_from = time.monotonic(), run.controller.n_steps
-        if set(run.controller.learning) != set(run.trainers):
-            self._write(_who_is_frozen(run), run.controller.n_steps)
+    def started(self, controller: TrainerController) -> None:
+        self._rate_from = time.monotonic(), controller.n_steps
+        if set(controller.learning) != set(controller.trainers):
+            self._write(_who_is_frozen(controller), controller.n_steps)
 
-    def updated(self, run: TrainingRun, update: Update) -> None:
+    def updated(self, controller: TrainerController, update: Update) -> None:
         if not self._writers:
             return
         now = time.monotonic()
         self._untold[update.behavior] = update
         if self._clocks.is_due(update.behavior, now):
-            self._tell(run, update)
+            self._tell(controller, update)
         if self._clocks.is_due(None, now):
-            self._tell_of_all(run, update.n_steps, now)
+            self._tell_of_all(controller, update.n_steps, now)
 
-    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        self._write(_who_is_frozen(run), change.n_steps)
+    def changed(self, controller: TrainerController, change: LearnersChanged) -> None:
+        self._write(_who_is_frozen(controller), change.n_steps)
 
-    def saved(self, run: TrainingRun) -> None:
+    def saved(self, controller: TrainerController) -> None:
         untold = list(self._untold.values())
         for update in untold:
-            self._tell(run, update)
+            self._tell(controller, update)
         if untold:
-            self._tell_of_all(run, untold[-1].n_steps, time.monotonic())
+            self._tell_of_all(controller, untold[-1].n_steps, time.monotonic())
 
-    def evaluated(self, run: TrainingRun, evaluation: Evaluation, n_steps: int) -> None:
+    def evaluated(self, evaluation: Evaluation, n_steps: int) -> None:
         scalars = _return_and_length("evaluation/", evaluation.returns, evaluation.lengths)
         for behavior, returns in evaluation.returns_of.items():
             lengths = evaluation.lengths_of.get(behavior, [])
             scalars |= _return_and_length(f"{behavior}/evaluation_", returns, lengths)
         self._write(scalars, n_steps)
 
-    def _tell(self, run: TrainingRun, update: Update) -> None:
+    def _tell(self, controller: TrainerController, update: Update) -> None:
         del self._untold[update.behavior]
-        assert run.controller is not None
-        episodes, behavior = run.controller.episodes, update.behavior
+        episodes, behavior = controller.episodes, update.behavior
         scalars = {f"{behavior}/{name}": figure for name, figure in update.figures.items()}
         scalars[f"{behavior}/return"] = episodes.mean_of_recent(behavior)
         scalars[f"{behavior}/length"] = episodes.mean_length(behavior)
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
-    def _tell_of_all(self, run: TrainingRun, n_steps: int, now: float) -> None:
+    def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
         """What is not of one behavior."""
-        assert run.controller is not None
-        assert run.manager is not None
-        episodes = run.controller.episodes
+        episodes = controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
-        scalars |= self._rate(run, now)
-        scalars |= {f"envmanager/{name}": value for name, value in scalars_of(run.manager.stats()).items()}
+        scalars |= self._rate(controller, now)
+        scalars |= {f"envmanager/{name}": value for name, value in scalars_of(controller.manager.stats()).items()}
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 
-    def _rate(self, run: TrainingRun, now: float) -> dict[str, float]:
+    def _rate(self, controller: TrainerController, now: float) -> dict[str, float]:
         """Steps per second since it was last told, in this run."""
-        assert run.controller is not None
-        before, n_steps = self._rate_from, run.controller.n_steps
+        before, n_steps = self._rate_from, controller.n_steps
         self._rate_from = now, n_steps
         if before is None or now <= before[0]:
             return {}
@@ -145,9 +137,8 @@ class Figures:
             _logger.warning("the metrics of %s end here: %s: %s", name, type(error).__name__, error)
 
 
-def _who_is_frozen(run: TrainingRun) -> dict[str, float]:
-    assert run.controller is not None
-    return {f"{behavior}/frozen": float(behavior not in run.controller.learning) for behavior in run.trainers}
+def _who_is_frozen(controller: TrainerController) -> dict[str, float]:
+    return {f"{behavior}/frozen": float(behavior not in controller.learning) for behavior in controller.trainers}
 
 
 def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) -> dict[str, float]:

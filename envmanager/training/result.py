@@ -1,20 +1,14 @@
-"""What a training tells: on its way to whoever shows it, and at its end."""
+"""The result of a training."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import attrs
 
 from envmanager.observe.stats import ManagerStats
-from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation, mean_and_spread
-from envmanager.training.learners import LearnersChanged
-
-if TYPE_CHECKING:
-    from envmanager.training.run import TrainingRun
 
 
 @attrs.frozen
@@ -58,25 +52,3 @@ class TrainingResult:
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
         }
-
-
-class Report(Protocol):
-    """Who is told how it goes."""
-
-    def started(self, run: TrainingRun) -> None:
-        """The environments run and the trainers are there."""
-
-    def updated(self, run: TrainingRun, update: Update) -> None:
-        """A trainer has learned."""
-
-    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        """Somebody was frozen, or learns again."""
-
-    def saved(self, path: Path) -> None:
-        """A checkpoint was written."""
-
-    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        """The policies were tried on the way; ``is_best``: they are better than ever before."""
-
-    def evaluating(self, n_episodes: int) -> None:
-        """Training has ended, and the policies are about to be tried."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -27,7 +27,7 @@ from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
 from envmanager.observe import metrics
 from envmanager.observe.episodes import RECENT, Episode
-from envmanager.observe.metrics import RunFacts
+from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
@@ -40,7 +40,7 @@ from envmanager.training.evaluator import Evaluator
 from envmanager.training.figures import Figures
 from envmanager.training.learners import KEPT, LearnersChanged
 from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
-from envmanager.training.reports import Report, TrainingResult
+from envmanager.training.result import TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import PART, check_tables, make_trainer, restore, table_for
@@ -52,6 +52,28 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
+
+
+class Report(Protocol):
+    """Receives progress reports of a training."""
+
+    def started(self, run: TrainingRun) -> None:
+        """The environments run and the trainers are there."""
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        """A trainer has learned."""
+
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        """Somebody was frozen, or learns again."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
+        """The policies were tried on the way; ``is_best``: they are better than ever before."""
+
+    def evaluating(self, n_episodes: int) -> None:
+        """Training has ended, and the policies are about to be tried."""
 
 
 class TrainingRun:
@@ -110,7 +132,7 @@ class TrainingRun:
         with make_manager(self.plan.manager) as manager, ExitStack() as stack:
             controller = self._prepare(manager, stack)
             self._report.started(self)
-            self._figures.started(self)
+            self._figures.started(controller)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
                 controller.step(Wait.all())  # what was in flight is learned from too
@@ -200,13 +222,15 @@ class TrainingRun:
             self._save(self.controller)
 
     def _updated(self, update: Update) -> None:
-        self._figures.updated(self, update)
+        assert self.controller is not None
+        self._figures.updated(self.controller, update)
         self._report.updated(self, update)
 
     def _changed(self, change: LearnersChanged) -> None:
+        assert self.controller is not None
         if not change.is_round:
             self._changes.append(attrs.asdict(change))
-        self._figures.changed(self, change)
+        self._figures.changed(self.controller, change)
         self._report.changed(self, change)
 
     def _episode_ended(self, episode: Episode) -> None:
@@ -233,7 +257,7 @@ class TrainingRun:
             if self._saved is None or self._saved_at != controller.n_steps:
                 self._save(controller)
             self._mark_best(evaluation)
-        self._figures.evaluated(self, evaluation, controller.n_steps)
+        self._figures.evaluated(evaluation, controller.n_steps)
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
@@ -251,7 +275,7 @@ class TrainingRun:
         if evaluation is not None:
             if self._is_best(evaluation):
                 self._mark_best(evaluation)
-            self._figures.evaluated(self, evaluation, controller.n_steps)
+            self._figures.evaluated(evaluation, controller.n_steps)
         return evaluation
 
     def _is_best(self, evaluation: Evaluation) -> bool:
@@ -281,10 +305,10 @@ class TrainingRun:
         }
         states["controller"] = (generators.states(), facts)
         checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
-        name, keep = f"{controller.n_steps:012d}", self.plan.training.keep
-        self._saved = checkpoints.save(self.plan.checkpoints, name, checkpoint, keep=keep)
+        keep = self.plan.training.keep
+        self._saved = checkpoints.save(self.plan.checkpoints, controller.n_steps, checkpoint, keep=keep)
         self._saved_at = controller.n_steps
-        self._figures.saved(self)
+        self._figures.saved(controller)
         self._report.saved(self._saved)
 
     def _specs(self) -> dict[str, Any]:

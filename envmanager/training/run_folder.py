@@ -53,7 +53,7 @@ def clear(directory: Path) -> None:
     for name in _names(directory):  # first: they must not name a checkpoint that is half there
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
-    for path, facts in checkpoints.written(directory / CHECKPOINTS).items():
+    for path, facts in checkpoints.own(directory / CHECKPOINTS).items():
         checkpoints.remove(path, facts)
     with contextlib.suppress(OSError):  # something of others is in it, or there is none
         (directory / CHECKPOINTS).rmdir()
@@ -91,7 +91,7 @@ def _is_somebody_elses_name(path: Path) -> bool:
 
 
 def _left_by_a_run(directory: Path) -> list[str]:
-    found = [f"{CHECKPOINTS}/{path.name}" for path in checkpoints.written(directory / CHECKPOINTS)]
+    found = [f"{CHECKPOINTS}/{path.name}" for path in checkpoints.own(directory / CHECKPOINTS)]
     if not found and _latest(directory).exists():
         found.append(f"{CHECKPOINTS}/{checkpoints.LATEST}")
     if episode_log.holds_episodes(directory / episode_log.FILE):

@@ -63,13 +63,16 @@ _TO_IMPORT = re.compile(r"envmanager(\.\w+)+:[\w.]+")
 """A text by which something is imported later."""
 
 
-def imports_of(path: Path) -> set[str]:
-    """The modules of this package that the file imports or names, anywhere in it but for type checking."""
+def imports_of(path: Path, *, for_types: bool = False) -> set[str]:
+    """The modules of this package that the file imports or names, anywhere in it; with ``for_types`` also for types."""
     tree = ast.parse(path.read_text())
     hidden = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if not for_types
+        and isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     found = set()
@@ -112,7 +115,7 @@ def test_a_documented_path_leads_to_the_same_things(name: str) -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    imports = {name_of(path): imports_of(path) for path in modules()}
+    imports = {name_of(path): imports_of(path, for_types=True) for path in modules()}
     TopologicalSorter(imports).prepare()  # CycleError names those that stand in a circle
 
 

@@ -142,7 +142,7 @@ def test_the_advantages_of_ppo_are_of_normalized_rewards() -> None:
 def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str, tmp_path: Any) -> None:
     trainer = trained(kind, normalize_observations=True, normalize_rewards=True)
     name = PART.format("default")
-    checkpoints.save(tmp_path, "1", checkpoints.facts_and_arrays({name: trainer.state()}, run=None))
+    checkpoints.save(tmp_path, 1, checkpoints.facts_and_arrays({name: trainer.state()}, run=None))
     again = make(kind, normalize_observations=True, normalize_rewards=True)
     restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
     steps = some_steps(trainer)

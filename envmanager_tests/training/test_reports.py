@@ -65,10 +65,14 @@ def run_of(
     """A run as far as reports look at it."""
     episodes = Episodes()
     episodes.recent.extend(recent)
+    trainers, manager = dict.fromkeys(("speaker", "listener")), SimpleNamespace(stats=lambda: ManagerStats(()))
+    controller = SimpleNamespace(
+        manager=manager, trainers=trainers, episodes=episodes, n_steps=n_steps, learning=learning, round=None
+    )
     return SimpleNamespace(
-        controller=SimpleNamespace(episodes=episodes, n_steps=n_steps, learning=learning, round=None),
-        trainers=dict.fromkeys(("speaker", "listener")),
-        manager=SimpleNamespace(stats=lambda: ManagerStats(())),
+        controller=controller,
+        trainers=trainers,
+        manager=manager,
         plan=SimpleNamespace(training=SimpleNamespace(steps=1000)),
         began=0.0,
         n_steps_before=before,
@@ -99,7 +103,7 @@ def test_no_behavior_is_left_out_when_all_are_updated_at_once(clock: SimpleNames
     for n_steps in (10, 20, 30):
         for behavior in ("speaker", "listener"):
             reports.updated(run_of(), update(behavior, n_steps))
-            figures.updated(run_of(), update(behavior, n_steps))
+            figures.updated(run_of().controller, update(behavior, n_steps))
         clock.now += 0.3
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 30]
@@ -115,7 +119,7 @@ def test_what_is_of_all_behaviors_is_written_once_at_a_time() -> None:
     figures = figures_of(writer := Writer())
 
     for behavior in ("speaker", "listener"):
-        figures.updated(run_of(recent=(SPOKEN, HEARD)), update(behavior, 10))
+        figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update(behavior, 10))
 
     assert writer.steps_of("return/mean") == writer.steps_of("envmanager/steps") == [10]
     assert (writer.values_of("return/mean"), writer.values_of("length/mean")) == ([2.0], [15.0])
@@ -126,7 +130,7 @@ def test_each_behavior_has_a_return_and_a_length_of_its_own() -> None:
     figures = figures_of(writer := Writer())
 
     for behavior in ("speaker", "listener"):
-        figures.updated(run_of(recent=(SPOKEN, HEARD)), update(behavior, 10))
+        figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update(behavior, 10))
 
     told = {name: value for name, value, _ in writer.written}
     assert (told["speaker/return"], told["speaker/length"]) == (1.0, 10.0)
@@ -139,10 +143,10 @@ def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
     for n_steps in (10, 20):
         for behavior in ("speaker", "listener"):
             reports.updated(run_of(), update(behavior, n_steps))
-            figures.updated(run_of(recent=(SPOKEN,)), update(behavior, n_steps))
+            figures.updated(run_of(recent=(SPOKEN,)).controller, update(behavior, n_steps))
 
     for _ in range(2):
-        figures.saved(run_of(recent=(SPOKEN,)))
+        figures.saved(run_of(recent=(SPOKEN,)).controller)
         reports.saved(Path("checkpoint"))
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 20]
@@ -153,9 +157,9 @@ def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
 def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) -> None:
     figures = figures_of(writer := Writer())
 
-    figures.updated(run_of(), update("speaker", 10))
+    figures.updated(run_of().controller, update("speaker", 10))
     clock.now += 1
-    figures.updated(run_of(recent=(SPOKEN, HEARD)), update("speaker", 20))
+    figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update("speaker", 20))
 
     assert not any(math.isnan(value) for _, value, _ in writer.written)
     assert [(value, step) for tag, value, step in writer.written if tag == "return/mean"] == [(2.0, 20)]
@@ -165,18 +169,18 @@ def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) 
 def test_a_loss_that_is_no_number_is_written_as_such() -> None:
     figures = figures_of(writer := Writer())
 
-    figures.updated(run_of(), Update("speaker", 1, 10, {"loss": math.nan}, 0.0))
+    figures.updated(run_of().controller, Update("speaker", 1, 10, {"loss": math.nan}, 0.0))
 
     assert math.isnan(writer.values_of("speaker/loss")[0])
 
 
 def test_the_speed_is_that_of_this_run_since_it_was_last_told(clock: SimpleNamespace) -> None:
     figures = figures_of(writer := Writer())
-    figures.started(run_of(n_steps=80_000, before=80_000))
+    figures.started(run_of(n_steps=80_000, before=80_000).controller)
 
     for n_steps in (80_100, 80_700):
         clock.now += 2
-        figures.updated(run_of(n_steps=n_steps, before=80_000), update("speaker", n_steps))
+        figures.updated(run_of(n_steps=n_steps, before=80_000).controller, update("speaker", n_steps))
 
     assert writer.values_of("training/steps_per_s") == [50.0, 300.0]
 
@@ -184,7 +188,7 @@ def test_the_speed_is_that_of_this_run_since_it_was_last_told(clock: SimpleNames
 def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
     figures = figures_of(writer := Writer())
 
-    figures.evaluated(run_of(), Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}), 500)
+    figures.evaluated(Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}), 500)
 
     assert writer.written == [
         ("evaluation/return", 4.0, 500),
@@ -201,7 +205,7 @@ def test_a_writer_that_fails_is_left_out_loudly_and_the_others_go_on(caplog: pyt
     bad.fails = True
     with Figures({"bad": bad, "good": good}) as figures:
         for n_steps in (10, 20):
-            figures.changed(run_of(), change(is_round=False, n_steps=n_steps))
+            figures.changed(run_of().controller, change(is_round=False, n_steps=n_steps))
 
     assert good.steps_of("speaker/frozen") == [10, 20]
     assert good.closed
@@ -239,9 +243,11 @@ def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
 def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only_the_next_round() -> None:
     writer, shown = Writer(), Shown()
 
-    for report in (figures_of(writer), Reports(shown)):
-        report.changed(run_of(learning=("listener",)), change(is_round=False, n_steps=10))
-        report.changed(run_of(learning=("speaker",)), change(is_round=True, n_steps=20))
+    figures, reports = figures_of(writer), Reports(shown)
+    for learning, n_steps in (("listener", 10), ("speaker", 20)):
+        run, changed = run_of(learning=(learning,)), change(is_round=n_steps == 20, n_steps=n_steps)
+        figures.changed(run.controller, changed)
+        reports.changed(run, changed)
 
     assert writer.written == [
         ("speaker/frozen", 1.0, 10),
@@ -253,7 +259,7 @@ def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only
 
 
 def test_who_is_frozen_from_the_beginning_is_written_too() -> None:
-    figures_of(writer := Writer()).started(run_of(learning=("listener",), n_steps=5))
+    figures_of(writer := Writer()).started(run_of(learning=("listener",), n_steps=5).controller)
     assert writer.written == [("speaker/frozen", 1.0, 5), ("listener/frozen", 0.0, 5)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, run_folder
 from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.saved import find
 
 CONFIG: dict[str, Any] = {
     "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"},
@@ -40,8 +42,8 @@ def train(directory: Path, *, resume: bool = False, force: bool = False, **train
     return run
 
 
-def save(directory: Path, name: str, **facts: Any) -> Path:
-    return checkpoints.save(directory, name, checkpoints.Checkpoint({**FACTS, **facts}, ARRAYS))
+def save(directory: Path, n_steps: int, **facts: Any) -> Path:
+    return checkpoints.save(directory, n_steps, checkpoints.Checkpoint({**FACTS, **facts}, ARRAYS))
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -78,7 +80,7 @@ def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> Non
 
 
 def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
-    save(tmp_path / run_folder.CHECKPOINTS, "1")
+    save(tmp_path / run_folder.CHECKPOINTS, 1)
     tables = {**CONFIG, "manager": {"kind": "simple", "env": "never:made"}}
     plan = TrainingPlan.parse(tables, tmp_path)
 
@@ -128,7 +130,7 @@ def test_force_deletes_nothing_when_the_training_cannot_begin(tmp_path: Path) ->
 
 
 def test_force_leaves_an_empty_folder_of_what_only_a_run_wrote(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", "1")
+    save(tmp_path / "checkpoints", 1)
     with EpisodeLog(tmp_path):
         pass
 
@@ -144,10 +146,10 @@ def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
 
 def test_checkpoints_on_the_way_remove_only_those_of_the_same_run(tmp_path: Path) -> None:
     others = put_things_of_others(tmp_path)
-    another_run = save(tmp_path / "checkpoints", "000000000007", run="another")
+    another_run = save(tmp_path / "checkpoints", 7, run="another")
 
-    for name in ("000000000064", "000000000128"):
-        latest = save(tmp_path / "checkpoints", name)
+    for n_steps in (64, 128):
+        latest = save(tmp_path / "checkpoints", n_steps)
 
     assert set(checkpoints.written(tmp_path / "checkpoints")) == {another_run, latest}
     found = files_of(tmp_path)
@@ -155,12 +157,33 @@ def test_checkpoints_on_the_way_remove_only_those_of_the_same_run(tmp_path: Path
 
 
 def test_what_others_put_into_a_checkpoint_outlives_it(tmp_path: Path) -> None:
-    first = save(tmp_path, "1")
+    first = save(tmp_path, 1)
     (first / "notes.txt").write_text("a good one")
 
-    save(tmp_path, "2")
+    save(tmp_path, 2)
 
     assert [path.name for path in first.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["my-good-one", "100", "000000000100.bak", "000000000100 (copy)"])
+def test_a_checkpoint_under_a_name_of_the_users_own_is_never_removed(tmp_path: Path, name: str) -> None:
+    train(tmp_path, steps=100, keep=1)
+    mine = shutil.copytree(tmp_path / "checkpoints" / "000000000100", tmp_path / "checkpoints" / name)
+    before = files_of(mine)
+
+    train(tmp_path, resume=True, steps=200, keep=1)
+    assert files_of(mine) == before
+    train(tmp_path, force=True, steps=100, keep=1)
+    assert files_of(mine) == before
+    assert find(tmp_path, name) == mine, "it can be played all the same"
+
+
+def test_a_folder_that_holds_only_a_copy_of_the_users_own_holds_no_training(tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", 100).rename(tmp_path / "mine")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "mine").rename(tmp_path / "run" / "checkpoints" / "mine")
+
+    run_folder.check(tmp_path / "run", resume=False, force=False)
 
 
 def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path: Path) -> None:
@@ -211,18 +234,18 @@ def test_a_checkpoint_that_could_not_be_finished_leaves_no_files(
 
     monkeypatch.setattr(checkpoints, "_flush", full)
     with pytest.raises(OSError, match="No space"):
-        save(tmp_path, "1")
+        save(tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_whose_run_was_killed_while_writing_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / "1.0a1b2c3d.unfinished").mkdir()
-    (tmp_path / "1.0a1b2c3d.unfinished" / "state.json").write_text(json.dumps(FACTS))
-    (tmp_path / "1.0a1b2c3d.unfinished" / "part.safetensors").write_bytes(b"half")
+    (tmp_path / "000000000001.0a1b2c3d.unfinished").mkdir()
+    (tmp_path / "000000000001.0a1b2c3d.unfinished" / "state.json").write_text(json.dumps(FACTS))
+    (tmp_path / "000000000001.0a1b2c3d.unfinished" / "part.safetensors").write_bytes(b"half")
 
-    save(tmp_path, "1")
+    save(tmp_path, 1)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "latest"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000001", "latest"]
 
 
 # Links and files that somebody has put where a training writes.
@@ -273,20 +296,20 @@ def test_links_under_the_names_of_temporary_files_are_not_followed(tmp_path: Pat
 
 
 def test_a_link_to_a_checkpoint_of_the_same_run_is_not_removed_with_it(tmp_path: Path) -> None:
-    first = save(tmp_path / "kept", "1")
+    first = save(tmp_path / "kept", 1)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "0").symlink_to(first)
+    (tmp_path / "run" / first.name).symlink_to(first)
 
-    save(tmp_path / "run", "2")
+    save(tmp_path / "run", 2)
 
     assert checkpoints.written(tmp_path / "kept").keys() == {first}
     assert checkpoints.load_latest(tmp_path / "kept").arrays
 
 
 def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    save(tmp_path / "elsewhere", "1")
+    save(tmp_path / "elsewhere", 1)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "latest").write_text("../elsewhere/1")
+    (tmp_path / "run" / "latest").write_text("../elsewhere/000000000001")
 
     with pytest.raises(UsageError):
         checkpoints.load_latest(tmp_path / "run")
@@ -336,7 +359,7 @@ def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp
 def test_all_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        save(tmp_path, "1")
+        save(tmp_path, 1)
     finally:
         os.umask(before)
 

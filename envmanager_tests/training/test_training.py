@@ -197,14 +197,14 @@ def test_a_checkpoint_that_could_not_be_finished_leaves_the_one_before(
 ) -> None:
     arrays = {"part": {"weights": np.ones(3)}}
     facts = {"files": ["part"], "parts": {"part": {}}}
-    checkpoints.save(tmp_path, "1", checkpoints.Checkpoint(facts, arrays))
+    checkpoints.save(tmp_path, 1, checkpoints.Checkpoint(facts, arrays))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "_flush", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(tmp_path, "2", checkpoints.Checkpoint(facts, {"part": {"weights": np.zeros(3)}}))
+        checkpoints.save(tmp_path, 2, checkpoints.Checkpoint(facts, {"part": {"weights": np.zeros(3)}}))
     assert checkpoints.load_latest(tmp_path).arrays["part"]["weights"].tolist() == [1, 1, 1]
 
 

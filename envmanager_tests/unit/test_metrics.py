@@ -19,7 +19,8 @@ import pytest
 from envmanager import plugins
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.observe import csv_metrics, metrics, tensorboard
-from envmanager.observe.metrics import Metrics, RunFacts, open_writers, parse
+from envmanager.observe.metrics import Metrics, open_writers, parse
+from envmanager.observe.metrics_writer import RunFacts
 
 CONFIG = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
 
@@ -247,7 +248,8 @@ def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: P
 USE_WANDB = """
 import json, sys
 from pathlib import Path
-from envmanager.observe.metrics import RunFacts, open_writers, parse
+from envmanager.observe.metrics import open_writers, parse
+from envmanager.observe.metrics_writer import RunFacts
 
 directory = Path(sys.argv[1])
 facts = RunFacts(directory, "0123456789abcdef", {"manager": {"env": "CartPole-v1"}})
@@ -294,7 +296,8 @@ USE_MLFLOW = """
 import json, sys
 from mlflow.tracking import MlflowClient
 from pathlib import Path
-from envmanager.observe.metrics import RunFacts, open_writers, parse
+from envmanager.observe.metrics import open_writers, parse
+from envmanager.observe.metrics_writer import RunFacts
 
 directory, uri = Path(sys.argv[1]), sys.argv[2]
 config = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
