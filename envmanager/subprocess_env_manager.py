@@ -21,7 +21,6 @@ from typing import Any
 import attrs
 
 from envmanager._workers.child import worker
-from envmanager._workers.process_host import ProcessHost
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
@@ -74,6 +73,9 @@ class SubprocessEnvManager(EnvManager):
         log_dir: str | None = None,
         trace: str | None = None,
     ) -> None:
+        _require_linux()
+        from envmanager._workers.process_host import ProcessHost
+
         self._options = ManagerOptions(
             n_envs=n_envs,
             n_workers=n_workers,
@@ -107,7 +109,6 @@ class SubprocessEnvManager(EnvManager):
             check_values=check_values,
             trace=self._options.trace,
         )
-        _require_linux()
         this = weakref.ref(self)
 
         def create(worker_id: int) -> EnvWorker:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar
 
 from envmanager.errors import UsageError
+from envmanager.system.forking import after_fork_in_child
 from envmanager.system.interrupts import held
 
 CLOSED = -1
@@ -56,6 +56,8 @@ def require_room(n_more: int) -> None:
 
     Without /proc nobody tells how many are open; then the kernel refuses the first that is too many.
     """
+    import resource  # Windows has none
+
     limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         needed = len(os.listdir("/proc/self/fd")) + n_more
@@ -171,7 +173,7 @@ class forking_a_worker:  # noqa: N801  (used like a function)
         _forking_a_worker = False
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+after_fork_in_child(_after_fork_in_child)
 
 
 class Fd:

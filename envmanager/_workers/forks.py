@@ -28,6 +28,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from envmanager.system.forking import after_fork_in_child
+
 is_fork = False
 """Whether this process was forked by an environment."""
 
@@ -58,7 +60,7 @@ def _after_fork_in_child() -> None:
         end(error)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+after_fork_in_child(_after_fork_in_child)
 
 
 class _EndOfThread:

@@ -25,7 +25,6 @@ The rule: the write end is closed only after the last worker has gone, because c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -86,6 +85,8 @@ def open_line(life_fd: int) -> int:
 
 def aim(line: int, owner: int) -> None:
     """Have an open line be for this process, or group by its negative number, whoever holds it."""
+    import fcntl  # Windows has none
+
     fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(line, fcntl.F_SETOWN, owner)
     fcntl.fcntl(line, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import weakref
@@ -18,11 +19,17 @@ from envmanager.errors import UsageError
 from envmanager.system import cgroups
 from envmanager.system.refusals import advice
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FIXED = 0x10
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library; Windows has none by this name, so it is loaded when it is needed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
 
 
 def map_memory(fd: int, size_bytes: int) -> Any:
@@ -31,7 +38,7 @@ def map_memory(fd: int, size_bytes: int) -> Any:
     Python's own mmap keeps a copy of the descriptor (up to 3.12), so a trainer that keeps one zero-copy array, or the
     traceback of an error, would keep a descriptor too.
     """
-    address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         limit = " The limit of its address space (`ulimit -v`) may be too low." if number == errno.ENOMEM else ""
@@ -40,7 +47,7 @@ def map_memory(fd: int, size_bytes: int) -> Any:
             f"{limit}"
         )
     memory = (ctypes.c_char * size_bytes).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, size_bytes).atexit = False
+    weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
     return memory
 
 
@@ -48,7 +55,7 @@ def make_private(memory: Any, fd: int) -> None:
     """Replace ``memory`` by a private copy at the same address, in a forked process; the rest is no longer shared."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
-    if _libc.mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+    if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
         raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
 

@@ -30,7 +30,6 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> list[Path]:
     for name, figure in figures.items():
         with replacing(folder / name) as file:
             figure.savefig(file, dpi=120, format="png")
-        file.close()
     return [folder / name for name in figures]
 
 

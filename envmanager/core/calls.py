@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
+from envmanager.system.forking import after_fork_in_child
 from envmanager.system.interrupts import begin_held, end_held, held, let_through
 
 _LEAVE_S = 1.0
@@ -39,7 +40,7 @@ class _Forks:
 
 
 _forks = _Forks()
-os.register_at_fork(after_in_child=_forks.one_more)
+after_fork_in_child(_forks.one_more)
 
 
 class Calls:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -24,10 +24,12 @@ from envmanager.data.env_rows import deal
 from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.options import EngineOptions
 from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait, WorkerCount
 from envmanager.system.cores import count_cores
+
+if TYPE_CHECKING:
+    from envmanager.godot.engine_host import EngineHost
 
 _LEAST_ARENAS = 16
 """An engine for fewer is started only when asked for."""
@@ -54,7 +56,8 @@ class GodotEnvManager(EnvManager):
     are stopped.
     """
 
-    _host_class: type[EngineHost] = EngineHost
+    _host_class: type[EngineHost] | None = None
+    """Class of the host, if it is another than EngineHost."""
 
     def __init__(
         self,
@@ -118,7 +121,9 @@ class GodotEnvManager(EnvManager):
     def _make_host(
         self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
     ) -> EngineHost:
-        return self._host_class(
+        from envmanager.godot.engine_host import EngineHost  # only where there is Linux
+
+        return (self._host_class or EngineHost)(
             env,
             engine,
             options,

@@ -10,10 +10,10 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from envmanager.errors import UsageError
-from envmanager.system.new_files import replacing
+from envmanager.system.new_files import append_to, replacing
 
 _LONGEST_HEADER = 1000
 
@@ -25,11 +25,11 @@ class CsvFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                self._file = io.TextIOWrapper(file, encoding="utf-8", newline="", line_buffering=True)
-                self._writer = csv.writer(self._file)
-                self._writer.writerow(columns)
-                self._writer.writerows(kept)
-                self._file.flush()
+                text = _text(file)
+                csv.writer(text).writerows([columns, *kept])
+                text.detach()
+            self._file = _text(append_to(path))
+            self._writer = csv.writer(self._file)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 
@@ -40,6 +40,10 @@ class CsvFile:
     def close(self) -> None:
         """Nothing more comes. Any number of times."""
         self._file.close()
+
+
+def _text(file: BinaryIO) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file, encoding="utf-8", newline="", line_buffering=True)
 
 
 def rows_of(path: Path, *tables: Sequence[str]) -> list[dict[str, str]]:

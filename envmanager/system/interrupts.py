@@ -27,12 +27,13 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from envmanager.system.forking import after_fork_in_child
 
 # signal.signal spends nine tenths of its time turning numbers into enums and back; these are what it calls.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
@@ -42,10 +43,16 @@ _get_handler: Callable[[int], Any] = importlib.import_module("_signal").getsigna
 _c_handler = ctypes.pythonapi.PyOS_getsig
 _c_handler.argtypes = [ctypes.c_int]
 _c_handler.restype = ctypes.c_void_p
-_sigaction = ctypes.CDLL(None).sigaction
+_sigaction = getattr(ctypes.pythonapi, "sigaction", None)  # not on Windows
 _SIGACTION_BYTES = 1024
 """More than a ``struct sigaction`` takes anywhere."""
 _SIGINT = int(signal.SIGINT)
+_RARELY_USED: Sequence[int] = (
+    range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
+    if hasattr(signal, "SIGRTMAX")
+    else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
+)
+"""Signals to learn Python's handler from: real-time ones, which macOS has not; Windows has the last one alone."""
 _thread = threading.get_ident
 
 
@@ -102,12 +109,12 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """What the kernel calls where Python has installed a handler, whichever: learnt from a signal that nobody uses."""
+    """Return what the kernel calls for any handler of Python's, learnt from an unused signal; None if all are used."""
     unused = next(
-        number
-        for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
-        if signal.getsignal(number) is signal.SIG_DFL and not _c_handler(number)
+        (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
+    if unused is None:
+        return None
     signal.signal(unused, lambda *_: None)
     _state.pythons_c_handler = _c_handler(unused)
     signal.signal(unused, signal.SIG_DFL)
@@ -123,6 +130,11 @@ def _go_away() -> None:
         _set_handler(_SIGINT, ours.found)
         return
     # Somebody took the signal over in C meanwhile, and may hand it on to Python.
+    if _sigaction is None:
+        taken_over_by = _c_handler(_SIGINT)
+        _set_handler(_SIGINT, ours.found)
+        ctypes.pythonapi.PyOS_setsig(_SIGINT, ctypes.c_void_p(taken_over_by))
+        return
     taken_over = ctypes.create_string_buffer(_SIGACTION_BYTES)
     _sigaction(_SIGINT, None, taken_over)
     _set_handler(_SIGINT, ours.found)
@@ -211,7 +223,7 @@ def _after_fork_in_child() -> None:
         _levels[:] = [0]
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+after_fork_in_child(_after_fork_in_child)
 
 
 @contextlib.contextmanager

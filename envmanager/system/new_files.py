@@ -19,21 +19,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags with which no link is followed and no child inherits the file; Windows has neither, and needs neither."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the context ends; when it fails, nothing has changed.
+    """Yield a file that takes the place of ``path`` when the context ends; when it fails, nothing has changed.
 
-    It stays open after that: close it. Raises OSError.
+    It is closed then: Windows renames no open file. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # O_EXCL: nobody has put a file or a link there. What it makes gets the mode that the umask leaves.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
     file = os.fdopen(descriptor, "wb")
     try:
         yield file
         file.flush()
         os.fsync(descriptor)
+        file.close()
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):  # a disk that is full refuses the rest again
@@ -42,8 +46,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def append_to(path: Path) -> BinaryIO:
+    """Open a file that ``replacing`` has made, to write after its end. Raises OSError, also for a link in its place."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | _SAFELY), "ab")
+
+
 def write_anew(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, wholly or not at all. Raises OSError."""
     with replacing(path) as file:
         file.write(text.encode())
-    file.close()

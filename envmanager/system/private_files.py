@@ -13,6 +13,11 @@ import os
 import stat
 
 _ONLY_OWNER = 0o600
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Flags with which no link is followed, no child inherits the file, and a pipe that nobody reads does not block.
+
+Windows has none of them, and no modes: there the rights of the folder decide who may read.
+"""
 
 
 def open_privately(path: str, flags: int) -> int:
@@ -22,7 +27,7 @@ def open_privately(path: str, flags: int) -> int:
     looked at. Raises OSError, whose ``strerror`` is for people: what is there is a symbolic link, no regular file,
     another user's, or has a second name.
     """
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would block until somebody reads it
+    flags |= _SAFELY
     if flags & os.O_CREAT:
         try:
             return os.open(path, flags | os.O_EXCL, _ONLY_OWNER)
@@ -56,11 +61,11 @@ def _make_private(fd: int, path: str) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise _refusal(errno.EINVAL, "it is no regular file", path)
-    if found.st_uid != os.geteuid():
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
         raise _refusal(errno.EPERM, "it belongs to another user: remove it, or name another", path)
     if found.st_nlink > 1:
         raise _refusal(errno.EMLINK, "the file has a second name (a hard link): remove it, or name another", path)
-    if stat.S_IMODE(found.st_mode) & ~_ONLY_OWNER:
+    if hasattr(os, "fchmod") and stat.S_IMODE(found.st_mode) & ~_ONLY_OWNER:
         os.fchmod(fd, _ONLY_OWNER)
 
 

@@ -69,7 +69,7 @@ class RestartsAfterFaults(FaultyManagers):
         ("fault", "kind"),
         [
             (Die(0), WorkerDied),
-            (Die(signal_number=signal.SIGKILL), WorkerDied),
+            (Die(signal_number=getattr(signal, "SIGKILL", None)), WorkerDied),  # Windows has none
             (Sleep(600), WorkerTimedOut),
         ],
         ids=["exits", "is killed", "hangs"],

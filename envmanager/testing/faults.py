@@ -19,7 +19,6 @@ import ctypes
 import functools
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -137,6 +136,8 @@ class ExhaustMemory(Fault):
     spare_bytes: int = 64 << 20
 
     def strike(self) -> None:
+        import resource  # Windows has none
+
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (in_use + self.spare_bytes, hard))

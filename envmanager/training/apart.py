@@ -30,12 +30,11 @@ import cloudpickle
 import numpy as np
 
 from envmanager._workers.descriptors import wait_for
-from envmanager._workers.processes import ChildProcess
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
 from envmanager.policy import Policy
-from envmanager.training.trainer import Arrays, Trainer
+from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -46,17 +45,6 @@ _CLOSE_S = 10.0
 
 class LearnerFailed(EnvManagerError):
     """The learner's process raised, or ended. The text holds its traceback."""
-
-
-def require_any_policy(trainer: Any) -> None:
-    """UsageError for a trainer, or a class of trainers, that needs steps of its present policy, as PPO does."""
-    if not math.isinf(trainer.max_policy_lag):
-        name = trainer.__name__ if isinstance(trainer, type) else type(trainer).__name__
-        raise UsageError(
-            f"{name} cannot learn in a process of its own: its policy would change while it plays, and it learns only "
-            f"from steps of its present one (max_policy_lag is {trainer.max_policy_lag:g}). Leave out `apart`, or take "
-            "a trainer with a replay: dqn, sac."
-        )
 
 
 class Apart(Trainer):
@@ -76,7 +64,7 @@ class Apart(Trainer):
         self._here = make()
         if not isinstance(getattr(self._here, "model", None), nn.Module):
             raise UsageError(f"{type(self._here).__name__} has no `model`, so its weights cannot be shared.")
-        require_any_policy(self._here)
+        require_can_learn_apart(self._here)
         self.behavior, self.policy = self._here.behavior, self._here.policy
         self.options = getattr(self._here, "options", None)
         self.max_policy_lag = math.inf
@@ -94,6 +82,8 @@ class Apart(Trainer):
         self._connection, theirs = multiprocessing.Pipe()
         weights = dict(self._model.state_dict())
         arguments = (theirs, cloudpickle.dumps(make), weights, torch.get_num_threads())
+        from envmanager._workers.processes import ChildProcess
+
         with theirs:
             self._process = ChildProcess("spawn", "envmanager-learner", _learn, arguments)
 

@@ -108,7 +108,6 @@ def export_policy(
     n_checked = _check(policy, run, observations, to)
     with replacing(Path(file)) as out:
         out.write(written)
-    out.close()
     return Exported(Path(file), _described(inputs, spec.observation), _described(outputs, spec.action), n_checked)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -99,3 +101,19 @@ class Trainer(ABC):
 
     def environments_were_reset(self) -> None:  # noqa: B027  (one that keeps nothing between steps needs none)
         """What is in flight will never be answered."""
+
+
+def require_can_learn_apart(trainer: Any) -> None:
+    """Raise UsageError for a trainer, or a class of trainers, that cannot learn in a process of its own.
+
+    PPO cannot: it needs steps of its present policy. Nor can any outside of Linux.
+    """
+    if sys.platform != "linux":
+        raise UsageError("learning in a process of its own needs Linux (pidfd): leave out `apart` here.")
+    if not math.isinf(trainer.max_policy_lag):
+        name = trainer.__name__ if isinstance(trainer, type) else type(trainer).__name__
+        raise UsageError(
+            f"{name} cannot learn in a process of its own: its policy would change while it plays, and it learns only "
+            f"from steps of its present one (max_policy_lag is {trainer.max_policy_lag:g}). Leave out `apart`, or take "
+            "a trainer with a replay: dqn, sac."
+        )

@@ -13,13 +13,13 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.plugins import Plugins
 from envmanager.structuring import nearest, structure
-from envmanager.training.apart import Apart, require_any_policy
+from envmanager.training.apart import Apart
 from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.plan import ANY_BEHAVIOR
 from envmanager.training.ppo import PPO, PPOOptions
 from envmanager.training.sac import SAC, SACOptions
-from envmanager.training.trainer import Trainer
+from envmanager.training.trainer import Trainer, require_can_learn_apart
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "trainer")
@@ -77,7 +77,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _check_apart(behavior: str, cls: type[Trainer]) -> None:
     try:
-        require_any_policy(cls)
+        require_can_learn_apart(cls)
     except UsageError as error:
         raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
 

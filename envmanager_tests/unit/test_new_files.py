@@ -9,7 +9,7 @@ import pytest
 
 from envmanager.cli.plan import check_out
 from envmanager.errors import UsageError
-from envmanager.system.new_files import replacing, write_anew
+from envmanager.system.new_files import append_to, replacing, write_anew
 
 
 def mode_of(path):
@@ -91,10 +91,21 @@ def test_when_writing_fails_the_old_file_is_as_it_was(tmp_path):
 def test_it_can_be_written_to_after_it_has_taken_the_place(tmp_path):
     with replacing(tmp_path / "a.csv") as file:
         file.write(b"1\n")
-    file.write(b"2\n")
-    file.close()
+    with append_to(tmp_path / "a.csv") as file:
+        file.write(b"2\n")
 
     assert (tmp_path / "a.csv").read_text() == "1\n2\n"
+
+
+def test_a_link_that_has_taken_the_place_is_not_written_to(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.csv").symlink_to(victim)
+
+    with pytest.raises(OSError, match="symbolic links"):
+        append_to(tmp_path / "a.csv")
+
+    assert victim.read_text() == "precious"
 
 
 def test_what_is_no_regular_file_is_refused_as_out(tmp_path):

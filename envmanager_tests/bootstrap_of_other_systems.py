@@ -1,0 +1,114 @@
+"""The program behind ``other_systems.run_on``: takes away what another system has not, then runs a script."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import functools
+import importlib
+import io
+import json
+import os
+import sys
+from typing import Any
+
+_PRELOADED = (
+    *("asyncio", "cloudpickle", "concurrent.futures", "inspect", "logging", "multiprocessing.connection"),
+    *("multiprocessing.reduction", "multiprocessing.spawn", "numpy.random", "pdb", "shutil", "socket", "subprocess"),
+    *("tempfile", "traceback", "attrs", "cattrs"),
+)
+"""What decides when it is imported which system it is on."""
+_LINUX_ONLY_FOLDERS = ("/proc", "/dev/shm", "/sys")
+
+
+def become(told: dict[str, Any]) -> None:
+    """Take away what the other system has not."""
+    for name in (*_PRELOADED, *told["preloaded"]):
+        importlib.import_module(name)
+    for module, names in told["names"].items():
+        for holder in (importlib.import_module(module), sys.modules.get("_" + module)):
+            for name in names:
+                if holder is not None and hasattr(holder, name):
+                    delattr(holder, name)
+    for module in told["modules"]:
+        sys.modules[module] = None  # type: ignore[assignment]  # importing it is then an ImportError
+    _hide_folders()
+    sys.platform = told["platform"]
+    if sys.platform == "win32":
+        _become_windows()
+
+
+def _hide_folders() -> None:
+    def hidden(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(_LINUX_ONLY_FOLDERS):
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return original(path, *arguments, **options)
+
+        return call
+
+    for name in ("listdir", "lstat", "open", "readlink", "scandir", "stat"):
+        setattr(os, name, hidden(getattr(os, name)))
+    io.open = builtins.open = hidden(builtins.open)
+
+
+def _refuse_to_move_open_files() -> None:
+    listdir, readlink = os.listdir.__wrapped__, os.readlink.__wrapped__  # type: ignore[attr-defined]
+
+    def refuse_if_open(path: Any) -> None:
+        path = os.path.abspath(path)
+        for descriptor in listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the one of the listing
+                target = readlink(f"/proc/self/fd/{descriptor}")
+                if target == path or target.startswith(f"{path}{os.sep}"):
+                    raise PermissionError(13, "it is being used by a process (WinError 32)", path)
+
+    def guarded(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*paths: Any, **options: Any) -> Any:
+            for path in paths:
+                if options.get("dir_fd") is None:
+                    refuse_if_open(path)
+            return original(*paths, **options)
+
+        return call
+
+    for name in ("remove", "rename", "replace", "rmdir", "unlink"):
+        setattr(os, name, guarded(getattr(os, name)))
+
+
+def _become_windows() -> None:
+    import signal
+
+    signal.SIGBREAK = 21  # type: ignore[attr-defined]
+    load = ctypes.CDLL.__init__
+
+    @functools.wraps(load)
+    def load_by_name(self: Any, name: Any, *arguments: Any, **options: Any) -> None:
+        if name is None:
+            raise TypeError("argument of type 'NoneType' is not iterable")
+        load(self, name, *arguments, **options)
+
+    ctypes.CDLL.__init__ = load_by_name  # type: ignore[method-assign]
+    _refuse_to_move_open_files()
+    ctypes.pythonapi = _PythonAlone(ctypes.pythonapi)  # type: ignore[assignment]
+
+
+class _PythonAlone:
+    """Python's own library, which has nothing of the C library's there."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("Py", "_Py")):
+            return getattr(self._library, name)
+        raise AttributeError(name)
+
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()
+    become(json.loads(sys.argv[1]))
+    exec(compile(sys.argv[2], "<script>", "exec"), {"__name__": "__main__"})

@@ -1,0 +1,71 @@
+"""A training on Windows and macOS, with the environments in its own process, as far as a simulation tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from envmanager_tests.other_systems import SYSTEMS, run_on
+
+OTHERS = ("gymnasium", "safetensors.torch", "tensorboardX", "torch.optim", "torch._dynamo", "yaml", "rich", "typer")
+"""Other people's modules. The fourth is imported by PyTorch's optimizers, when the first is made."""
+
+SCRIPT = """
+import json
+from pathlib import Path
+
+import envmanager.cli.train
+from envmanager import ConfigError, UsageError
+from envmanager.training import load_policy
+from envmanager.training.run import TrainingPlan, TrainingRun
+from envmanager.training.trainers import check_tables
+
+
+class Report:
+    def __getattr__(self, name):
+        return lambda *arguments, **options: None
+
+
+def config(**trainer):
+    return {
+        "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 2, "wait": "all"},
+        "training": {"steps": 200, "evaluation_episodes": 1, "checkpoint_every": 100},
+        "trainers": {"default": {"hidden": [8], **trainer}},
+    }
+
+
+def train(folder, **trainer):
+    plan = TrainingPlan.parse(config(**trainer), Path(folder))
+    TrainingRun(plan, Report()).go()
+    load_policy(folder)
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def refusal():
+    try:
+        check_tables({"default": {"kind": "dqn", "apart": 100}})
+    except ConfigError as error:
+        return str(error)
+
+
+told = {
+    "dqn": train(FOLDER + "/dqn", kind="dqn", learning_starts=20, capacity=1000),
+    "ppo": train(FOLDER + "/ppo", kind="ppo", rollout=64),
+    "apart": refusal(),
+}
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_trainings_work_and_learning_apart_is_refused(system: str, tmp_path: Path) -> None:
+    told = json.loads(run_on(system, f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}", preloaded=OTHERS))
+
+    assert "checkpoints" in told["dqn"]
+    assert "checkpoints" in told["ppo"]
+    assert "trainers.default.apart" in told["apart"]
+    assert "needs Linux" in told["apart"]
