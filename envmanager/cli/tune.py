@@ -5,13 +5,15 @@
     probe ──▶ trials, the most promising first ──▶ rounds: same time for each that is left, the slower half is out
                                                        └──▶ the best so far ──▶ table, config file
 
-The rule: after the probe it ends when the time is up, but for a start or a step of the environment that is under way;
-Ctrl-C ends it at once, and the best so far is kept all the same.
+After the probe the command ends when the time is up, except for a start or a step of the environment in progress.
+Ctrl-C ends it at once; the best so far is kept in both cases. No environment runs in the command's own process: the
+placement "in process" is measured in a worker, and counts as failed once an environment has ended a worker anywhere.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.cli.display import count
+from envmanager.cli.hosted import HostedFactory
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of, set_policies
 from envmanager.cli.tune_display import TuneDisplay
@@ -34,12 +37,16 @@ from envmanager.cli.tuning import (
     halve,
     n_rounds,
     remaining,
+    restart_options,
+    summarize_failures,
     trials_for,
 )
 from envmanager.data.specs import BehaviorSpec
-from envmanager.errors import ConfigError, EnvManagerError, UsageError
-from envmanager.options import ManagerOptions, Wait
-from envmanager.placing.probing import measure
+from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.observe.events import Restarted
+from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait
+from envmanager.placing.placement import IN_PROCESS
+from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import make_manager, structure
@@ -51,10 +58,13 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LEAST_S = 0.1
-"""For how long a trial is measured at least, however long its start took."""
+"""Time for which a trial is measured at least, however long its start took."""
 
 LOOK_S = 0.5
-"""How often a trial whose steps take long looks whether the time is up."""
+"""Longest time between two looks at the clock, for a trial whose steps take long."""
+
+RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
+"""Budget of each worker of a trial. An environment that dies once in a thousand steps needs ten restarts a second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -78,16 +88,16 @@ class TunePlan:
             raise ConfigError(f"--start-method {self.start_method}: Ray starts its processes. Leave it out.")
 
     def settings(self, trial: Trial | None = None) -> dict[str, Any]:
-        """What a config's table ``manager`` says, for the probe or for a trial."""
+        """Return a config's table ``manager``, for the probe or for a trial."""
         own = {"env": self.env, **({} if trial is None else trial.candidate.options())}
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
 
 def tune(plan: TunePlan, display: TuneDisplay) -> int:
-    """Do what ``plan`` says; the exit code. The best so far is shown and written, also after Ctrl-C."""
+    """Carry out ``plan``; return the exit code. The best so far is shown and written, also after Ctrl-C."""
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
-    with Notices(display), StopSignals() as signals:
+    with _FewNotices(display), StopSignals() as signals:
         try:
             course.go(signals)
         except Stopped as stopped:
@@ -99,6 +109,18 @@ def tune(plan: TunePlan, display: TuneDisplay) -> int:
     if failure is not None:
         display.show_error(failure)
     return exit_code
+
+
+class _FewNotices(Notices):
+    """Notices of a tuning: the first restart is shown; there may be thousands, which are counted instead."""
+
+    _has_restarted = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_restart = isinstance(record.args, tuple) and any(isinstance(each, Restarted) for each in record.args)
+        if not (is_restart and self._has_restarted):
+            super().emit(record)
+        self._has_restarted |= is_restart
 
 
 @attrs.define
@@ -118,7 +140,13 @@ class _Tuning:
         cores, placements = count(self.n_cores, "core"), count(len(tried), "placement")
         self.display.show_start(f"{self.plan.env}: {envs} on {cores}, {placements}, takes {self.plan.seconds:g} s")
         options = structure(ManagerOptions, self.plan.settings())
-        probe = measure(make, self.plan.env, options)
+        try:
+            probe = measure(make, self.plan.env, options)
+        except ProbeEnded as ended:
+            self.display.show_notice(
+                "warning", f"{ended}; in process that ends the trainer, so only workers are tried."
+            )
+            probe, tried = None, [each for each in tried if each.n_workers != IN_PROCESS]
         self.trials = trials_for(tried, probe, self.n_cores)
         self.deadline = time.monotonic() + self.plan.seconds
         with self.display.running(self.trials):
@@ -129,13 +157,14 @@ class _Tuning:
         self._require_some_result()
 
     def conclude(self) -> list[str]:
-        """Write the config of the best, and say what was found."""
+        """Write the config of the best, and return the lines that say what was found."""
         winner = best(self.trials)
+        lines = summarize_failures(self.trials)
         if winner is None:
-            return []
-        speed = f"{winner.steps_per_s:,.0f} steps/s with random actions"
-        lines = [f"best: {winner.candidate}: {speed}"]
-        settings = self.plan.settings(winner)
+            return lines
+        speed = f"{winner.steps_per_s:,.0f} environment steps/s with random actions"
+        lines.append(f"best: {winner.candidate}: {speed}")
+        settings = {**self.plan.settings(winner), **restart_options(winner, RESTARTS)}
         if self.plan.out is None:
             return [*lines, f"run it: {command_line(settings)}"]
         remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
@@ -161,24 +190,60 @@ class _Tuning:
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
         """Measure ``trials``, which differ only in what they wait for, in one manager, one after the other."""
+        is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
-            with make_manager(self.plan.settings(trials[0])) as manager:
+            with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
                 manager.reset()
                 for place, trial in enumerate(trials):
                     now = time.monotonic()
                     share_s = (ends_at - now) / (len(trials) - place + n_after)
-                    self._measure(manager, trial, until=min(self.deadline, now + max(LEAST_S, share_s)))
+                    measure_one = self._measure_hosted if is_hosted else self._measure
+                    measure_one(manager, trial, until=min(self.deadline, now + max(LEAST_S, share_s)))
                     self.display.update(trial, is_done=True)
         except EnvManagerError as error:
             for trial in trials:
-                trial.fail(error)
+                trial.fail(_of_the_trainer(error) if is_hosted else error)
+                self.display.update(trial, is_done=True)
+        if any(trial.restarts for trial in trials):
+            self._leave_out_this_process(trials)
+
+    def _leave_out_this_process(self, restarted: Sequence[Trial]) -> None:
+        """Count the placements in process as failed, because an environment has ended a worker."""
+        failure = next(trial.last_failure for trial in restarted if trial.last_failure is not None)
+        for trial in self.trials:
+            if trial.candidate.n_workers == IN_PROCESS and trial.failure is None:
+                trial.fail(_of_the_trainer(failure))
                 self.display.update(trial, is_done=True)
 
+    def _manager(self, trial: Trial) -> EnvManager:
+        options = structure(ManagerOptions, self.plan.settings(trial))
+        return make_manager(attrs.evolve(options, restarts=RESTARTS))
+
+    def _hosted(self, trial: Trial) -> EnvManager:
+        """Return a manager of one worker, in which the environments of ``trial`` run one after the other."""
+        n_envs, own = trial.candidate.n_envs, Timeouts()
+        return SubprocessEnvManager(
+            HostedFactory(self.plan.settings(trial)),
+            timeouts=Timeouts(start_s=own.start_s * n_envs, reset_s=own.reset_s * n_envs, call_s=own.step_s * n_envs),
+            restarts=RestartPolicy(max_restarts=0),
+            start_method=self.plan.start_method,  # type: ignore[arg-type]  # the options are checked
+        )
+
+    def _measure_hosted(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
+        """Step until ``until``, at least once."""
+        is_done = False
+        while not is_done:
+            left_s = until - time.monotonic()
+            trial.add(*manager.call("run", min(LOOK_S, max(0.0, left_s)))[0])
+            is_done = time.monotonic() >= until
+            self.display.update(trial, is_done=False)
+
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until``, and on until as many steps as there are workers were seen; the deadline ends all."""
+        """Step until ``until``, and on until as many responses as there are workers came; the deadline ends all."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
-        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # everybody begins together
+        before = manager.stats()
+        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # all workers begin together
         n_before, n_seen = manager.stats().env_steps, 0
         started = now = time.monotonic()
         try:
@@ -189,7 +254,13 @@ class _Tuning:
                 now = time.monotonic()
                 self.display.update(trial, is_done=False)
         finally:
-            trial.add(manager.stats().env_steps - n_before, time.monotonic() - started)
+            now, after = time.monotonic(), manager.stats()
+            trial.add(after.env_steps - n_before, now - started)
+            causes = [event.cause for event in manager.events if isinstance(event, Restarted)]
+            trial.restarts += after.restarts - before.restarts
+            trial.last_failure = causes[-1] if causes else None
+        if not trial.n_steps and trial.last_failure is not None:
+            raise trial.last_failure
 
     def _require_some_result(self) -> None:
         if best(self.trials) is not None:
@@ -204,13 +275,20 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """What makes managers of this kind, and how many cores their workers share; with Ray, those of the cluster."""
+    """Return the class of managers of this kind, and how many cores their workers share: with Ray, the cluster's."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
     clusters = importlib.import_module("envmanager.ray_cluster.cluster")
     clusters.connect(ClusterOptions())
     return manager.RayEnvManager, max(1, clusters.n_cpus())
+
+
+def _of_the_trainer(error: Exception) -> Exception:
+    """Return the failure of a placement in process, from that of the worker in which its environments were tried."""
+    if isinstance(error, WorkerDied | WorkerTimedOut):
+        return EnvManagerError(f"in process the environments would have stopped the trainer ({error.cause})")
+    return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error
 
 
 def _same_manager(trial: Trial, other: Trial) -> bool:

@@ -1,6 +1,6 @@
-"""What ``envmanager tune`` prints: a table that is redrawn in a terminal, else plain lines.
+"""Displays of ``envmanager tune``: a table that is redrawn in a terminal, or plain lines.
 
-The rule: as with ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
+As with ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import describe_notice
+from envmanager.cli.display import count, describe_notice
 from envmanager.cli.live import NOTICE_STYLES
 from envmanager.cli.tuning import Trial
 from envmanager.errors import EnvManagerError
 from envmanager.placing.placement import IN_PROCESS
 
-COLUMNS = ("workers", "envs", "envs each", "wait", "steps/s", "")
+COLUMNS = ("workers", "envs", "envs each", "wait", "env steps/s", "restarts", "")
 STYLES = {"best": "bold green", "out": "dim", "failed": "red", "running": "yellow"}
 LINES_AROUND_ROWS = 6
 
 
 class TuneDisplay(ABC):
-    """Where tuning is shown."""
+    """A place where a tuning is shown."""
 
     @abstractmethod
     def show_start(self, text: str) -> None:
-        """Say what is being tuned, and how long that takes."""
+        """Show which environment is tuned, and how long that takes."""
 
     @abstractmethod
     @contextmanager
     def running(self, trials: Sequence[Trial]) -> Iterator[None]:
-        """The time during which trials go on."""
+        """Return a context that lasts as long as the trials go on."""
 
     @abstractmethod
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show a trial that goes on, or that has had its time in this round."""
+        """Show a trial in progress, or one that has had its time in this round."""
 
     @abstractmethod
     def show_notice(self, level: str, text: str) -> None:
-        """Show what happened to a worker."""
+        """Show an event of a worker."""
 
     @abstractmethod
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class TuneDisplay(ABC):
 
     @abstractmethod
     def show_error(self, error: EnvManagerError) -> None:
-        """Show what ended the tuning, on stderr."""
+        """Show the error that ended the tuning, on stderr."""
 
 
 class PlainTuneDisplay(TuneDisplay):
@@ -70,8 +70,12 @@ class PlainTuneDisplay(TuneDisplay):
 
     def update(self, running: Trial, *, is_done: bool) -> None:
         if is_done:
-            speed = f"{running.steps_per_s:,.0f} steps/s" if running.failure is None else f"failed: {running.failure}"
-            print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {speed}", flush=True)
+            result = f"{running.steps_per_s:,.0f} environment steps/s"
+            if running.restarts:
+                result += f", {count(running.restarts, 'restart')}"
+            if running.failure is not None:
+                result = f"failed: {running.failure}"
+            print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {result}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
         print(describe_notice(level, text), file=sys.stderr, flush=True)
@@ -128,12 +132,12 @@ class LiveTuneDisplay(TuneDisplay):
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:
-    """Those still in the running first, each the fastest first."""
+    """Return the trials that are not out, the fastest first, and then the others, the fastest first."""
     return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
 
 
 def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
-    """A row per trial; ``states`` says what is special about some, by ``id(trial)``."""
+    """Return a table with a row per trial; ``states`` has the states of some, by ``id(trial)``."""
     made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         made.add_column(name, justify="right")
@@ -144,7 +148,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """One trial as a row under COLUMNS."""
+    """Return a trial as a row under COLUMNS."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:
@@ -155,5 +159,6 @@ def cells(trial: Trial, state: str) -> tuple[str, ...]:
         candidate.envs_per_worker,
         "" if local else str(candidate.wait),
         f"{trial.steps_per_s:,.0f}" if trial.n_steps else "",
+        f"{trial.restarts:,}" if trial.restarts else "",
         state or ("out" if trial.is_out else ""),
     )

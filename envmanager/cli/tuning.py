@@ -1,7 +1,7 @@
-"""What ``envmanager tune`` tries, what came of it, and which is best.
+"""The placements that ``envmanager tune`` tries, their results, and the choice of the best.
 
-The rule: nothing is run here and no clock is read. Trials are compared by successive halving: each round gives every
-trial that is left the same time, and the slower half is out, so that most of the time goes to those that are close.
+Nothing is run here and no clock is read. Trials are compared by successive halving: each round gives every trial that
+is left the same time, and the slower half is out, so that most of the time goes to placements that are close.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from typing import Any
 import attrs
 
 from envmanager.cli.display import count
+from envmanager.errors import WorkerError
+from envmanager.options import RestartPolicy
 from envmanager.placing.placement import IN_PROCESS, Probe, round_s
 from envmanager.ray_cluster import probing
 
 ENVS_PER_CORE = (1, 4, 16)
-"""How many environments are tried when that is left open too."""
+"""Numbers of environments per core to try when the user gives none."""
 
 ENVS_PER_CPU = (4, 32, 128)
-"""The same on a cluster, where a call takes long: more share an actor."""
+"""Numbers per CPU of a cluster, where a call takes long, so that more share an actor."""
 
 SUBPROCESS, RAY = "subprocess", "ray"
-"""The kinds of managers that can be tuned."""
+"""Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Trials within so much of the fastest are as fast; of these the one with the fewest environments and workers wins."""
+"""Factor of the highest speed from which trials are as fast; the one with the fewest environments and workers wins."""
 
 
 @attrs.frozen
 class Candidate:
-    """One way to run environments; ``n_workers`` may be IN_PROCESS. ``kind``: of a manager that has workers."""
+    """A way to run environments; ``n_workers`` may be IN_PROCESS. ``kind`` is that of a manager with workers."""
 
     n_envs: int
     n_workers: int
@@ -41,7 +43,7 @@ class Candidate:
     kind: str = SUBPROCESS
 
     def options(self) -> dict[str, Any]:
-        """As a config's table ``manager`` says it."""
+        """Return the candidate as settings of a config's table ``manager``."""
         if self.n_workers == IN_PROCESS:
             return {"kind": "simple", "n_envs": self.n_envs}
         return {"kind": self.kind, "n_envs": self.n_envs, "n_workers": self.n_workers, "wait": self.wait}
@@ -54,7 +56,7 @@ class Candidate:
 
     @property
     def envs_per_worker(self) -> str:
-        """``"4"``, or ``"2-3"`` where they do not come out even."""
+        """Number of environments in each worker, such as ``"4"``, or ``"2-3"`` where they do not come out even."""
         workers = max(1, self.n_workers)
         least, most = self.n_envs // workers, math.ceil(self.n_envs / workers)
         return str(most) if least == most else f"{least}-{most}"
@@ -62,13 +64,20 @@ class Candidate:
 
 @attrs.define(eq=False)
 class Trial:
-    """A candidate and what came of it so far; ``failure`` is the error that ended it."""
+    """A candidate and its results so far."""
 
     candidate: Candidate
     n_steps: int = 0
+    """Environment steps in the time measured."""
     seconds: float = 0.0
+    """Time measured."""
     is_out: bool = False
     failure: Exception | None = None
+    """Error that ended the trial."""
+    restarts: int = 0
+    """Number of workers that were replaced because they had failed."""
+    last_failure: WorkerError | None = None
+    """Failure of the worker that was replaced last."""
 
     @property
     def steps_per_s(self) -> float:
@@ -76,17 +85,17 @@ class Trial:
         return self.n_steps / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        """Count what another round brought."""
+        """Add the results of another round."""
         self.n_steps += n_steps
         self.seconds += seconds
 
     def fail(self, error: Exception) -> None:
-        """Leave it out from now on, because of ``error``."""
+        """Leave the trial out from now on, because of ``error``."""
         self.failure, self.is_out = error, True
 
 
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
-    """What to try for so many environments, or, for None, for several numbers of them.
+    """Return the candidates for ``n_envs`` environments, or for several numbers of them if that is None.
 
     On a cluster (``kind="ray"``) no more workers than CPUs, since there is no room for them, and none in this process.
     """
@@ -109,10 +118,15 @@ def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
             yield Candidate(n_envs, n_workers, "all")
 
 
-def trials_for(candidates: Sequence[Candidate], probe: Probe, n_cores: int) -> list[Trial]:
-    """A trial of each, the most promising first, so that a short time is spent well; one manager's stay together."""
+def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: int) -> list[Trial]:
+    """Return a trial of each candidate, the most promising first; candidates that can share a manager stay together.
+
+    Without a probe the most workers are the most promising.
+    """
 
     def promise(candidate: Candidate) -> tuple[float, int, int]:
+        if probe is None:
+            return -candidate.n_workers, candidate.n_envs, candidate.n_workers
         if candidate.kind == RAY:
             seconds = probing.round_s(probe, candidate.n_envs, candidate.n_workers)
         else:
@@ -123,26 +137,26 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe, n_cores: int) -> l
 
 
 def n_rounds(n_trials: int) -> int:
-    """How many rounds there are for so many, halved between them, if two are to meet in the last."""
+    """Return the number of rounds after which, halved between them, two of ``n_trials`` are left for the last."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
 def halve(trials: Sequence[Trial]) -> None:
-    """Put the slower half of those that are left out; one stays."""
+    """Put out the slower half of the trials that are left; one stays."""
     left = sorted(remaining(trials), key=lambda trial: trial.steps_per_s, reverse=True)
     for trial in left[math.ceil(len(left) / 2) :]:
         trial.is_out = True
 
 
 def remaining(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that are not out."""
+    """Return the trials that are not out."""
     return [trial for trial in trials if not trial.is_out]
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """The winner, or the leader so far: of those as fast as the fastest the lightest; None when none was measured."""
+    """Return the winner, or the leader so far: the lightest of the fastest trials. None when none was measured."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
-    if not measured:  # those that are left were not yet tried when the time was up
+    if not measured:  # the trials that are left were not yet tried when the time was up
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
     fastest = max((trial.steps_per_s for trial in measured), default=0.0)
     as_fast = [trial for trial in measured if trial.steps_per_s >= AS_FAST * fastest]
@@ -150,13 +164,39 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def config_text(settings: Mapping[str, Any], *, remark: str) -> str:
-    """A config file, in TOML, whose table ``manager`` has these settings, which are texts and whole numbers."""
-    # What JSON writes for these is TOML too.
+    """Return a config file, in TOML, with these texts and numbers as settings of its table ``manager``."""
+    # JSON writes such values as TOML does.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     return "\n".join([f"# {remark}", "[manager]", *lines, ""])
 
 
 def command_line(settings: Mapping[str, Any]) -> str:
-    """The same as a command to type."""
-    flags = {("manager" if name == "kind" else name.replace("_", "-")): value for name, value in settings.items()}
-    return shlex.join(["envmanager", "run", *(word for name in flags for word in (f"--{name}", str(flags[name])))])
+    """Return the settings as a command to type."""
+    words = ["envmanager", "run"]
+    for name, value in settings.items():
+        if "." in name:
+            words += ["--set", f"manager.{name}={value}"]
+        else:
+            words += [f"--{'manager' if name == 'kind' else name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
+    """Return the settings that let ``trial`` go on as it did here; none when no worker was restarted."""
+    if not trial.restarts:
+        return {}
+    return {"restarts.max_restarts": policy.max_restarts, "restarts.backoff_s": policy.backoff_s}
+
+
+def summarize_failures(trials: Sequence[Trial]) -> list[str]:
+    """Return lines that give the reason of each trial that failed, and count the restarts of the others."""
+    reasons: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.failure is not None:
+            reasons.setdefault(str(trial.failure).partition("\n")[0], []).append(str(trial.candidate))
+    lines = [f"failed: {'; '.join(candidates)}: {reason}" for reason, candidates in reasons.items()]
+    restarts, steps = sum(trial.restarts for trial in trials), sum(trial.n_steps for trial in trials)
+    if restarts:
+        last = next(trial.last_failure for trial in reversed(trials) if trial.last_failure is not None)
+        lines.append(f"restarts: {restarts:,} in {steps:,} environment steps; the last failure: {last.cause}")
+    return lines

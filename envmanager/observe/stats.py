@@ -128,9 +128,13 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
-    shares = f"the workers are idle {_idle_share(measured):.0%} of the time, the trainer waits {stats.wait_share:.0%}"
+    core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
+    for_a_core = f" and wait for a free core {core_wait:.0%}" if core_wait >= _EVEN else ""
+    idle = f"the workers are idle {_idle_share(measured):.0%} of the time{for_a_core}"
+    shares = f"{idle}, the trainer waits {stats.wait_share:.0%}"
     if _are_too_cheap(measured, stats.wait_share):
-        cheap = f"too cheap for processes: {shares}; one process could take all steps in {_busy_share(measured):.0%}. "
+        alone = f"one process could take all steps in {_busy_share(measured):.0%} of it"
+        cheap = f"too cheap for processes: {shares}; {alone}. "
         if not stats.restarts:
             return f"{cheap}Use kind: simple, or try envmanager tune."
         times = "once" if stats.restarts == 1 else f"{stats.restarts:,} times"
@@ -200,5 +204,5 @@ def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats)
         )
     core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
     if core_wait >= _EVEN:
-        return f"They wait for a free core {core_wait:.0%} of the time: use more cores, or make the steps cheaper."
+        return "Use more cores, or make the steps cheaper."
     return "Use more workers if cores are free, or make the steps cheaper."

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import load_config
+from envmanager.cli.tune import RESTARTS
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
 
 ENVS = """
-import gymnasium, numpy as np, os, time
+import gymnasium, numpy as np, os, random, time
 
 class Noop(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
@@ -36,6 +38,20 @@ class Slow(Noop):
 
 class Faulty(Noop):
     def step(self, action): raise ValueError("the robot fell over")
+
+class Rarely(Noop):
+    def step(self, action):
+        if random.SystemRandom().random() < 0.001: os._exit(3)
+        return super().step(action)
+
+class Later(Noop):
+    '''Outlives a probe of half a second.'''
+    n_steps = 0
+    def step(self, action):
+        time.sleep(0.005)
+        self.n_steps += 1
+        if self.n_steps == 120: os._exit(3)
+        return super().step(action)
 
 class Telling(Noop):
     '''Says when it is being tried; a probe ends long before.'''
@@ -96,6 +112,45 @@ def test_an_environment_that_fails_ends_it_with_1(folder):
 
     assert done.returncode == 1
     assert "the robot fell over" in done.stderr
+
+
+def tune_here(monkeypatch, folder, *arguments):
+    """The exit code of the command, run in this process."""
+    monkeypatch.chdir(folder)
+    return run_command_line(["tune", "--plain", *map(str, arguments)])
+
+
+def test_workers_that_die_once_in_a_thousand_steps_are_replaced_and_counted(folder, monkeypatch, capsys):
+    code = tune_here(
+        monkeypatch, folder, "--env", "some_envs:Rarely", "--n-envs", 2, "--seconds", 2, "--out", "best.toml"
+    )
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "the probe ended in step" in err
+    assert "best: 2 environments in " in out
+    assert "in process" not in out
+    assert "restarts: " in out
+    assert load_config(folder / "best.toml")["manager"]["restarts"]["max_restarts"] == RESTARTS.max_restarts
+    assert err.count("Warning: ") <= 2, "the probe, and the first of perhaps thousands of restarts"
+
+
+def test_an_environment_that_would_end_this_process_does_not_end_the_command(folder, monkeypatch, capsys):
+    code = tune_here(monkeypatch, folder, "--env", "some_envs:Later", "--n-envs", 2, "--seconds", 4)
+
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "2 environments in this process: in process the environments would have stopped the trainer (EXIT(3))" in out
+    assert "best: 2 environments in 2 workers" in out
+
+
+def test_an_environment_that_always_dies_ends_it_with_1_and_the_reason(folder, monkeypatch, capsys):
+    (folder / "dying.py").write_text(ENVS.replace('raise ValueError("the robot fell over")', "os._exit(3)"))
+
+    assert tune_here(monkeypatch, folder, "--env", "dying:Faulty", "--n-envs", 1, "--seconds", 1) == 1
+    out, err = capsys.readouterr()
+    assert "failed: 1 environment in 1 worker, wait any: " in out
+    assert "EXIT(3)" in err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.load)])

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import load_config
-from envmanager.cli.tune import TunePlan
+from envmanager.cli.tune import RESTARTS, TunePlan
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay, by_speed, cells
 from envmanager.cli.tuning import (
     Candidate,
@@ -19,10 +19,12 @@ from envmanager.cli.tuning import (
     halve,
     n_rounds,
     remaining,
+    restart_options,
+    summarize_failures,
     trials_for,
 )
-from envmanager.errors import ConfigError, UsageError
-from envmanager.options import ManagerOptions
+from envmanager.errors import ConfigError, UsageError, WorkerDied
+from envmanager.options import ManagerOptions, RestartPolicy
 from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.registry import structure
 
@@ -167,6 +169,44 @@ def test_the_command_says_the_same():
     assert command_line(TunePlan(env="a:b").settings(trial(wait="all"))) == expected
 
 
+def died(trial, exit="EXIT(3)", *, restarts):
+    trial.restarts = restarts
+    trial.last_failure = WorkerDied(worker_id=0, env_ids=[0], phase="step", exit=exit)
+    return trial
+
+
+def test_restarts_are_allowed_in_the_config_and_the_command_when_there_were_some(tmp_path):
+    assert restart_options(trial(10), RESTARTS) == {}
+    settings = {
+        **TunePlan(env="a:b").settings(trial()),
+        **restart_options(died(trial(10), restarts=5), RestartPolicy(max_restarts=7, backoff_s=0.0)),
+    }
+    (tmp_path / "best.toml").write_text(config_text(settings, remark="found"))
+
+    assert load_config(tmp_path / "best.toml")["manager"]["restarts"] == {"max_restarts": 7, "backoff_s": 0.0}
+    assert command_line(settings).endswith(
+        "--wait any --set manager.restarts.max_restarts=7 --set manager.restarts.backoff_s=0.0"
+    )
+
+
+def test_restarts_are_counted_and_each_reason_of_a_failure_is_given_once():
+    failed = [trial(n_workers=4), trial(n_workers=4, wait="all")]
+    for each in failed:
+        each.fail(UsageError("no room\nmore about it"))
+
+    assert summarize_failures([trial(10)]) == []
+    assert summarize_failures([died(trial(1000), restarts=2), died(trial(500), "SIGSEGV", restarts=1), *failed]) == [
+        "failed: 8 environments in 4 workers, wait any; 8 environments in 4 workers, wait all: no room",
+        "restarts: 3 in 1,500 environment steps; the last failure: SIGSEGV",
+    ]
+
+
+def test_without_a_probe_the_most_workers_come_first():
+    order = [each.candidate.n_workers for each in trials_for(candidates(8, 2), None, 2)]
+
+    assert order == sorted(order, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("candidate", "text"),
     [
@@ -182,10 +222,11 @@ def test_a_candidate_says_what_it_is(candidate, text):
 @pytest.mark.parametrize(
     ("shown", "row"),
     [
-        (trial(1234), ("2", "8", "4", "any", "1,234", "")),
-        (trial(1234, n_workers=IN_PROCESS), ("in process", "8", "8", "", "1,234", "")),
-        (trial(10, n_workers=3, is_out=True), ("3", "8", "2-3", "any", "10", "out")),
-        (Trial(Candidate(8, 8, 4)), ("8", "8", "1", "4", "", "")),
+        (trial(1234), ("2", "8", "4", "any", "1,234", "", "")),
+        (trial(1234, n_workers=IN_PROCESS), ("in process", "8", "8", "", "1,234", "", "")),
+        (trial(10, n_workers=3, is_out=True), ("3", "8", "2-3", "any", "10", "", "out")),
+        (trial(10, restarts=1200), ("2", "8", "4", "any", "10", "1,200", "")),
+        (Trial(Candidate(8, 8, 4)), ("8", "8", "1", "4", "", "", "")),
     ],
 )
 def test_a_trial_is_a_row(shown, row):
@@ -199,7 +240,7 @@ def test_rows_come_by_speed_and_what_is_out_after_the_others():
 
 
 def test_plain_lines_name_the_best_and_what_failed(capsys):
-    trials = [trial(10), trial(30), trial(n_workers=8)]
+    trials = [trial(10), died(trial(30), restarts=2), trial(n_workers=8)]
     trials[2].fail(UsageError("no room"))
     display = PlainTuneDisplay()
 
@@ -214,7 +255,8 @@ def test_plain_lines_name_the_best_and_what_failed(capsys):
     lines = out.splitlines()
     assert len([line for line in lines if " s  8 environments" in line]) == 3
     assert any("failed: no room" in line for line in lines)
-    assert lines[5].split() == ["2", "8", "4", "any", "30", "best"]
+    assert lines[1].endswith("8 environments in 2 workers, wait any: 30 environment steps/s, 2 restarts")
+    assert lines[5].split() == ["2", "8", "4", "any", "30", "2", "best"]
     assert lines[-1] == "best: …"
     assert err == "Warning: worker 0 is replaced\n"
 

@@ -82,8 +82,8 @@ def test_workers_that_wait_for_a_core_are_not_idle():
     told = verdict([worker(0, idle=0.88, core_wait_share=0.7), worker(1, idle=0.88, core_wait_share=0.8)], 0.8)
 
     assert told == (
-        "environment-bound: the workers are idle 13% of the time, the trainer waits 80%. "
-        "They wait for a free core 75% of the time: use more cores, or make the steps cheaper."
+        "environment-bound: the workers are idle 13% of the time and wait for a free core 75%, the trainer waits 80%. "
+        "Use more cores, or make the steps cheaper."
     )
 
 
@@ -158,7 +158,7 @@ def cheap(worker_id, *, idle=0.9, **changes):
 def test_processes_that_together_do_less_than_one_could_are_one_too_many():
     assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1) == (
         "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
-        "all steps in 24%. Use kind: simple, or try envmanager tune."
+        "all steps in 24% of it. Use kind: simple, or try envmanager tune."
     )
 
 
@@ -166,7 +166,7 @@ def test_processes_that_together_do_less_than_one_could_are_one_too_many():
 def test_environments_that_crash_are_never_sent_into_this_process(restarts, times):
     assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1, restarts=restarts) == (
         "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
-        f"all steps in 24%. Use fewer workers. Stay with processes, since a worker was restarted {times}."
+        f"all steps in 24% of it. Use fewer workers. Stay with processes, since a worker was restarted {times}."
     )
 
 

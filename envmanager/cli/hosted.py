@@ -1,0 +1,80 @@
+"""A simple manager in a worker process, where ``envmanager tune`` measures it, safe from crashes of its environments.
+
+::
+
+    envmanager tune                         worker
+    a manager of one worker ── reset ────▶  HostedManager ── reset ──▶ SimpleEnvManager of n_envs environments
+                            ── call run ─▶                ── step, for so many seconds
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.trees import Tree
+from envmanager.environment import EnvContext, Environment
+from envmanager.policy import RandomPolicy
+from envmanager.registry import make_manager
+
+
+@attrs.frozen
+class HostedFactory:
+    """Makes a HostedManager with the ``settings`` of a config's table ``manager``."""
+
+    settings: Mapping[str, Any]
+
+    def __call__(self, context: EnvContext) -> HostedManager:
+        """Return the manager as an environment."""
+        return HostedManager(self.settings)
+
+
+class HostedManager(Environment):
+    """A manager as an environment: a reset resets it, and ``run`` steps it with random actions."""
+
+    SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._manager = make_manager(settings)
+        self._n_behaviors = 0
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {"default": self.SPEC}
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._manager.reset()
+        return self._nothing()
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        self._step()
+        return self._nothing()
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Step for ``seconds``, at least once; return the number of environment steps and how long they took."""
+        n_before, started = self._manager.stats().env_steps, time.monotonic()
+        self._step()
+        while time.monotonic() < started + seconds:
+            self._step()
+        return self._manager.stats().env_steps - n_before, time.monotonic() - started
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _step(self) -> None:
+        specs = self._manager.behavior_specs
+        if len(specs) > self._n_behaviors:
+            for behavior, spec in list(specs.items())[self._n_behaviors :]:
+                self._manager.set_policy(behavior, RandomPolicy(spec))
+            self._n_behaviors = len(specs)
+        self._manager.step()
+
+    def _nothing(self) -> Steps:
+        zeros, no = np.zeros(1, np.float32), np.zeros(1, np.bool_)
+        return {"default": AgentSteps(np.zeros(1, np.int64), zeros, zeros, no, no)}
