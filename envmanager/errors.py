@@ -1,4 +1,4 @@
-"""Every error this library raises on purpose.
+"""The errors that this library raises on purpose.
 
 ::
 
@@ -23,6 +23,7 @@ programs. The rule: both survive pickling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def _rebuild(cls: type[EnvManagerError], args: tuple[Any, ...], fields: dict[str
 
 
 class EnvManagerError(Exception):
-    """Anything this library raises on purpose."""
+    """The base class of every error that this library raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls cls(*args), which a keyword-only constructor refuses.
@@ -43,18 +44,25 @@ class EnvManagerError(Exception):
 
 
 class WorkerError(EnvManagerError):
-    """Something happened in or to one worker.
+    """An error in one worker, or of it.
 
-    ``phase`` is what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``.
-    ``cause`` is one line of evidence.
+    ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is what the worker was doing:
+    ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. ``cause`` is one line of evidence.
     """
 
-    def __init__(self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str) -> None:
+    def __init__(
+        self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str, headline: str = ""
+    ) -> None:
         super().__init__(text)
         self.worker_id = worker_id
         self.env_ids = tuple(int(env_id) for env_id in env_ids)
         self.phase = phase
         self.cause = cause
+        self.headline = headline or _first_line(text)
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]
 
 
 def _where(worker_id: int, env_ids: Sequence[int]) -> str:
@@ -68,18 +76,26 @@ def _where(worker_id: int, env_ids: Sequence[int]) -> str:
     return f"worker {worker_id} (envs {', '.join(map(str, ids))})"
 
 
+def _when(phase: str) -> str:
+    return {"start": "at start", "idle": "while idle"}.get(phase, f"in {phase}")
+
+
+def _tail(output: str) -> str:
+    return f"\nThe end of its output:\n{output}" if output else ""
+
+
 _AFTER_EXCEPTION = {
     "reset": "Another reset() may follow.\n",
-    "step": "Unless its RestartPolicy replaces it, this worker takes no more steps until reset().\n",
+    "step": "The worker takes no more steps until reset(), unless RestartPolicy(on_exception='restart') replaces it.\n",
     "call": "The worker stays usable.\n",
 }
 
 
 class EnvRaised(WorkerError):
-    """The environment's own code raised. The text ends with the traceback as it was in the worker.
+    """An exception of the environment's own code. The text ends with the traceback from the worker.
 
-    ``__cause__`` is the original exception when it could be brought over, else None; ``type_name`` and
-    ``remote_traceback`` are always there.
+    ``__cause__`` is the original exception if it can be pickled, else None; ``type_name`` and ``remote_traceback`` are
+    always there.
     """
 
     def __init__(
@@ -93,32 +109,35 @@ class EnvRaised(WorkerError):
         remote_traceback: str,
         advice: str = "",
     ) -> None:
+        what = f"raised {type_name} {_when(phase)}: {cause}"
         super().__init__(
-            f"the environment in {_where(worker_id, env_ids)} raised {type_name} during {phase}: {cause}\n"
+            f"the environment in {_where(worker_id, env_ids)} {what}\n"
             f"{advice}{_AFTER_EXCEPTION.get(phase, '')}\n{remote_traceback}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
             cause=cause,
+            headline=_first_line(f"worker {worker_id} {what}"),
         )
         self.type_name = type_name
         self.remote_traceback = remote_traceback
 
 
 class BadObservation(WorkerError):
-    """The environment returned what its spec does not allow: ``path`` names the leaf, e.g. ``obs['camera']``."""
+    """A value from the environment that its spec does not allow: ``path`` names the leaf, e.g. ``obs['camera']``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
     ) -> None:
+        what = f"broke its spec {_when(phase)}: {path} should be {expected}, but is {got}"
         super().__init__(
-            f"the environment in {_where(worker_id, env_ids)} broke its spec during {phase}: {path} should be "
-            f"{expected}, but is {got}. Mend the environment or its declared space; "
+            f"the environment in {_where(worker_id, env_ids)} {what}. Mend the environment or its declared space; "
             "`envmanager check --env …` shows such mistakes one by one.",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
             cause=f"{path} should be {expected}, but is {got}",
+            headline=_first_line(f"worker {worker_id} {what}"),
         )
         self.path = path
         self.expected = expected
@@ -126,22 +145,19 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """The worker's process ended without being asked to; ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """The end of a worker's process that was not asked for; ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
     ) -> None:
-        hint = ""
-        if exit == "SIGKILL":
-            hint = " Nobody but the kernel (out of memory?) or a person sends SIGKILL."
-        tail = f"\nThe end of its output:\n{output}" if output else ""
+        hint = " Only the kernel (out of memory?) or a person sends SIGKILL." if exit == "SIGKILL" else ""
         super().__init__(
-            f"{_where(worker_id, env_ids)} ended ({exit}) during {phase} (request {ticket}).{hint} "
-            f"Within its RestartPolicy a worker is replaced; past that, it takes no more steps until reset().{tail}",
+            f"{_where(worker_id, env_ids)} died {_when(phase)} ({exit}, request {ticket}).{hint}{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
             cause=exit,
+            headline=f"worker {worker_id} died {_when(phase)} ({exit})",
         )
         self.exit = exit
         self.output = output
@@ -149,7 +165,7 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimedOut(WorkerError):
-    """The worker did not respond within ``timeout_s`` and was killed."""
+    """The end of a worker that did not respond within ``timeout_s`` and was killed."""
 
     def __init__(
         self,
@@ -161,14 +177,15 @@ class WorkerTimedOut(WorkerError):
         output: str = "",
         ticket: int = 0,
     ) -> None:
-        tail = f"\nThe end of its output:\n{output}" if output else ""
+        what = f"did not respond within {timeout_s:g} s {_when(phase)}"
         super().__init__(
-            f"{_where(worker_id, env_ids)} did not respond within {timeout_s:g} s during {phase} (request {ticket}) "
-            f"and was stopped. If the environment is just slow, raise Timeouts({phase}_s=…).{tail}",
+            f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed. If the environment is only slow, "
+            f"raise Timeouts({phase}_s=…), timeouts.{phase}_s in a config.{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
             cause=f"no response within {timeout_s:g} s",
+            headline=f"worker {worker_id} {what}",
         )
         self.timeout_s = timeout_s
         self.output = output
@@ -181,14 +198,16 @@ class NotPlaced(WorkerError):
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
     ) -> None:
+        what = f"could not be placed within {timeout_s:g} s: {missing}"
         super().__init__(
-            f"{_where(worker_id, env_ids)} wants {wanted} and could not be placed within {timeout_s:g} s: {missing}. "
+            f"{_where(worker_id, env_ids)} wants {wanted} and {what}. "
             f"The cluster has {cluster}. Ask for less (resources=…), take fewer workers (n_workers=…), or join a node "
             "that has it. A node that is only slow to start needs a longer Timeouts(start_s=…).",
             worker_id=worker_id,
             env_ids=env_ids,
             phase="start",
             cause=missing,
+            headline=f"worker {worker_id} {what}",
         )
         self.timeout_s = timeout_s
         self.wanted = wanted
@@ -197,23 +216,24 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """The worker, an engine, sent what its protocol does not allow, and was killed; ``reason`` says what.
+    """A message of a worker, an engine, that its protocol does not allow; ``reason`` says what it was.
 
-    Nothing of it was handed out.
+    The worker was killed, and nothing of the message was used.
     """
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, reason: str, output: str = "", ticket: int = 0
     ) -> None:
-        tail = f"\nThe end of its output:\n{output}" if output else ""
+        what = f"broke the protocol {_when(phase)}"
         super().__init__(
-            f"{_where(worker_id, env_ids)} broke the protocol during {phase} (request {ticket}) and was stopped: "
+            f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
             f"it sent {reason}. Nothing of that was used. The addon and this library may be of different versions: "
-            f"`envmanager godot install-addon` brings the one that fits.{tail}",
+            f"`envmanager godot install-addon` brings the one that fits.{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
             cause=reason,
+            headline=_first_line(f"worker {worker_id} {what}: it sent {reason}"),
         )
         self.reason = reason
         self.output = output
@@ -221,23 +241,32 @@ class ProtocolError(WorkerError):
 
 
 class RestartsExhausted(WorkerError):
-    """A worker failed more often than its RestartPolicy allows; ``first`` and ``last`` are the errors."""
+    """A worker failed more often than its RestartPolicy allows; ``first`` and ``last`` are the errors.
+
+    The text has the whole of the last one, and the headline of the first.
+    """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
+        times = "once" if restarts == 1 else f"{restarts} times"
+        window = f" within {within_s:g} s" if math.isfinite(within_s) else ""
+        what = f"was restarted {times}{window} and failed again"
         super().__init__(
-            f"{_where(last.worker_id, last.env_ids)} was restarted {restarts} times within {within_s:g} s and failed "
-            f"again. That is not bad luck but a bug.\nFirst: {first}\nLast: {last}",
+            f"{_where(last.worker_id, last.env_ids)} {what}.\n"
+            "Mend what the last error shows, or allow more restarts (--restarts N; in a config\n"
+            "restarts.max_restarts), or go on without this worker (restarts.then: drop).\n"
+            f"First: {first.headline}\nLast: {last}",
             worker_id=last.worker_id,
             env_ids=last.env_ids,
             phase=last.phase,
             cause=last.cause,
+            headline=f"worker {last.worker_id} {what}: {last.headline}",
         )
         self.first = first
         self.last = last
 
 
 class BadAction(EnvManagerError):
-    """Actions that do not fit. Raised before anything is sent, so the manager is as it was."""
+    """Actions that do not fit. Raised before anything is sent, so the manager is unchanged."""
 
 
 class ManagerClosed(EnvManagerError):

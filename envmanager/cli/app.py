@@ -27,9 +27,9 @@ from envmanager.cli.godot import app as godot_app
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
 from envmanager.cli.overrides import override
-from envmanager.cli.plan import Plan, check_out
+from envmanager.cli.plan import RESTARTS, Plan, check_out
 from envmanager.cli.run import exit_code_of, run
-from envmanager.cli.trained import evaluate_command, export_command, play_command
+from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
 from envmanager.errors import EnvManagerError
@@ -143,7 +143,12 @@ def run_command(
     wait: WaitOption = None,
     restarts: Annotated[
         int | None,
-        typer.Option(metavar="N", help="How often a worker that fails may be replaced; 0: never.", show_default="3"),
+        typer.Option(
+            metavar="N",
+            help="How many restarts a worker that dies or hangs gets within a minute; 0: none. The default suits "
+            "environments that crash often; restarts then begin at once.",
+            show_default=str(RESTARTS["max_restarts"]),
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="How many environment steps.", show_default="10000")] = None,
     seed: Annotated[
@@ -157,6 +162,7 @@ def run_command(
         Path | None, typer.Option(metavar="FILE.json", help="Write where the time goes there, for ui.perfetto.dev.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    verbose: VerboseOption = False,
     start_method: StartMethodOption = None,
     assignments: SetOption = None,
 ) -> None:
@@ -181,7 +187,7 @@ def run_command(
     }
     run_flags = {"steps": steps, "seed": seed, "policy": policy}
     plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
-    raise typer.Exit(run(plan, _display(plain)))
+    raise typer.Exit(run(plan, _display(plain), verbose=verbose))
 
 
 @app.command("check")
@@ -248,6 +254,7 @@ def train_command(
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard there.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Train policies and show how it goes; checkpoints are left behind, and the policies tried at the end.
 
@@ -267,7 +274,7 @@ def train_command(
     plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
     console = Console(highlight=False)
     display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
-    raise typer.Exit(train.train(plan, display, out=out))
+    raise typer.Exit(train.train(plan, display, out=out, verbose=verbose))
 
 
 app.command("evaluate")(evaluate_command)

@@ -190,10 +190,10 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
 
 
 def state_of(worker: WorkerStats) -> str:
-    """In one word, what a worker is doing; one that is being replaced is waiting."""
-    if worker.dropped:
-        return "dropped"
-    return "failed" if worker.failed else "waiting" if worker.waiting else "ready"
+    """Return in one word what a worker is doing."""
+    words = {"dropped": worker.dropped, "failed": worker.failed, "restarting": worker.replacing}
+    words["stepping"] = worker.waiting
+    return next((word for word, holds in words.items() if holds), "ready")
 
 
 def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:

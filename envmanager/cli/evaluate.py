@@ -38,9 +38,9 @@ class EvaluationPlan:
     out: Path | None = None
 
 
-def run_evaluation(plan: EvaluationPlan) -> int:
+def run_evaluation(plan: EvaluationPlan, *, verbose: bool = False) -> int:
     """Evaluate; the exit code, 128 + the signal's number when one ended it."""
-    with Notices(Remarks()), StopSignals():
+    with Notices(Remarks(), verbose=verbose), StopSignals():
         try:
             told = sayable(_evaluate(plan))
         except Stopped as stopped:

@@ -33,8 +33,8 @@ from envmanager.errors import EnvManagerError
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 
-STATE_STYLES = {"ready": "green", "waiting": "yellow", "failed": "red", "dropped": "red"}
-NOTICE_STYLES = {"warning": "yellow", "error": "red"}
+STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
+NOTICE_STYLES = {"note": "dim", "warning": "yellow", "error": "red"}
 LINES_AROUND_ROWS = 9
 """What is drawn besides the rows of workers; a terminal lower than that shows fewer rows."""
 

@@ -1,7 +1,7 @@
-"""What one call of ``envmanager run`` is going to do.
+"""The plan of one call of ``envmanager run``, checked.
 
-The rule: everything that can be checked without starting anything is checked here, so that a long run does not end with
-"no such directory".
+Everything that can be checked without starting anything is checked here, so that a long run does not end with "no such
+directory".
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from envmanager.registry import structure
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """For how long to run and with which policy: the table ``run`` of a config file.
+    """The table ``run`` of a config file: how many environment steps, which seed, which policy.
 
-    ``steps`` counts environment steps. With a ``seed`` the same episodes come again; without, nothing is seeded.
-    ``policy`` is ``"module:callable"``, called with a behavior's name and spec; without it actions are random.
+    The same ``seed`` gives the same episodes; without one nothing is seeded. ``policy`` is ``"module:callable"``,
+    called with a behavior's name and spec; without it actions are random.
     """
 
     steps: int = 10_000
@@ -41,9 +41,14 @@ class RunOptions:
             raise UsageError(f"seed must be a whole number from 0 up, not {self.seed!r}.")
 
 
+RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
+"""The defaults of ``restarts`` in ``run``: more than RestartPolicy's, since a first look at an environment that crashes
+often should show how often, and not end with its fourth crash."""
+
+
 @attrs.frozen
 class Plan:
-    """How to run environments, for how many environment steps, with which seed and policy, and where to write."""
+    """One run: the manager, the number of environment steps, the seed, the policy, and the file to write."""
 
     manager: ManagerOptions
     steps: int
@@ -58,10 +63,13 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """A Plan from the tables of a config, flags merged in. Raises UsageError."""
+        """Return the Plan of a config's tables, into which the flags were merged. Raises UsageError."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
-        manager_options = structure(ManagerOptions, {"seed": seed, **manager}, where="manager")
+        restarts = manager.get("restarts")
+        if isinstance(restarts, Mapping | None):  # structure() refuses anything else
+            restarts = {**RESTARTS, **(restarts or {})}
+        manager_options = structure(ManagerOptions, {"seed": seed, **manager, "restarts": restarts}, where="manager")
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         check_out(out)
@@ -69,7 +77,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """The policy of one behavior."""
+        """Return the policy of one behavior."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
@@ -79,7 +87,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """The callable that ``"module:callable"`` names."""
+    """Import the callable that ``"module:callable"`` names."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")

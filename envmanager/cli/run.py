@@ -1,11 +1,11 @@
-"""``envmanager run``: step environments for so many steps, show how it goes, and leave a summary.
+"""``envmanager run``: step environments, show the progress, and print a summary.
 
 ::
 
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, every now and then
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
-The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is said.
+The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is printed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.policy import Policy
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 
-def run(plan: Plan, display: Display) -> int:
-    """Do what ``plan`` says; the exit code. What was done is shown, and written, whatever ended it."""
+def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
+    """Run ``plan`` and return the exit code. The summary is shown, and written, whatever ended the run."""
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
-    with Notices(display), StopSignals() as signals:
+    with Notices(display, verbose=verbose), StopSignals() as signals:
         try:
             course.go(signals)
         except Stopped as stopped:
@@ -60,13 +61,13 @@ def run(plan: Plan, display: Display) -> int:
 
 
 def exit_code_of(error: EnvManagerError) -> int:
-    """2 for a mistake in the call, 1 for what went wrong while running."""
+    """Return 2 for a mistake in the call, 1 for an error while running."""
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
 
 
 @attrs.define
 class _Run:
-    """One run; what it leaves can be read however it ended. ``stats`` is None when no manager came up."""
+    """One run, with its counts up to the moment it ended. ``stats`` is None when no manager was started."""
 
     plan: Plan
     display: Display
@@ -104,7 +105,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Give every behavior after the first ``n_known`` its policy; how many there are now."""
+    """Give every behavior after the first ``n_known`` a policy; return the number of behaviors."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -112,28 +113,47 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
 
 
 class ShowsNotices(Protocol):
-    """A display, as far as notices go."""
+    """A display that takes notices."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show what happened to a worker; ``level`` is ``"warning"`` or ``"error"``."""
+        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         ...
 
 
-class Notices(logging.Handler):
-    """Within this context, what the library logs as a warning or worse goes to the display."""
+HINT = "its episode is lost, the others go on; --verbose shows the evidence."
 
-    def __init__(self, display: ShowsNotices) -> None:
-        super().__init__(logging.WARNING)
+
+class Notices(logging.Handler):
+    """A context in which the warnings and errors that the library logs go to the display: a line for each restart.
+
+    ``verbose``: each failure is shown with its evidence too. None: the command has no such option, so the hint after
+    the first restart does not name it.
+    """
+
+    def __init__(self, display: ShowsNotices, *, verbose: bool | None = None) -> None:
+        super().__init__(logging.DEBUG if verbose else logging.WARNING)
         self._display = display
         self._logger = logging.getLogger("envmanager")
+        self._level_before = self._logger.level
+        self._hints = verbose is False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._display.show_notice("error" if record.levelno >= logging.ERROR else "warning", self.format(record))
+            event = record.args[0] if isinstance(record.args, tuple) and record.args else None
+            if record.levelno >= logging.WARNING:
+                level = "error" if record.levelno >= logging.ERROR else "warning"
+                self._display.show_notice(level, self.format(record))
+            elif isinstance(event, events.Failed):
+                self._display.show_notice("note", self.format(record))
+            if self._hints and isinstance(event, events.Restarted):
+                self._hints = False
+                self._display.show_notice("note", HINT)
         except Exception:  # as logging's own handlers do: a terminal that is gone must not end a step half-way
             self.handleError(record)
 
     def __enter__(self) -> Notices:
+        if self.level == logging.DEBUG:
+            self._logger.setLevel(logging.DEBUG)
         self._logger.addHandler(self)
         return self
 
@@ -141,10 +161,11 @@ class Notices(logging.Handler):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._logger.removeHandler(self)
+        self._logger.setLevel(self._level_before)
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, or SIGTERM, which means the same here."""
+    """Raised by Ctrl-C, and by SIGTERM, which means the same here."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -152,7 +173,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals(ABC):
-    """Within this context SIGINT and SIGTERM are handled by ``_stop``."""
+    """A context in which SIGINT and SIGTERM are handled by ``_stop``."""
 
     @abstractmethod
     def _stop(self, signum: int, frame: FrameType | None) -> None: ...
@@ -169,16 +190,16 @@ class Signals(ABC):
 
 
 class StopSignals(Signals):
-    """Within this context, the first SIGINT or SIGTERM raises Stopped, and the later ones are dropped.
+    """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` they are all dropped: closing takes at most ``Timeouts.close_s`` and must not be cut short.
+    After ``hold()`` all are ignored: closing takes at most ``Timeouts.close_s`` and must not be cut short.
     """
 
     def __init__(self) -> None:
         self._holding = False
 
     def hold(self) -> None:
-        """Drop signals from now on."""
+        """Ignore signals from now on."""
         self._holding = True
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:

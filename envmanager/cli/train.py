@@ -33,11 +33,11 @@ from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
-def train(plan: TrainingPlan, display: Display, *, out: Path | None) -> int:
+def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bool = False) -> int:
     """Train; the exit code, 128 + the signal's number when one ended it. Everything is shown and written before."""
     run = TrainingRun(plan, Reports(display))
     try:
-        with Notices(display), Stopping(run) as signals, display:
+        with Notices(display, verbose=verbose), Stopping(run) as signals, display:
             result = run.go()
     except EnvManagerError as error:
         print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)

@@ -25,6 +25,12 @@ CheckpointOption = Annotated[
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
 ]
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="Show each failure of a worker whole: the traceback, the crash report, the end of its output."
+    ),
+]
 
 
 def evaluate_command(
@@ -39,6 +45,7 @@ def evaluate_command(
     env: OtherEnvOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same data there too.")] = None,
+    verbose: VerboseOption = False,
 ) -> None:
     """Play whole episodes with the policies of a training, greedily, and say what they return and how long they are.
 
@@ -58,7 +65,7 @@ def evaluate_command(
         as_json=as_json,
         out=out,
     )
-    raise typer.Exit(command.run_evaluation(plan))
+    raise typer.Exit(command.run_evaluation(plan, verbose=verbose))
 
 
 def play_command(

@@ -22,9 +22,17 @@ from envmanager.core.restarts import GiveUp, Replace, Supervisor
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.data import cut_episodes
 from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
-from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.errors import EnvManagerError, NotPlaced, ProtocolError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events
 from envmanager.options import RestartPolicy
+
+_FAILURES: dict[type[Exception], type[events.Failed]] = {
+    WorkerDied: events.Died,
+    WorkerTimedOut: events.TimedOut,
+    ProtocolError: events.ProtocolBroken,
+    NotPlaced: events.NotStarted,
+    WorkerError: events.NotStarted,  # a process that could not be started has no class of its own
+}
 
 
 @attrs.frozen
@@ -93,27 +101,33 @@ class Recovery:
         verdict = self._supervisor.judge(entry.worker_id, error, time.monotonic())
         if isinstance(verdict, Replace):
             assert isinstance(error, WorkerError)
-            self._plan(entry, error, verdict.delay_s)
+            self._plan(entry, error, verdict)
             return False
         self._give_up(entry, verdict)
         return True
 
     def _report(self, entry: Entry, error: Exception) -> None:
-        kinds = {WorkerDied: events.Died, WorkerTimedOut: events.TimedOut, NotPlaced: events.TimedOut}
-        kind = kinds.get(type(error), events.Raised)
+        kind = _FAILURES.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
 
-    def _plan(self, entry: Entry, error: WorkerError, delay_s: float) -> None:
+    def _plan(self, entry: Entry, error: WorkerError, verdict: Replace) -> None:
         before = entry.replacement
         responses = _last_response(entry)
         generation = entry.generation + 1
-        entry.replacement = Replacement(generation, error, time.monotonic() + delay_s)
+        entry.replacement = Replacement(generation, error, time.monotonic() + verdict.delay_s)
         if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
             entry.replacement.cause, entry.replacement.last_step = before.cause, before.last_step
         entry.restarts += 1
         self._table.expect(entry, responses, WorkerState.REPLACING)
         self.events.add(
-            events.Restarted(worker_id=entry.worker_id, generation=generation, cause=error, delay_s=delay_s)
+            events.Restarted(
+                worker_id=entry.worker_id,
+                generation=generation,
+                cause=error,
+                delay_s=verdict.delay_s,
+                number=verdict.number,
+                policy=self._policy,
+            )
         )
 
     def _give_up(self, entry: Entry, verdict: GiveUp) -> None:

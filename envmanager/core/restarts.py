@@ -24,9 +24,10 @@ LONGEST_BACKOFF_S = 30.0
 
 @attrs.frozen
 class Replace:
-    """Replace the worker, in ``delay_s`` seconds."""
+    """Replace the worker, in ``delay_s`` seconds; ``number``: the how-many-th restart in the window that is."""
 
     delay_s: float
+    number: int
 
 
 @attrs.frozen
@@ -63,7 +64,7 @@ class Supervisor:
             exhausted.__cause__ = error
             return GiveUp(exhausted, drop=policy.then == "drop")
         recent.append((now, error))
-        return Replace(self._delay(len(recent)))
+        return Replace(self._delay(len(recent)), len(recent))
 
     def forgive(self, worker_id: int) -> None:
         """Begin a new budget: the user has asked for a reset of a worker that was given up."""

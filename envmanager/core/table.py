@@ -155,6 +155,7 @@ class Entry:
             self.worker_id,
             self.env_ids,
             waiting=self.waiting,
+            replacing=self.state is WorkerState.REPLACING,
             failed=self.is_given_up,
             dropped=self.is_dropped,
             generation=self.generation,

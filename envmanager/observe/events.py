@@ -5,15 +5,17 @@
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-The rule: nothing the library does by itself is silent. Each event is kept here, counted in ``stats()`` and written to
-the logger ``envmanager``: WARNING when a worker is replaced, ERROR when one is dropped, with all that is known of the
-failure; DEBUG for a failure itself, which is raised if nothing is done about it. Foreign text is an argument of a log
-call and never its format.
+Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``: one line at WARNING when a
+worker is replaced; at ERROR, with the evidence, when one is dropped; at DEBUG, with the evidence, each failure (the
+traceback, the crash report, the end of the output). The same evidence is in ``event.error`` and ``event.cause``.
+
+The rule: text that comes from an environment is an argument of a log call and never its format.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from typing import Any, ClassVar, overload
 import attrs
 
 from envmanager.errors import WorkerError
+from envmanager.options import RestartPolicy
 
 KEPT = 1000
 """How many events are kept; older ones live on in the counters and in the log."""
@@ -31,7 +34,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened to one worker, ``at_s`` by ``time.monotonic()``."""
+    """An event in the life of one worker, at ``at_s`` by ``time.monotonic()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
@@ -58,9 +61,10 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """A worker failed with ``error``; what becomes of it is reported by the next event, or raised.
+    """A worker failed with ``error``, which has all the evidence. The next event says what is done about it, or the
+    error is raised.
 
-    Its subclasses say how: Died, TimedOut, Raised.
+    The subclasses say how it failed: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
 
     error: Exception
@@ -85,17 +89,33 @@ class Raised(Failed):
 
 
 @attrs.frozen(kw_only=True)
+class ProtocolBroken(Failed):
+    """The worker, an engine, sent what its protocol does not allow, and was killed."""
+
+
+@attrs.frozen(kw_only=True)
+class NotStarted(Failed):
+    """The process of a worker's next generation could not be started, or found no room on a cluster."""
+
+
+@attrs.frozen(kw_only=True)
 class Restarted(Event):
-    """A failed worker is being replaced by ``generation``, ``delay_s`` from now."""
+    """A failed worker is being replaced by ``generation``, ``delay_s`` from now; ``cause`` is what it failed with.
+
+    ``number``: how many restarts that makes in the window of ``policy``.
+    """
 
     LEVEL = logging.WARNING
 
     cause: WorkerError
     delay_s: float
+    number: int
+    policy: RestartPolicy
 
     def __str__(self) -> str:
-        when = f" in {self.delay_s:.2f} s" if self.delay_s else ""
-        return f"worker {self.worker_id} is replaced by generation {self.generation}{when}: {self.cause}"
+        window = f" in {self.policy.within_s:g} s" if math.isfinite(self.policy.within_s) else ""
+        when = f", after {self.delay_s:.1f} s" if self.delay_s else ""
+        return f"{self.cause.headline}; restart {self.number} of {self.policy.max_restarts}{window}{when}"
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +139,7 @@ class Dropped(Event):
     error: Exception
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} is dropped, the others go on without it. {self.error}"
+        return f"worker {self.worker_id} is dropped; the others go on without it. {self.error}"
 
 
 @attrs.frozen(kw_only=True)

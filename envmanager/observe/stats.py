@@ -34,6 +34,8 @@ class WorkerStats:
     """Process id; None in the trainer's own process."""
     waiting: bool = False
     """Whether the trainer has yet to receive a response of it: it steps, it is being replaced, or its step is ready."""
+    replacing: bool = False
+    """Whether it failed or is recycled, and its next generation is not there yet."""
     failed: bool = False
     """Whether it takes no steps until the next reset."""
     dropped: bool = False

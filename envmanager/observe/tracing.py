@@ -26,7 +26,7 @@ from typing import Any
 
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
-from envmanager.observe.events import Died, Event, LateReplyDiscarded, Started, TimedOut
+from envmanager.observe.events import Died, Event, LateReplyDiscarded, NotStarted, ProtocolBroken, Started, TimedOut
 from envmanager.policy import Policy
 from envmanager.system.interrupts import held
 from envmanager.system.private_files import open_privately
@@ -38,7 +38,7 @@ _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)
 """A start is a span; late responses may be many, and belong to no moment of the worker's life."""
-_DEATHS = (Died.__name__, TimedOut.__name__)
+_DEATHS = tuple(kind.__name__ for kind in (Died, TimedOut, ProtocolBroken, NotStarted))
 
 _began_ns = operator.itemgetter(0)
 _logger = logging.getLogger("envmanager")

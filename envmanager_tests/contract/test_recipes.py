@@ -151,7 +151,7 @@ def test_an_id_that_an_environments_process_does_not_know_is_told_with_what_to_d
 def test_a_function_that_makes_an_id_of_the_trainers_alone_is_told_what_to_do(start_method: str) -> None:
     import registers_rooms  # noqa: F401
 
-    with pytest.raises(EnvRaised, match=r"(?s)during start: .*That id is not registered in the process"):
+    with pytest.raises(EnvRaised, match=r"(?s)at start: .*That id is not registered in the process"):
         SubprocessEnvManager(lambda: gymnasium.make("my/Room-v0"), 1, start_method=start_method)
     recipe = EnvRecipe(lambda: gymnasium.make("my/Room-v0"), imports=["registers_rooms"])
     with SubprocessEnvManager(recipe, 1, start_method=start_method) as manager:

@@ -9,7 +9,7 @@ import pytest
 
 from envmanager import ProtocolError, RestartPolicy, Timeouts, WorkerDied, WorkerTimedOut
 from envmanager.errors import WorkerError
-from envmanager.observe.events import LateReplyDiscarded, Note, Restarted
+from envmanager.observe.events import LateReplyDiscarded, Note, ProtocolBroken, Raised, Restarted
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fake_engine_manager import FakeEngineManager
 from envmanager.testing.fakes import EchoEnvironment
@@ -57,6 +57,7 @@ def test_an_engine_that_broke_the_protocol_is_replaced_and_its_step_is_marked_as
         assert manager.stats().restarts == 1
         (restarted,) = [event for event in manager.events if isinstance(event, Restarted)]
         assert isinstance(restarted.cause, ProtocolError)
+        assert (manager.events.count(ProtocolBroken), manager.events.count(Raised)) == (1, 0)
 
 
 @pytest.mark.parametrize(

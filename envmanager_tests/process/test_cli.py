@@ -161,7 +161,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method
 
     summary = json.loads((folder / "a.json").read_text())
     assert done.returncode == 0
-    assert "Warning: worker 0 is replaced by generation 1: worker 0 (env 0) ended (SIGKILL)" in done.stderr
+    assert "Warning: worker 0 died in step (SIGKILL); restart 1 of 100 in 60 s\n" in done.stderr
     assert "1 episode, 1 worker step" in done.stdout
     assert summary["ended"] == "done"
     assert (summary["restarts"], summary["episodes_lost"], summary["steps_lost"]) == (1, 1, 1)
@@ -321,7 +321,7 @@ def test_what_happens_to_a_worker_is_told_above_the_live_display(folder):
         folder, *("run", "--env", "some_envs:mortal_once", "--n-envs", 2, "--steps", 300, "--wait", "all")
     )
 
-    first = seen.index("Warning: worker 0 is replaced")
+    first = seen.index("Warning: worker 0 died in step (SIGKILL)")
     assert exit_code == 0
     assert re.search(r"(\x1b\[1A\x1b\[2K)+(\x1b\[\d+m)*$", seen[:first]), "the drawing was not taken away before"
     assert "/300 steps" in seen[first:], "nor drawn again below"

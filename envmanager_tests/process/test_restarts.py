@@ -435,5 +435,5 @@ def test_a_manager_inside_an_environment_that_was_closed_is_the_environments_mis
         return FakeEnvironment()
 
     for kind in (SimpleEnvManager, SubprocessEnvManager):
-        with pytest.raises(EnvRaised, match="raised ManagerClosed during start"):
+        with pytest.raises(EnvRaised, match="raised ManagerClosed at start"):
             kind(make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions, RestartPolicy
+from envmanager.options import ManagerOptions
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]
@@ -274,10 +275,49 @@ def test_restarts_in_a_config_file_are_obeyed_and_what_they_cost_is_shown(capsys
     assert [line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("lost ")] == [
         "1 episode, 1 worker step"
     ]
-    assert "Warning: worker 0 is replaced by generation 1: the environment in worker 0 (env 0) raised ValueError" in err
+    assert err.splitlines() == [
+        "Warning: worker 0 raised ValueError in step: the robot fell over; restart 1 of 2 in 60 s",
+        "Note: its episode is lost, the others go on; --verbose shows the evidence.",
+    ]
     assert (summary["restarts"], summary["steps_lost"], summary["episodes_lost"]) == (1, 1, 1)
     assert summary["episode_returns"] == {"0": [5.0, 5.0]}
     assert [(worker["restarts"], worker["dropped"]) for worker in summary["workers"]] == [(1, False)]
+
+
+def failing(capsys, *arguments):
+    where = ["--env", f"{HERE}:Faulty", "--manager", "simple", "--set", "manager.restarts.on_exception=restart"]
+    return run(capsys, *where, *arguments)
+
+
+def test_each_failure_is_one_line_and_the_hint_comes_once(capsys):
+    exit_code, _, err = failing(capsys, "--steps", 21)
+
+    lines = err.splitlines()
+    assert exit_code == 0
+    assert len(lines) == 11
+    assert [line for line in lines if line.startswith("Note: ")] == [lines[1]]
+    assert all("restart" in line and "raised ValueError" in line for line in [lines[0], *lines[2:]])
+
+
+def test_verbose_shows_the_evidence_of_each_failure(capsys):
+    level = logging.getLogger("envmanager").level
+    exit_code, _, err = failing(capsys, "--steps", 5, "--verbose")
+
+    assert exit_code == 0
+    assert err.count("Traceback (most recent call last)") == err.count("; restart ") == 2
+    assert "--verbose" not in err
+    assert logging.getLogger("envmanager").level == level
+
+
+def test_a_run_lets_environments_fail_more_often_than_other_commands_and_a_config_has_its_own_number(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text("manager: {restarts: {max_restarts: 2}}")
+
+    assert failing(capsys, "--steps", 21)[0] == 0, "ten failures"
+    exit_code, _, err = failing(capsys, tmp_path / "a.yaml", "--steps", 21)
+
+    assert exit_code == 1
+    assert "was restarted 2 times within 60 s and failed again" in err
+    assert "--restarts N" in err
 
 
 def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, tmp_path):
@@ -461,7 +501,7 @@ def test_every_help_says_what_holds_when_an_option_is_not_given(capsys, words, c
         (["run"], "--steps", RunOptions().steps),
         (["run"], "--n-envs", ManagerOptions().n_envs),
         (["run"], "--manager", ManagerOptions().kind),
-        (["run"], "--restarts", RestartPolicy().max_restarts),
+        (["run"], "--restarts", Plan.parse({"env": "CartPole-v1"}, {}).manager.restarts.max_restarts),
         (["train"], "--manager", ManagerOptions().kind),
     ],
 )

@@ -1,6 +1,7 @@
 """Errors: they pickle with all their fields, and say what a person needs."""
 
 import inspect
+import math
 import pickle
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_worker_s_death_keeps_its_fields_over_pickling(worker_id, env_ids, pha
 @pytest.mark.parametrize(
     ("env_ids", "where"),
     [
-        ([], "worker 1 ended"),
+        ([], "worker 1 died"),
         ([7], "worker 1 (env 7)"),
         ([2, 3, 4], "worker 1 (envs 2-4)"),
         ([2, 5], "worker 1 (envs 2, 5)"),
@@ -115,9 +116,49 @@ def test_a_time_out_names_the_option_to_raise():
     assert "Timeouts(step_s=…)" in str(EXAMPLES[5])
 
 
-def test_giving_up_shows_the_first_and_the_last_failure():
-    assert "SIGSEGV" in str(EXAMPLES[6])
-    assert "within 1 s" in str(EXAMPLES[6])
+def test_giving_up_shows_the_first_failure_in_a_line_and_all_of_the_last():
+    first = WorkerDied(**WHERE, exit="SIGSEGV", output="frame of the first")
+    last = WorkerDied(**WHERE, exit="EXIT(3)", output="frame of the last")
+    text = str(RestartsExhausted(first=first, last=last, restarts=3, within_s=60))
+
+    assert "worker 2 (envs 4-5) was restarted 3 times within 60 s and failed again." in text
+    assert "\nFirst: worker 2 died in step (SIGSEGV)\n" in text
+    assert f"\nLast: {last}" in text
+    assert "frame of the first" not in text
+
+
+@pytest.mark.parametrize("option", ["--restarts", "restarts.max_restarts", "then: drop"])
+def test_giving_up_names_what_would_have_helped_once(option):
+    assert str(EXAMPLES[6]).count(option) == 1
+
+
+def test_a_budget_without_an_end_is_told_without_a_window():
+    died = WorkerDied(**WHERE, exit="SIGSEGV")
+    text = str(RestartsExhausted(first=died, last=died, restarts=1, within_s=math.inf))
+
+    assert text.startswith("worker 2 (envs 4-5) was restarted once and failed again.")
+
+
+@pytest.mark.parametrize(
+    ("error", "headline"),
+    [
+        (EXAMPLES[1], "text"),
+        (EXAMPLES[2], "worker 2 raised KeyError in step: 'x'"),
+        (EXAMPLES[3], "worker 2 broke its spec in step: obs['camera'] should be uint8[4], but is uint8[5]"),
+        (EXAMPLES[4], "worker 2 died in step (SIGKILL)"),
+        (EXAMPLES[5], "worker 2 did not respond within 60 s in step"),
+        (WorkerDied(**{**WHERE, "phase": "start"}, exit="EXIT(3)"), "worker 2 died at start (EXIT(3))"),
+        (WorkerDied(**{**WHERE, "phase": "idle"}, exit="EXIT(3)"), "worker 2 died while idle (EXIT(3))"),
+        (
+            EnvRaised(**WHERE, type_name="KeyError", cause="two\nlines", remote_traceback="Traceback …"),
+            "worker 2 raised KeyError in step: two",
+        ),
+        (EXAMPLES[-2], "worker 2 broke the protocol in step: it sent a frame of kind 9"),
+        (EXAMPLES[-3], "worker 2 could not be placed within 9 s: no node has a GPU"),
+    ],
+)
+def test_a_headline_is_one_line_without_the_evidence(error, headline):
+    assert error.headline == headline
 
 
 def test_a_missing_library_comes_with_the_command():

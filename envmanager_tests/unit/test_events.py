@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 
@@ -12,6 +13,7 @@ import pytest
 from envmanager.errors import RestartsExhausted, WorkerDied, WorkerError
 from envmanager.observe import events
 from envmanager.observe.events import KEPT, EventLog
+from envmanager.options import RestartPolicy
 
 FOREIGN = "100 %s of the %d %(name)s, 5 % done {0} {name}"
 
@@ -24,6 +26,10 @@ def started(worker_id=3, generation=0):
     return events.Started(worker_id=worker_id, generation=generation, pid=4711, start_s=0.5)
 
 
+def restarted(cause, delay_s=0.0, **policy):
+    return events.Restarted(**WHERE, cause=cause, delay_s=delay_s, number=2, policy=RestartPolicy(**policy))
+
+
 WHERE = {"worker_id": 3, "generation": 2}
 LEVELS = {
     started(): logging.DEBUG,
@@ -32,7 +38,9 @@ LEVELS = {
     events.LateReplyDiscarded(**WHERE, ticket=12): logging.INFO,
     events.Died(**WHERE, error=died()): logging.DEBUG,
     events.TimedOut(**WHERE, error=died()): logging.DEBUG,
-    events.Restarted(**WHERE, cause=died(), delay_s=0.0): logging.WARNING,
+    events.ProtocolBroken(**WHERE, error=died()): logging.DEBUG,
+    events.NotStarted(**WHERE, error=died()): logging.DEBUG,
+    restarted(died()): logging.WARNING,
     events.Dropped(**WHERE, error=died()): logging.ERROR,
 }
 BY_KIND = pytest.mark.parametrize(("event", "level"), LEVELS.items(), ids=lambda each: type(each).__name__)
@@ -135,13 +143,36 @@ def test_foreign_text_is_never_a_format(records):
     for event in (
         events.Died(**WHERE, error=died(FOREIGN)),
         events.Raised(**WHERE, error=error),
-        events.Restarted(**WHERE, cause=error, delay_s=0.25),
+        restarted(error),
         events.Dropped(**WHERE, error=exhausted),
     ):
         log.add(event)
 
     assert [FOREIGN in record.getMessage() for record in records.records] == [True] * 4
     assert all(record.msg == "%s" for record in records.records), "foreign text is an argument"
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (restarted(died()), "worker 3 died in step (SIGSEGV); restart 2 of 3 in 60 s"),
+        (
+            restarted(died(), 0.25, max_restarts=9),
+            "worker 3 died in step (SIGSEGV); restart 2 of 9 in 60 s, after 0.2 s",
+        ),
+        (restarted(died(), within_s=math.inf), "worker 3 died in step (SIGSEGV); restart 2 of 3"),
+    ],
+)
+def test_a_restart_is_one_line_with_the_budget(event, line):
+    assert str(event) == line
+
+
+@pytest.mark.parametrize("kind", [events.Died, events.ProtocolBroken, events.Dropped])
+def test_a_failure_is_logged_with_all_its_evidence(kind, records):
+    error = WorkerDied(worker_id=3, env_ids=[6], phase="step", exit="SIGSEGV", output="Fatal Python error\nframe 1")
+    EventLog().add(kind(**WHERE, error=error))
+
+    assert records.records[0].getMessage().endswith("Fatal Python error\nframe 1")
 
 
 def test_a_handler_that_formats_sees_foreign_text_unharmed(records):

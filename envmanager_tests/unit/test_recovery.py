@@ -21,7 +21,16 @@ from envmanager.core.recovery import Recovery
 from envmanager.core.sources import QueueSource
 from envmanager.core.table import WorkerTable
 from envmanager.data.steps import AgentSteps, EnvironmentResponse
-from envmanager.errors import EnvRaised, RestartsExhausted, UsageError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.errors import (
+    EnvRaised,
+    NotPlaced,
+    ProtocolError,
+    RestartsExhausted,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimedOut,
+)
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Wait
 
@@ -222,8 +231,10 @@ def test_a_loss_ends_the_last_step_that_was_handed_out():
         (died(), events.Died),
         (WorkerTimedOut(worker_id=0, env_ids=[0], phase="step", timeout_s=1.0), events.TimedOut),
         (raised(), events.Raised),
+        (ProtocolError(worker_id=0, env_ids=[0], phase="step", reason="a frame of kind 9"), events.ProtocolBroken),
+        (NotPlaced(worker_id=0, env_ids=[0], timeout_s=9, wanted="1", missing="no GPU", cluster=""), events.NotStarted),
     ],
-    ids=["died", "timed out", "raised"],
+    ids=["died", "timed out", "raised", "broke the protocol", "found no room"],
 )
 def test_a_failure_and_a_restart_are_told_as_events(error, kind):
     bench = Bench(1, on_exception="restart")
@@ -421,6 +432,7 @@ def test_a_replacement_that_cannot_be_started_is_tried_again_within_the_budget(e
     (told,) = bench.collect()
 
     assert bench.started == [(0, 1), (0, 2), (0, 3)]
+    assert bench.count(events.NotStarted, events.Raised, events.Failed) == (2, 0, 3)
     assert (told.lost.cause.exit, told.lost.generation) == ("SIGKILL", 3)
     assert bench.recovery.steps_lost == 1
 

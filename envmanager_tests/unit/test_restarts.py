@@ -64,7 +64,7 @@ def judged(judge, times, error=None):
 
 @pytest.mark.parametrize("error", FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_is_replaced_at_once(error):
-    assert supervisor().judge(0, error, 100.0) == Replace(0.0)
+    assert supervisor().judge(0, error, 100.0) == Replace(0.0, 1)
 
 
 @pytest.mark.parametrize("error", EXCEPTIONS.values(), ids=EXCEPTIONS.keys())
@@ -153,7 +153,7 @@ def test_a_worker_that_is_forgiven_has_its_whole_budget_again_and_the_others_hav
         judge.judge(worker_id, died(worker_id), 0.0)
     judge.forgive(0)
 
-    assert judge.judge(0, died(0), 1.0) == Replace(0.0)
+    assert judge.judge(0, died(0), 1.0) == Replace(0.0, 1)
     assert isinstance(judge.judge(1, died(1), 1.0), GiveUp)
 
 

@@ -115,7 +115,7 @@ def test_failures_and_restarts_are_marked_with_their_first_line(tracer, path):
 
     (mark,) = [event for event in read(path) if event["ph"] == "i"]
     assert (mark["name"], mark["tid"], mark["args"]["generation"]) == ("Died", 2, 3)
-    assert mark["args"]["text"].startswith("worker 1 (env 1) ended (SIGKILL)")
+    assert mark["args"]["text"].startswith("worker 1 (env 1) died in step (SIGKILL")
 
 
 def test_starts_and_late_replies_are_not_marked(tracer, path):
