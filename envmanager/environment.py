@@ -1,7 +1,7 @@
-"""What a worker runs: the abstract Environment, and K of them side by side as one.
+"""The abstract Environment that a worker runs, and the group of K environments in one worker.
 
-The rule: nothing here knows of an environment library. What wraps a foreign environment is in ``adapters``, and
-``adapters.choosing`` finds it.
+Nothing here knows of an environment library. The adapters of these are in ``adapters``; ``adapters.choosing`` picks the
+one that fits an object.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from envmanager.data.trees import Tree, leaves, leaves_like, paths
 
 @attrs.frozen
 class EnvContext:
-    """What a factory may know about the environment it makes.
+    """The argument of a factory that takes one: facts about the environment to make.
 
-    ``slot`` is a number no other environment started by this manager has or had: use it for ports and file names.
-    ``seed`` derives from the manager's seed, ``env_id`` and ``generation``; None when the manager has none.
+    ``slot`` is unique among all environments that this manager ever starts: use it for ports and file names.
+    ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``; None if the manager has none.
     """
 
     env_id: int
@@ -45,74 +45,78 @@ class EnvContext:
 
 
 class Environment(ABC):
-    """One environment with any number of agents. Wrap what you have with ``as_environment``, or write these four.
+    """One environment with any number of agents.
 
-    Agents are numbered 0, 1, … in order of their first appearance; the worker adds the environment's own bits to
-    ``agent_id``. Episodes restart inside ``step``: ``obs`` is the new episode's first observation, ``final_obs`` the
-    old one's last.
+    ``as_environment`` wraps those of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step`` and
+    ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
+    ``env_id``. When an episode ends, ``step`` begins the next one: ``obs`` is its first observation, and ``final_obs``
+    the last one of the old episode.
     """
 
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """What an adapter casts with, for its host to report; None for an environment that leaves casting to its host."""
+    """The casts of an adapter that casts itself, which its worker reports; None if the worker is to cast."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        """How many agents each behavior may have at once, as far as known. Steps with more travel pickled: slower."""
+        """Expected number of agents of each behavior at once. Steps with more are sent pickled, which is slower."""
         return dict.fromkeys(self.behavior_specs, 1)
 
     @property
     @abstractmethod
     def behavior_specs(self) -> BehaviorSpecs:
-        """The specs of all behaviors known so far; may grow."""
+        """The specs of all behaviors known so far. More may be added later."""
 
     @abstractmethod
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        """Begin an episode: the first observations, with reward 0.
+        """Begin an episode and return its first observations, with reward 0.
 
-        ``seeds`` has one entry per environment hosted (so one, here); None means: go on with the present randomness.
+        ``seeds`` has one entry per environment in the group, here one. None: keep the random number generator.
         """
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        """Take one step: ``{behavior: tree of [n, …]}``, one row per agent that was ``acting``, in its order."""
+        """Take one environment step.
+
+        ``actions`` is ``{behavior: tree of [n, …]}`` with a row for each agent that was ``acting``, in the same order.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the environment holds."""
+        """Release the environment's resources."""
 
     @property
     def subject(self) -> Any:
-        """What ``call``, ``get_attr``, ``set_attr`` and ``render`` act on."""
+        """The object on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act."""
         return self
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment, whose steps can also be taken for some rows only."""
+    """The K environments of one worker as one Environment. A step can be of some of them only."""
 
     env_ids: tuple[int, ...]
     casts: list[Cast] = []  # noqa: RUF012  (a group that casts has a list of its own)
-    """What was cast and not reported yet."""
+    """Casts that were not reported yet."""
     generation = 0
     current_env_id: int | None = None
-    """Whose code is running, for error messages."""
+    """The environment whose code is running, for error messages."""
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Take one step of all environments, or of those at ``rows`` (one single-agent environment per row)."""
+        """Take one environment step each of all environments, or of those at ``rows`` if each has one agent."""
 
     @property
     @abstractmethod
     def subjects(self) -> Sequence[Any]:
-        """The K user's objects, in env_id order."""
+        """The user's K objects, in env_id order."""
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
-        """In a process that an environment forked: raise ``error`` where the next call of an environment would be."""
+        """Make every later call of an environment raise ``error``. For a process that an environment has forked."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Where the next steps may be written; ignored by environments whose agents come and go."""
+        """Accept a buffer into which the next steps may be written. Environments with changing agents ignore it."""
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         for row in rows:
@@ -127,27 +131,27 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """``getattr(env, name)(*args, **kwargs)`` of some environments; ``name(env, …)`` where it is a function."""
+        """Return ``env.name(*args, **kwargs)`` of some environments, or ``name(env, …)`` if ``name`` is a function."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """``env.name`` of some environments."""
+        """Return ``env.name`` of some environments."""
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """``env.name = value`` for some environments."""
+        """Set ``env.name = value`` for some environments."""
         for subject, value in zip(self._at(rows), values, strict=True):
             _set_attribute(subject, name, value)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
-        """``env.render()`` of some environments."""
+        """Return ``env.render()`` of some environments."""
         return [subject.render() for subject in self._at(rows)]
 
 
 class Abandoned:
-    """In the place of an environment, which it keeps: whatever is asked of it raises."""
+    """A stand-in that raises an error on every access. It keeps the environment, so that this is not finalized."""
 
     def __init__(self, environment: Any, error: BaseException) -> None:
         self._environment = environment
@@ -158,7 +162,7 @@ class Abandoned:
 
 
 def attribute_of(subject: Any, name: str) -> Any:
-    """``subject.name``, also where it is wrapped: Gymnasium's wrappers do not forward attributes by themselves."""
+    """Return ``subject.name``. Looks through Gymnasium's wrappers, which do not forward attributes themselves."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
@@ -172,7 +176,7 @@ def _set_attribute(subject: Any, name: str, value: Any) -> None:
 
 
 class SideBySide(EnvGroup):
-    """Any Environments, rows concatenated per behavior in env_id order."""
+    """A group of any Environments. Rows are concatenated per behavior, in env_id order."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
@@ -231,7 +235,7 @@ class SideBySide(EnvGroup):
         return self._joined(results, chosen)
 
     def close(self) -> None:
-        """Close all, also when some raise; the first exception is raised afterwards."""
+        """Close all environments, even if some raise. Then raise the first error."""
         errors = []
         for environment in self._environments:
             try:
@@ -243,19 +247,19 @@ class SideBySide(EnvGroup):
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         yield from super()._at(rows)
-        for row, environment in enumerate(self._environments):  # what was done may have brought agents in
+        for row, environment in enumerate(self._environments):  # a call may have added agents
             self.current_env_id = self.env_ids[row]
             self._learn(row, environment.behavior_specs)
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Know an environment's behaviors; SpecConflict when one has another spec than before."""
+        """Add an environment's behaviors to the known ones; raise SpecConflict if the spec of one differs."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
     def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Each environment's share of the action rows."""
+        """Split the action rows by environment."""
         taken = dict.fromkeys(actions, 0)
         shares = []
         for row in rows:
@@ -282,7 +286,7 @@ class SideBySide(EnvGroup):
         return checked
 
     def _fitting(self, spec: BehaviorSpec, steps: Any, casting: Casting) -> AgentSteps:
-        """The steps as they are if they fit, else with cast what can be; SpecMismatch when that does not help."""
+        """Return the steps, cast if they do not fit the spec; raise SpecMismatch if they still do not."""
         try:
             check_steps(spec, steps, check_numbers=self._check_values)
         except SpecMismatch:
@@ -302,7 +306,7 @@ class SideBySide(EnvGroup):
 
 
 def take_slice(tree: Tree, start: int, stop: int) -> Tree:
-    """Rows ``start:stop`` of every leaf, as copies: an environment may keep or change its action."""
+    """Return rows ``start:stop`` of every leaf, copied, since an environment may keep or change its action."""
     if isinstance(tree, dict):
         return {key: take_slice(child, start, stop) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -311,9 +315,9 @@ def take_slice(tree: Tree, start: int, stop: int) -> Tree:
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps``, of one environment, fits ``spec``.
+    """Raise SpecMismatch unless ``steps`` of one environment fits ``spec``.
 
-    Looks at structure, shapes, dtypes and agent ids; at the values of numbers only with ``check_numbers``.
+    Checks structure, shapes, dtypes and agent ids; with ``check_numbers`` also the values.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

@@ -1,5 +1,5 @@
-"""What makes an Environment of another library's: one module per library, imported only when it is needed.
+"""Adapters for environments of other libraries: one module per library, imported when needed.
 
-``choosing.as_environment`` chooses by the object's classes. Wrap by hand when an adapter has a choice to offer, such
-as ``pettingzoo.ParallelEnvironment(env, behavior_of=…)``.
+``choosing.as_environment`` chooses one by the object's classes. Call an adapter directly to pass it options, such as
+``pettingzoo.ParallelEnvironment(env, behavior_of=…)``.
 """

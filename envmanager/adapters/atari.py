@@ -1,11 +1,11 @@
-"""Atari games with the preprocessing of Mnih et al. 2015, straight from the emulator.
+"""Atari games with the preprocessing of Mnih et al. 2015, directly on the emulator.
 
 ::
 
-    Atari("Pong")          4 frames per action ──▶ brighter of the last two, gray ──▶ 84×84 ──▶ a stack of 4
+    Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
-Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, to the byte, but have the
-emulator draw every frame in colour first, of which two in gray are needed.
+Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, to the byte, but slower,
+since the emulator draws every frame in colour, although only two of four are needed, in gray.
 
 The rule: the same seeds and actions give the same episodes as those wrappers.
 """
@@ -28,10 +28,11 @@ _NOOP = 0
 
 
 class Atari(gymnasium.Env):  # type: ignore[misc]
-    """``game`` as in ``"Pong"``. Observations are uint8[stack, size, size], newest last; actions the game's own set.
+    """An Atari game; ``game`` is its name, such as ``"Pong"``.
 
-    A reset takes 1 to ``noop_max`` no-op steps. ``clip_rewards``: only their signs. ``terminal_on_life_loss``: a lost
-    life ends the episode, as training often has it. One environment uses one thread.
+    Observations are uint8[stack, size, size], the newest frame last; actions are the game's own set. A reset takes 1 to
+    ``noop_max`` no-op frames. ``clip_rewards``: a reward is its sign. ``terminal_on_life_loss``: a lost life ends the
+    episode, as is common in training. One environment uses one thread.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
 
 
 def __getattr__(name: str) -> Any:
-    """Any game by its name, for a config: ``env: envmanager.adapters.atari:Pong``."""
+    """Return the factory of a game by its name, for configs: ``env: envmanager.adapters.atari:Pong``."""
     if name[:1].isupper():
         return partial(Atari, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Chooses the adapter that wraps what a user's factory returns, and joins the environments of one worker into one.
+"""The choice of an adapter for the object that a factory returns, and the group of the environments in one worker.
 
 ::
 
@@ -28,10 +28,10 @@ ADAPTERS = {
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
-"""The base class of a foreign environment, by name, and what wraps it."""
+"""Adapters by the name of the base class that they wrap."""
 
 ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
-"""The base classes of all environments, also those that only stand behind others."""
+"""Names of the base classes of all environments, with those that are only found inside others."""
 
 
 def _aec_advice(env: Any) -> str:
@@ -47,7 +47,7 @@ def _old_gym_advice(_: Any) -> str:
 
 
 UNSUPPORTED = {"pettingzoo.utils.env.AECEnv": _aec_advice, "gym.core.Env": _old_gym_advice}
-"""The base class of a foreign environment that nothing wraps, and what to do instead."""
+"""Advice by the name of a base class for which there is no adapter."""
 
 
 def _base_names(subject: Any) -> list[str]:
@@ -55,9 +55,9 @@ def _base_names(subject: Any) -> list[str]:
 
 
 def as_environment(subject: Any) -> Environment:
-    """``subject`` as an Environment: itself, or wrapped by what it is (Gymnasium, VectorEnv, PettingZoo, dm_env).
+    """Return ``subject`` as an Environment: unchanged if it is one, else in the adapter of its library.
 
-    Raises UsageError when it is none of these.
+    Raises UsageError if it is no environment of Gymnasium, PettingZoo, dm_env or ML-Agents.
     """
     if isinstance(subject, Environment):
         return subject
@@ -74,11 +74,11 @@ def as_environment(subject: Any) -> Environment:
 
 
 _INWARDS = ("subject", "unwrapped", "env")
-"""Where wrappers keep what they wrap: those of this library; of Gymnasium and PettingZoo; of nearly everybody."""
+"""Attributes in which wrappers keep the wrapped object: this library's, Gymnasium's and PettingZoo's, most others'."""
 
 
 def innermost(subject: Any) -> Any:
-    """What stands behind all wrappers of an environment. Only environments count: others may be shared on purpose."""
+    """Return the environment inside all wrappers. Other wrapped objects do not count; they may be shared on purpose."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
@@ -101,11 +101,10 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """The environments of one worker as one. Gymnasium envs with equal spaces take a shorter way."""
+    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster one."""
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(
-            "env_factory returned the same environment twice, perhaps behind new wrappers; each call must make a new "
-            "one."
+            "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
         )
     if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")

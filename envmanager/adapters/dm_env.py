@@ -1,6 +1,6 @@
-"""A dm_env Environment as one environment of one agent.
+"""Adapter for dm_env environments: one environment with one agent.
 
-The discount of an episode's last step says how it ended: 0 is a terminal state, anything else was cut short.
+The discount of an episode's last step says how it ended: 0 is terminated, anything else is truncated.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ BEHAVIOR = "default"
 
 
 class DmEnvironment(Environment):
-    """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs are tuples in observations here.
+    """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs become tuples in observations.
 
-    dm_env knows no seeds and no options. A seed goes to the environment's ``seed`` method where it has one, or to the
-    random state of a dm_control environment; else ``reset`` warns. Make such an environment with ``context.seed`` in
-    its factory.
+    dm_env has no seeds and no options. A seed is passed to the environment's ``seed`` method if it has one, or to the
+    random state of a dm_control environment; else ``reset`` warns. Use ``context.seed`` in the factory of such an
+    environment.
     """
 
     def __init__(self, env: Any) -> None:
@@ -73,7 +73,7 @@ class DmEnvironment(Environment):
         if step.step_type == dm_env.StepType.MID:
             return self._steps(step.observation, reward)
         terminated = real_number(step.discount, "the discount of the last step") == 0
-        # Before the restart: the environment may use the same arrays again.
+        # Copied before the next episode, which may overwrite the environment's arrays.
         final_obs = stack_rows(self._spec.observation, [step.observation], ["obs"], self.casting)
         return self._steps(self._first_obs(), reward, terminated, not terminated, final_obs)
 
@@ -96,10 +96,10 @@ class DmEnvironment(Environment):
 
 def _check_type(step: Any, what: str, allowed: tuple[Any, ...]) -> None:
     if not isinstance(step, dm_env.TimeStep):
-        raise SpecMismatch(f"what {what} returned", "a dm_env.TimeStep", describe_value(step))
+        raise SpecMismatch(f"the result of {what}", "a dm_env.TimeStep", describe_value(step))
     if step.step_type not in allowed:
         expected = " or ".join(kind.name for kind in allowed)
-        raise SpecMismatch(f"what {what} returned", f"a step of type {expected}", f"of type {step.step_type!r}")
+        raise SpecMismatch(f"the result of {what}", f"a step of type {expected}", f"of type {step.step_type!r}")
 
 
 def _seed(env: Any, seed: int) -> None:
@@ -107,7 +107,7 @@ def _seed(env: Any, seed: int) -> None:
     if callable(seed_method):
         seed_method(seed)
         return
-    # dm_control's suite keeps its randomness in the task, its composer in the environment.
+    # dm_control's suite keeps the random state in the task, its composer in the environment.
     for holder in (getattr(env, "task", None), env):
         for name in ("random", "random_state"):
             state = getattr(holder, name, None)
@@ -122,7 +122,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """A tree of dm_env specs as a tree of ArraySpec. Texts are leaves of objects."""
+    """Return a tree of dm_env specs as a tree of ArraySpec. Texts are leaves of objects."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):
@@ -136,7 +136,7 @@ def to_spec(spec: Any) -> Tree:
 
 
 def row_reader(spec: Any) -> RowReader:
-    """What takes one agent's action out of a batch, in the structure of ``spec``."""
+    """Return a function that reads one agent's action from a batch, in the structure of ``spec``."""
     if isinstance(spec, Mapping):
         return read_dict({key: row_reader(child) for key, child in spec.items()})
     if isinstance(spec, tuple | list):

@@ -1,6 +1,6 @@
-"""Makes one callable per environment of what a user passes as ``env_factory``; what cannot work is refused early.
+"""Factories of environments: one callable per environment from the user's ``env_factory``, checked early.
 
-The rule: no environment is made here; the trainer's process only looks at the factory.
+No environment is made in the trainer's process: it only inspects the factory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from envmanager.errors import UsageError
 
 EnvFactory = Callable[..., Any] | str | EnvRecipe | Sequence[Any]
 """A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
-``"module:id"`` is an id that is registered when the module is imported."""
+``"module:id"`` is an id that the module registers when it is imported."""
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """One factory per environment; UsageError when ``env_factory`` cannot make environments."""
+    """Return one factory per environment; raise UsageError if ``env_factory`` cannot make environments."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
@@ -34,7 +34,7 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 
 
 def resolve(env_factory: Any) -> Any:
-    """A callable factory from a callable, a text or an EnvRecipe; UsageError for anything else."""
+    """Return a callable factory for a callable, a name or an EnvRecipe; raise UsageError for anything else."""
     if isinstance(env_factory, EnvRecipe):
         return prepare(env_factory, resolve)
     if isinstance(env_factory, str):
@@ -43,8 +43,8 @@ def resolve(env_factory: Any) -> Any:
         raise UsageError("there is no environment: pass env_factory (a callable, a Gymnasium id or 'module:callable').")
     if isinstance(env_factory, Environment) or (hasattr(env_factory, "reset") and not inspect.isclass(env_factory)):
         raise UsageError(
-            f"env_factory is {describe_value(env_factory)}, an environment. Pass what makes one, such as "
-            "`lambda: MyEnv()`: each worker makes its own."
+            f"env_factory is {describe_value(env_factory)}, an environment. Pass a function that makes one, such as "
+            "`lambda: MyEnv()`: each worker calls it."
         )
     if not callable(env_factory):
         raise UsageError(f"env_factory must be callable, a Gymnasium id or 'module:callable', not {env_factory!r}.")
@@ -56,10 +56,10 @@ def check_travel(factories: Sequence[Any]) -> None:
     try:
         cloudpickle.dumps(factories, protocol=5)
     except Exception as error:
-        advice = "Make what it holds (locks, open files, connections) inside the factory instead."
+        advice = "Open locks, files and connections inside the factory, not outside of it."
         what = "env_factory"
         if any(isinstance(_innermost(factory), GymnasiumId) for factory in factories):
-            what = "env_factory, or what is registered with Gymnasium under an id in it,"
+            what = "env_factory, or the EnvSpec that Gymnasium has registered for its id,"
             advice = "Register only arguments that can be pickled, or pass a function that makes the environment."
         raise UsageError(
             f"{what} cannot be sent to a worker, because it cannot be pickled: {error}. {advice}"
@@ -71,7 +71,7 @@ def _innermost(factory: Any) -> Any:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """The environment that the factory makes; UsageError when it makes none."""
+    """Call the factory and return its environment; raise UsageError if it returns None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)
@@ -104,7 +104,7 @@ def _is_context(env_factory: Any, parameter: inspect.Parameter) -> bool:
     target = env_factory.__init__ if inspect.isclass(env_factory) else env_factory
     try:
         return get_type_hints(target).get(parameter.name) is EnvContext
-    except Exception:  # a hint that cannot be evaluated is not ours
+    except Exception:  # a hint of the user's that cannot be evaluated: compare its text
         return parameter.annotation.rpartition(".")[2] == "EnvContext"
 
 

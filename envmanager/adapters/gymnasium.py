@@ -1,7 +1,7 @@
-"""The Gymnasium environments of one worker as one EnvGroup: each writes straight into its row of the worker's arrays.
+"""Adapter for Gymnasium environments: those of one worker are an EnvGroup that writes into the worker's arrays.
 
-For most users, every step goes through here. So what can be known beforehand (views of rows, readers of actions, what
-an observation must be) is made beforehand, and a step only compares and assigns.
+Most users' environment steps are taken here. Views of rows, readers of actions and the expected dtypes and shapes are
+therefore made once; a step only compares and assigns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envmanager.environment import Abandoned, EnvGroup
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
-"""``(views of one row's leaves, observation, casting)``: check the observation and copy it there."""
+"""``(views of one row's leaves, observation, casting)``: check the observation and copy it into the views."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -38,9 +38,9 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
 
-    Steps are written into the buffer last offered by ``offer_rows``, else into arrays of its own that the next step
-    writes into again. An environment whose episode ends is reset in the same step, without a seed and with the options
-    of the last ``reset``. Objects (texts, graphs) in observations and actions are handed on as they are, not copied.
+    Steps are written into the buffer last offered by ``offer_rows``, or else into arrays that the next step overwrites.
+    An environment whose episode ends is reset in the same step, without a seed and with the options of the last
+    ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """One environment, with infos; whoever hosts it drops what nobody asked for."""
+        """Wrap one environment. It returns infos; a manager without ``infos`` drops them."""
         return cls([env], infos=True)
 
     @property
@@ -94,7 +94,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._envs[:] = [Abandoned(env, error) for env in self._envs]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``, which keeps its views for when it is offered again."""
+        """Write the next steps into ``buffer``. Its views are stored in it and used again."""
         views = buffer.views
         if views is None or views.castings is not self._castings:
             views = buffer.views = _BufferViews(buffer, self._castings)
@@ -119,7 +119,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: self._step(chosen, actions[BEHAVIOR], self._new_views(chosen))}
 
     def close(self) -> None:
-        """Close all environments, also when one of them raises; the first exception is raised afterwards."""
+        """Close all environments, even if some raise. Then raise the first error."""
         first_error: Exception | None = None
         for env_id, env in zip(self.env_ids, self._envs, strict=True):
             try:
@@ -131,19 +131,19 @@ class GymnasiumEnvironment(EnvGroup):
             raise first_error
 
     def _step(self, chosen: Sequence[int], batch: Tree, out: _BufferViews) -> AgentSteps:
-        """Step the environments ``chosen``; the i-th of them takes row i of ``batch`` and writes row i of ``out``."""
+        """Step the environments ``chosen``. The i-th of them reads row i of ``batch`` and writes row i of ``out``."""
         envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
         write_obs, plain_rewards = self._write_obs, self._plain_rewards
         plain_dtype, plain_shape = self._plain_obs
         array_class, number_class, keeps_infos = np.ndarray, self._plain_reward, self._infos
         rewards: list[Any] = []
         infos: list[Any] = []
-        ended: list[Any] = []  # their reset infos
-        out.terminated.fill(False)  # steps of some rows are copied into the same memory by others
+        ended: list[Any] = []  # the reset infos of the environments whose episode ended
+        out.terminated.fill(False)  # the same memory also receives copied steps of some rows
         out.truncated.fill(False)
         try:
             actions = self._read_actions(batch, len(envs))
-            for env, action, view in zip(envs, actions, out.first_leaf):  # noqa: B905  (asking takes as long as a step)
+            for env, action, view in zip(envs, actions, out.first_leaf):  # noqa: B905  (strict costs as much as a step)
                 result = env.step(action)
                 try:
                     obs, reward, terminated, truncated, info = result
@@ -174,10 +174,10 @@ class GymnasiumEnvironment(EnvGroup):
         return out.finish(infos if keeps_infos else None, ended)
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
-        # The environment gets options of its own: Gymnasium's vector environments take keys out of them.
+        # Copied for each environment: Gymnasium's vector environments remove keys from them.
         result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatch("what reset returned", "a tuple of 2 (obs, info)", describe_value(result))
+            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result))
         obs, info = result
         if info.__class__ is not dict:
             check_info(info, "info of reset")
@@ -190,15 +190,15 @@ class GymnasiumEnvironment(EnvGroup):
 
 
 def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The object that arrays of this dtype mostly have: one that was unpickled is equal, not the same."""
+    """The dtype object that arrays of this dtype usually share; an unpickled one is equal but another object."""
     usual: np.dtype[Any] = np.dtype(dtype.type)
     return usual if usual == dtype else dtype
 
 
 class _BufferViews:
-    """A RowBuffer with views of each row's leaves: assigning to a view that exists takes a third of making it first.
+    """A RowBuffer with views of each row's leaves. Assigning through a stored view takes a third of making one first.
 
-    After the views of an observation's leaves comes what casts for that row's environment.
+    The last element of each row in ``obs`` is the Casting of its environment.
     """
 
     def __init__(self, buffer: RowBuffer, castings: Sequence[Casting]) -> None:
@@ -214,14 +214,14 @@ class _BufferViews:
         self.truncated = buffer.steps.truncated
 
     def clear(self) -> None:
-        """Reward 0 and nobody ended, as after a reset."""
+        """Set rewards to 0 and flags to False, as after a reset."""
         for column in (self.reward, self.terminated, self.truncated):
             column.fill(0)
 
     def finish(self, infos: list[Any] | None, reset_infos: list[Any]) -> AgentSteps:
-        """The buffer's own steps, with the final observations of as many episodes as there are ``reset_infos``.
+        """Return the buffer's steps, with a final observation for each of the ``reset_infos``.
 
-        ``infos`` is None when nobody asked for them, nor for ``reset_infos``.
+        If ``infos`` is None, infos are not wanted and the ``reset_infos`` are dropped.
         """
         steps = self.steps
         n_ended = len(reset_infos)
@@ -232,7 +232,7 @@ class _BufferViews:
 
 
 def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-    """Whether an episode has ended, after writing the flags that say so."""
+    """Write the flags, and return whether the episode has ended."""
     if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
         casting = out.obs[row][-1]
         terminated = flag(terminated, "terminated", casting)
@@ -255,7 +255,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """For each of n rows the views of its leaves."""
+    """The views of the leaves of each of n rows."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 
@@ -268,7 +268,7 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
     ]
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
-        check_structure(spec, obs, "obs")  # so there are as many parts as writers; after the views may come a casting
+        check_structure(spec, obs, "obs")  # there is a part for each writer; a casting may follow the views
         for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=False):
             writer((view,), part, casting)
 
@@ -289,8 +289,8 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
 
 
 def _not_five(result: Any) -> SpecMismatch:
-    """What is wrong with what ``step`` returned."""
+    """The error for a result of ``step`` that is not a tuple of five."""
     got = describe_value(result)
     if isinstance(result, tuple) and len(result) == 4:
         got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"
-    return SpecMismatch("what step returned", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)
+    return SpecMismatch("the result of step", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)

@@ -1,13 +1,13 @@
-"""A Gymnasium VectorEnv as one environment of M agents, whose episodes restart in the step in which they end.
+"""Adapter for Gymnasium's VectorEnv: one environment with M agents, whose episodes restart in the step that ends them.
 
-The rule: steps are neither invented nor hidden. A VectorEnv that restarts by itself one step later (Gymnasium's
-NEXT_STEP, the default) spends that step on the sub-environment, so its agent sits it out::
+The rule: steps are neither invented nor hidden. A VectorEnv that resets a sub-environment one step later (Gymnasium's
+NEXT_STEP, the default) ignores the action of that step, so the agent does not act in it::
 
     step    VectorEnv                       here
     t       obs = last, terminated          obs = final_obs = last, terminated, acting False
     t + 1   action ignored, obs = first     obs = first, reward 0, acting True, no transition
 
-Only when all sub-environments ended at once, so that nobody could act, is step t + 1 taken inside step t.
+If all sub-environments end in one step, no agent could act in the next one: step t + 1 is then taken inside step t.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Info = dict[str, Any]
 class VectorEnvironment(Environment):
     """The M sub-environments of a VectorEnv, as agents 0 … M-1 of behavior ``"default"``.
 
-    One seed gives M unrelated ones to the vector environments that Gymnasium makes of single ones; others take the seed
-    itself. ``reset_info`` is empty in NEXT_STEP mode, where the info of a restart comes with the step that begins it.
+    For Gymnasium's SyncVectorEnv and AsyncVectorEnv, M independent seeds are derived from the seed; others receive the
+    seed itself. ``reset_info`` is empty in NEXT_STEP mode, where the info of a restart comes with the first step.
     """
 
     def __init__(self, vector_env: Any) -> None:
@@ -58,7 +58,7 @@ class VectorEnvironment(Environment):
         self.casting: Casting = Casting()
         self._n = int(vector_env.num_envs)
         self._spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
-        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 knew no other and did not say it
+        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 has no other and does not state it
         ways = {NEXT_STEP: self._sit_out, SAME_STEP: self._take_restarted, DISABLED: self._reset_ended}
         self._restart = ways[getattr(mode, "value", mode)]
         self._options: Info | None = None
@@ -81,12 +81,12 @@ class VectorEnvironment(Environment):
         self._options = None if options is None else dict(options)
         self._acting = np.ones(self._n, np.bool_)
         obs, infos = self._reset(self._vector_env, seed=self._seed(seeds[0]), options=_own(self._options))
-        nobody = np.zeros(self._n, np.bool_)
+        none_ended = np.zeros(self._n, np.bool_)
         reward = np.zeros(self._n, np.float32)
-        return {BEHAVIOR: self._steps(self._own_arrays(obs), reward, nobody, nobody.copy(), infos)}
+        return {BEHAVIOR: self._steps(self._own_arrays(obs), reward, none_ended, none_ended.copy(), infos)}
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        # A sub-environment that sits out ignores its action; its last one is surely valid.
+        # A sub-environment that is being reset ignores its action; its previous one is valid.
         _put(self._actions, self._acting, actions[BEHAVIOR])
         obs, reward, terminated, truncated, infos = self._step_vector_env()
         reward[~self._acting] = 0
@@ -102,7 +102,7 @@ class VectorEnvironment(Environment):
         self._vector_env.close()
 
     def _seed(self, seed: int | None) -> int | list[int] | None:
-        # Sync and async vector environments would make seed + i of a number; others only promise to take a number.
+        # Sync and async vector environments make seed + i of a number; others need not take a list.
         unwrapped = getattr(self._vector_env, "unwrapped", self._vector_env)
         if seed is None or not isinstance(unwrapped, SyncVectorEnv | AsyncVectorEnv):
             return seed
@@ -112,7 +112,7 @@ class VectorEnvironment(Environment):
         result = self._vector_env.step(map_tree(_batch, self._actions))
         if not isinstance(result, tuple) or len(result) != 5:
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
-            raise SpecMismatch("what step returned", what, describe_value(result))
+            raise SpecMismatch("the result of step", what, describe_value(result))
         obs, reward, terminated, truncated, infos = result
         return (
             self._own_arrays(obs),
@@ -129,14 +129,14 @@ class VectorEnvironment(Environment):
         return AgentSteps(agent_id, obs, reward, terminated, truncated, info=info_rows(infos, self._n))
 
     def _own_arrays(self, obs: Tree) -> Tree:
-        """A batched observation as arrays of its own ``[M, …]``; VectorEnvs may write into theirs again."""
+        """Copy a batched observation to arrays ``[M, …]``; VectorEnvs may overwrite their own."""
         spec = self._spec.observation
         check_structure(spec, obs, "obs")
         parts = zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True)
         return build(spec, [_column(leaf, part, self._n, path, self.casting) for leaf, part, path in parts])
 
     def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP: the agents that ended miss the coming step, unless all of them would."""
+        """NEXT_STEP: agents whose episode ended do not act in the next step. If these are all, take it at once."""
         steps.final_obs = take_rows(steps.obs, ended)
         steps.reset_info = [{} for _ in range(np.count_nonzero(ended))]
         if ended.all():
@@ -146,7 +146,7 @@ class VectorEnvironment(Environment):
             self._acting = ~ended
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: the VectorEnv has restarted them, and reports their final observations in its infos."""
+        """SAME_STEP: the VectorEnv has reset them, and its infos hold their final observations."""
         numbers = np.flatnonzero(ended).tolist()
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -169,7 +169,7 @@ class VectorEnvironment(Environment):
         return build(spec, [_stacked(leaf, column, path, self.casting) for leaf, column, path in parts])
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """DISABLED: nobody has restarted them, so do it now."""
+        """DISABLED: the VectorEnv does not reset by itself; reset those that ended."""
         steps.final_obs = take_rows(steps.obs, ended)
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended.copy()})
         _put(steps.obs, ended, take_rows(self._own_arrays(obs), ended))
@@ -187,7 +187,7 @@ def _put(tree: Tree, rows: np.ndarray, values: Tree) -> None:
 
 
 def _batch(column: np.ndarray) -> Any:
-    """A column of actions as the batched space has it: an array of its own, or a tuple of objects."""
+    """A column of actions as an element of the batched space: a copied array, or a tuple of objects."""
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 
 
@@ -211,9 +211,9 @@ def _stacked(spec: ArraySpec, values: Sequence[Any], path: str, casting: Casting
 
 
 def info_rows(infos: Info, n: int) -> list[Info]:
-    """A VectorEnv's infos (arrays by key, with a mask ``_key`` of who has the key) as n dicts.
+    """Split a VectorEnv's infos (arrays by key, and masks ``_key`` of the sub-environments that have it) into n dicts.
 
-    A key without a mask belongs to all when it holds n entries, and is left out otherwise.
+    A key without a mask belongs to all if it has n entries, and is left out otherwise.
     """
     check_info(infos, "infos")
     rows: list[Info] = [{} for _ in range(n)]

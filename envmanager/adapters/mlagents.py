@@ -1,17 +1,17 @@
-"""An ML-Agents BaseEnv as one environment whose agents come and go.
+"""Adapter for ML-Agents' BaseEnv: one environment with a changing set of agents.
 
 ::
 
     get_steps(behavior)    DecisionSteps ──▶ rows that act, first and in this order    one AgentSteps
                            TerminalSteps ──▶ rows that ended
-                           neither       ──▶ no row: such an agent has not asked for a decision
+                           neither       ──▶ no row: such an agent has not requested a decision
 
 An observation is a dict: ``observations``, a tuple of float32 arrays; ``group_id`` int32; ``group_reward`` float32; and
 for discrete actions ``action_mask``, a tuple with an array per branch in which true means *not* available, as in
 ML-Agents (an environment may also give one array for several branches). An action is a dict of ``continuous``, float32,
 and ``discrete``, int32, or of one of them.
 
-The rule: what a step says of an agent is in that agent's row, under the number that ML-Agents itself gave it.
+The rule: the row of an agent has the ``agent_id`` that ML-Agents gave it, and all that a step says of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ with needed_by("MlagentsEnvironment", extra=None):
     from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
 STATS = "environment_stats"
-"""The key in the first agent's info under which a step's statistics travel: ``{name: [(value, aggregation), …]}``."""
+"""Key of a step's statistics in the first agent's info: ``{name: [(value, aggregation), …]}``."""
 
 Parameters = Mapping[str, float | bytes]
 """Environment parameters by name: a number, or the message of the side channel that sets a sampler."""
@@ -48,10 +48,10 @@ Parameters = Mapping[str, float | bytes]
 class MlagentsEnvironment(Environment):
     """An ML-Agents BaseEnv; its behaviors keep their names, its agents their ids.
 
-    The environment is reset once here: only then does a Unity build report its behaviors, and how many agents there are
-    (room is made for twice as many, because in ML-Agents an agent whose episode ended plays on under another id).
-    ``parameters`` and ``stats`` are the side channels that ``env`` was made with, if any. The reset options are
-    environment parameters. BaseEnv knows no seeds: give one to the environment in its factory.
+    The constructor resets the environment, since a Unity build reports its behaviors and agents only then. The memory
+    of steps is sized for twice as many agents, because an agent of ML-Agents plays on under another id after its
+    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The reset options
+    are environment parameters. A BaseEnv cannot be seeded; its factory may pass a seed to it.
     """
 
     partial_actions = True
@@ -76,7 +76,7 @@ class MlagentsEnvironment(Environment):
 
     @property
     def mlagents_specs(self) -> dict[str, Any]:
-        """ML-Agents' own BehaviorSpecs, which also say what an observation means and how to encode it."""
+        """ML-Agents' own BehaviorSpecs, which also hold the meaning of observations and how to encode them."""
         return dict(self.env.behavior_specs)
 
     @property
@@ -86,8 +86,8 @@ class MlagentsEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         if seeds[0] is not None:
             warnings.warn(
-                f"{type(self.env).__qualname__} is an ML-Agents BaseEnv, which cannot be seeded by a reset: let its "
-                "factory give it a seed.",
+                f"{type(self.env).__qualname__} is an ML-Agents BaseEnv, which cannot be seeded by a reset: pass a "
+                "seed to it in its factory.",
                 stacklevel=2,
             )
         self.set_environment_parameters(options or {})
@@ -108,7 +108,7 @@ class MlagentsEnvironment(Environment):
         self.env.close()
 
     def set_environment_parameters(self, parameters: Parameters) -> None:
-        """Set environment parameters, from the next step of the simulation on; UsageError without a side channel."""
+        """Set environment parameters from the simulation's next step on; raise UsageError without a side channel."""
         for name, value in parameters.items():
             if self._parameters is None:
                 raise UsageError(
@@ -121,7 +121,7 @@ class MlagentsEnvironment(Environment):
                 self._parameters.set_float_parameter(name, float(value))
 
     def _first_steps(self) -> dict[str, AgentSteps]:
-        """What there is to act on after a reset. Agents that ended with it belong to no episode any more."""
+        """The steps after a reset: the agents that need an action. Agents that the reset ended are left out."""
         self._learn_specs()
         steps = {}
         for behavior, spec in self._specs.items():
@@ -131,13 +131,13 @@ class MlagentsEnvironment(Environment):
         return steps
 
     def _learn_specs(self) -> None:
-        """Look up the specs of behaviors that have appeared since."""
+        """Add the specs of new behaviors."""
         for behavior, spec in self.env.behavior_specs.items():
             if behavior not in self._specs:
                 self._specs[behavior] = to_spec(spec)
 
     def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
-        """Put the statistics into the first agent's info; without an agent they wait for a step that has one."""
+        """Put the statistics into the first agent's info. Without an agent, keep them for a later step."""
         infos = [own.info for own in steps.values() if own.info]
         if self._stats is not None and self._stats.stats and infos:
             infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())
@@ -145,19 +145,19 @@ class MlagentsEnvironment(Environment):
 
 @attrs.frozen
 class MlagentsFactory:
-    """An ``env_factory`` from one of ML-Agents' kind: ``make(worker_id, side_channels) -> BaseEnv``.
+    """An ``env_factory`` made from a factory of ML-Agents' kind: ``make(worker_id, side_channels) -> BaseEnv``.
 
-    ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` itself fit. ``worker_id``, from which a Unity
-    build's port follows, is the context's ``slot``: an environment that is made anew gets a port of its own. The
-    environment is made with side channels for parameters and statistics, and for ``engine``, if one is given: time
-    scale, screen size and so on.
+    ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` are of this kind. ``worker_id``, which determines
+    the port of a Unity build, is the context's ``slot``, so a replaced environment has another port. The environment
+    is made with side channels for parameters and statistics, and, if ``engine`` is given, with one for the engine's
+    configuration (time scale, screen size and so on).
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
     engine: EngineConfig | None = None
 
     def __call__(self, context: EnvContext) -> MlagentsEnvironment:
-        """The environment, reset once. When that fails it is closed."""
+        """Make the environment and reset it once. If that raises, close it."""
         parameters, stats = EnvironmentParametersChannel(), StatsSideChannel()
         channels = [parameters, stats]
         if self.engine is not None:
@@ -172,7 +172,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """A BehaviorSpec of ML-Agents as one of this library. What an observation means is lost: see ``mlagents_specs``."""
+    """Convert a BehaviorSpec of ML-Agents. The meaning of observations is lost; ``mlagents_specs`` has it."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
@@ -189,14 +189,14 @@ def to_spec(spec: Any) -> BehaviorSpec:
 
 
 def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
-    """A batch of actions as ML-Agents wants it."""
+    """Convert a batch of actions to ML-Agents' ActionTuple."""
     return ActionTuple(continuous=action.get("continuous"), discrete=action.get("discrete"))
 
 
 def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
-    """A pair of DecisionSteps and TerminalSteps as one AgentSteps.
+    """Join DecisionSteps and TerminalSteps to one AgentSteps.
 
-    An agent in both of them, under one id, is one row: its reward is that of the episode that ended.
+    An agent that is in both under one id has one row, with the reward of the episode that ended.
     """
     steps = only_decisions(spec, decisions)
     if not len(terminals):
@@ -224,7 +224,7 @@ def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentStep
 
 
 def only_decisions(spec: BehaviorSpec, decisions: Any) -> AgentSteps:
-    """DecisionSteps as AgentSteps in which every agent acts."""
+    """Convert DecisionSteps to AgentSteps in which every agent acts."""
     n = len(decisions)
     return AgentSteps(
         np.asarray(decisions.agent_id, np.int64),
@@ -249,9 +249,9 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
 
 
 def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
-    """An array per branch, of our own; also where the environment has one for several branches.
+    """A copied array per branch, also if the environment has one for several branches.
 
-    ML-Agents' trainers put the arrays side by side, so it is all the same to them how many there are.
+    ML-Agents allows that, because its trainers concatenate the arrays.
     """
     if len(masks) == len(branches):
         return tuple(np.array(mask, np.bool_) for mask in masks)

@@ -1,7 +1,7 @@
-"""Environments and wrappers that are named by a text: Gymnasium ids, and callables in modules.
+"""Environments and wrappers given by name: Gymnasium ids, and callables in modules.
 
-The rule: what a text names is looked up in this process, so that what cannot be found is refused early; into a worker
-goes the name, or what Gymnasium has registered under it.
+The rule: each name is looked up in this process, so that a wrong one is refused early. A worker receives the name, or
+the EnvSpec that Gymnasium has registered under it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from envmanager.structuring import nearest
 from envmanager.system.importing import imported
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Gymnasium namespaces that only exist once a library was imported: the library, and the extra that brings it."""
+"""Library and extra of Gymnasium namespaces that exist only after the library was imported."""
 
 
 @attrs.frozen
 class GymnasiumId:
     """A factory that makes the environment registered under ``env_id``.
 
-    It takes along what is registered, because a worker knows only what Gymnasium itself registers and what ``module``,
-    imported there first, does.
+    It holds the registered EnvSpec, because a worker has only the registrations of Gymnasium itself and of ``module``,
+    which is imported there first.
     """
 
     env_id: str
@@ -45,23 +45,23 @@ class GymnasiumId:
 
 @attrs.frozen
 class Importable:
-    """A factory that is looked up by name in the worker, so that nothing but the name travels."""
+    """A factory that the worker looks up by name, so that only the name is sent."""
 
     module: str
     attribute: str
 
     def load(self) -> Any:
-        """The callable itself."""
+        """Import and return the callable."""
         return imported(f"{self.module}:{self.attribute}")
 
 
 def loaded(named: Any) -> Any:
-    """What an Importable stands for; anything else is itself."""
+    """Return the callable of an Importable, anything else unchanged."""
     return named.load() if isinstance(named, Importable) else named
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import modules because of what they register; UsageError when one cannot be found."""
+    """Import modules that register environments; raise UsageError if one cannot be imported."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -70,13 +70,13 @@ def import_all(modules: Iterable[str]) -> None:
         except ImportError as error:
             raise UsageError(
                 f"imports names {module!r}, which cannot be imported in process {os.getpid()} on "
-                f"{socket.gethostname()}: {error}. It must be on the path of every process that makes environments, "
-                "and of the trainer's."
+                f"{socket.gethostname()}: {error}. It must be on the path of the trainer and of every process that "
+                "makes environments."
             ) from error
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """What ``"CartPole-v1"``, ``"module:Id-v0"`` or ``"module:callable"`` names; UsageError when that is nothing."""
+    """Find ``"CartPole-v1"``, ``"module:Id-v0"`` or ``"module:callable"``; raise UsageError if there is none."""
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
@@ -98,7 +98,7 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def find_wrapper(text: str) -> Importable:
-    """What ``"module:Class"`` names; UsageError when that is nothing, or nothing that can be called."""
+    """Find ``"module:Class"``; raise UsageError if there is none, or if it cannot be called."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)
@@ -106,7 +106,7 @@ def find_wrapper(text: str) -> Importable:
         found = importable.load()
     except AttributeError as error:
         raise UsageError(f"{what} cannot be found: {error}{_nearest(error)}") from error
-    except ImportError as error:  # Gymnasium says so of a wrapper that has another name now
+    except ImportError as error:  # Gymnasium raises it for the old name of a renamed wrapper
         raise UsageError(f"{what} cannot be found: {error}") from error
     if not callable(found):
         raise UsageError(f"{what} is {describe_value(found)}, not a class or function that wraps an environment.")
@@ -127,13 +127,13 @@ def _nearest(error: AttributeError) -> str:
 
 
 def _has_registered(env_id: str) -> bool:
-    """Whether a module that was imported has registered ``env_id``; Gymnasium is not imported to ask it."""
+    """Whether an imported module has registered ``env_id``. Does not import Gymnasium."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and env_id in gymnasium.registry
 
 
 def _registered(env_id: str, text: str) -> Any:
-    """What Gymnasium knows under ``env_id``; UsageError, about the user's ``text``, when that is nothing."""
+    """Return the EnvSpec registered under ``env_id``; raise UsageError, which quotes ``text``, if there is none."""
     gymnasium = _gymnasium_for(env_id)
     try:
         return _without_main(gymnasium.spec(env_id))
@@ -146,7 +146,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """The EnvSpec with what it finds in ``__main__`` by name put into it: a worker's ``__main__`` is another one."""
+    """Replace an entry point named in ``__main__`` by its callable, since a worker's ``__main__`` is another module."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

@@ -1,7 +1,7 @@
-"""A PettingZoo ParallelEnv as one environment whose agents come and go.
+"""Adapter for PettingZoo's ParallelEnv: one environment with a changing set of agents.
 
-The rule: an agent that acted always gets a row with what its action brought, also in the step in which it leaves and in
-the one in which everything starts anew.
+The rule: an agent that acted always has a row with the result of its action, also in the step in which it leaves and
+in the one that begins a new episode.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from envmanager.data.trees import Tree
 from envmanager.environment import Environment
 
 Agent = Any
-"""PettingZoo's name of an agent: a str nearly always."""
+"""PettingZoo's name of an agent, nearly always a str."""
 
 
 class ParallelEnvironment(Environment):
     """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
 
-    All agents alike are behavior ``"default"``; else a behavior is called by its agents' names without their numbers
+    If there is one behavior, it is ``"default"``; else the names are those of the agents without their numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
-    behavior, decides otherwise. An environment without ``possible_agents`` has the behaviors of the agents it showed so
-    far.
+    behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
+    appeared so far.
 
-    Behind PettingZoo's ``turn_based_aec_to_parallel`` only the agent acts whose turn it is; the others get rows too.
+    Inside PettingZoo's ``turn_based_aec_to_parallel`` only the agent whose turn it is acts; the others have rows too.
 
     ``info`` of an agent that joins with a new episode is that of the reset.
     """
@@ -79,7 +79,7 @@ class ParallelEnvironment(Environment):
         if all(row.ended for row in rows) and set(alive) <= set(self._playing):
             return self._as_steps(rows, self._begin(None))
         for row in rows:
-            # One that ended and is listed all the same goes on: its last observation also begins its next episode.
+            # An agent that ended but is still listed plays on: its last observation also begins its next episode.
             row.next_obs = row.obs if row.agent in alive else None
         joined = [outcome.joined(agent) for agent in alive if agent not in self._playing]
         return self._as_steps(rows, joined)
@@ -88,10 +88,10 @@ class ParallelEnvironment(Environment):
         self._env.close()
 
     def _begin(self, seed: int | None) -> list[_Row]:
-        """Reset the environment: a joining row for each agent of the new episode."""
+        """Reset the environment; return a row for each agent of the new episode."""
         result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatch("what reset returned", "a tuple of 2 dicts (obs, info)", describe_value(result))
+            raise SpecMismatch("the result of reset", "a tuple of 2 dicts (obs, info)", describe_value(result))
         if not self._env.agents:
             raise SpecMismatch("the agents after reset", "at least one", "none")
         outcome = _Outcome(result[0], {}, {}, {}, result[1])
@@ -105,7 +105,7 @@ class ParallelEnvironment(Environment):
         }
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
-        """Rows of those that played, then of those that join; one that ended and joins at once is one row."""
+        """Return the rows of agents that played, then those of agents that joined; one that did both has one row."""
         known = {row.agent: row for row in rows}
         for new in joined:
             old = known.setdefault(new.agent, new)
@@ -145,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Look up the spaces of agents not met before, and sort them into behaviors."""
+        """Look up the spaces of new agents, and assign their behaviors."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -174,10 +174,11 @@ class ParallelEnvironment(Environment):
 
 
 def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
-    """The behavior of each agent: agents with equal specs share one.
+    """Return the behavior of each agent: agents with equal specs share one.
 
-    One behavior is ``"default"``. Of several, each is called by its agents' prefixes, sorted and joined by ``+``; those
-    that would be called the same by their first agent's full name (all of them, should that clash too).
+    A single behavior is ``"default"``. One of several has the prefixes of its agents as its name, sorted and joined by
+    ``+``; behaviors for which these are equal have the full name of their first agent. If that gives equal names too,
+    every behavior has the full name of its first agent.
     """
     groups = _groups(specs)
     if len(groups) == 1:
@@ -195,7 +196,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """The AECEnv behind what makes a game of turns parallel, below any wrappers; None where there is none."""
+    """The AECEnv inside PettingZoo's turn-based conversion, through any wrappers; None without such a conversion."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
@@ -204,14 +205,14 @@ def _game_of_turns(env: Any) -> Any:
 
 
 def prefix(agent: Agent) -> str:
-    """The agent's name without its number: ``"speaker_0"`` → ``"speaker"``."""
+    """Return the agent's name without its number: ``"speaker_0"`` → ``"speaker"``."""
     name = str(agent)
     stem, _, number = name.rpartition("_")
     return stem if stem and number.isdecimal() else name
 
 
 def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
-    """Agents with equal specs, in order of the first of each group."""
+    """Group agents with equal specs, in order of each group's first agent."""
     groups: list[list[Agent]] = []
     for agent, spec in specs.items():
         for group in groups:
@@ -225,7 +226,7 @@ def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
 
 @attrs.define
 class _Kind:
-    """What an agent is, as far as it never changes."""
+    """The facts about an agent that never change."""
 
     behavior: str
     read_action: RowReader
@@ -233,7 +234,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row: ``obs`` as returned, ``next_obs`` what to act on, or None for one that does not play on."""
+    """One agent's row: ``obs`` as returned; ``next_obs`` to act on next, or None if the agent does not play on."""
 
     agent: Agent
     obs: Any
@@ -252,7 +253,7 @@ class _Row:
 
 @attrs.define
 class _Outcome:
-    """The five dicts of a step, each by agent."""
+    """The result of a step: five dicts by agent."""
 
     obs: Mapping[Agent, Any]
     reward: Mapping[Agent, Any]
@@ -264,11 +265,11 @@ class _Outcome:
     def of(cls, result: Any) -> _Outcome:
         if not isinstance(result, tuple) or len(result) != 5:
             what = "a tuple of 5 dicts (obs, reward, terminated, truncated, info)"
-            raise SpecMismatch("what step returned", what, describe_value(result))
+            raise SpecMismatch("the result of step", what, describe_value(result))
         return cls(*result)
 
     def row(self, agent: Agent, casting: Casting) -> _Row:
-        """The row of an agent that acted, not playing on unless the caller says so."""
+        """Return the row of an agent that acted. ``next_obs`` is None until the caller sets it."""
         return _Row(
             agent,
             _entry(self.obs, "obs", agent),
@@ -280,7 +281,7 @@ class _Outcome:
         )
 
     def joined(self, agent: Agent) -> _Row:
-        """The row of an agent that did not act: its first observation."""
+        """Return the row of an agent that joins, with its first observation."""
         obs = _entry(self.obs, "obs", agent)
         return _Row(agent, obs, obs, self._info(agent))
 

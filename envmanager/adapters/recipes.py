@@ -1,10 +1,10 @@
-"""Prepares a recipe: finds what it names, checks its arguments, and makes of it a factory that travels.
+"""Preparation of a recipe: look up its names, check its arguments, and make a factory that can be pickled.
 
 ::
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: what can be known to be wrong before an environment is made is refused here, with the nearest known name.
+The rule: a mistake that can be found without making an environment raises UsageError here, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from envmanager.errors import UsageError
 from envmanager.structuring import nearest
 
 Call = tuple[Any, Mapping[str, Any]]
-"""Something to call, perhaps an Importable, and its arguments by name."""
+"""A callable or Importable, and its arguments by name."""
 
 
 @attrs.frozen
 class Prepared:
-    """The factory of an EnvRecipe: what makes the environment, what is put around it, what is imported before."""
+    """The factory of an EnvRecipe: the maker of the environment, its wrappers, and the modules to import before."""
 
     make: Call
     wrappers: Sequence[Call] = ()
     imports: Sequence[str] = ()
 
     def inner(self) -> Callable[..., Any]:
-        """What makes the environment itself, in this process, without further arguments or with an EnvContext."""
+        """Import the modules; return a factory of the unwrapped environment, which may take an EnvContext."""
         import_all(self.imports)
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """``environment`` with all wrappers around it; when that fails it is closed."""
+        """Return ``environment`` in all its wrappers; if one raises, close it."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -48,14 +48,14 @@ class Prepared:
                     raise UsageError(f"the wrapper {_name(call[0])} returned None; is a `return` missing?")
                 environment = wrapped
         except BaseException:
-            with suppress(Exception):  # the error that is on its way matters more
+            with suppress(Exception):  # the wrapper's error matters more
                 environment.close()
             raise
         return environment
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """A recipe whose names were found; ``resolve`` finds its environment. UsageError when something is not there."""
+    """Look up the names of a recipe, the environment's with ``resolve``; raise UsageError for a mistake in it."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -70,7 +70,7 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def _maker(factory: Any) -> Any:
-    """What is called to make the environment, as far as this process knows."""
+    """The callable that makes the environment, or None if this process cannot import it."""
     if isinstance(factory, Importable):
         return factory.load()
     if not isinstance(factory, GymnasiumId):
@@ -81,7 +81,7 @@ def _maker(factory: Any) -> Any:
     module, _, name = entry_point.partition(":")
     try:
         return Importable(module, name).load()
-    except Exception:  # what it needs may only be there where the environment is made, which will say so
+    except Exception:  # perhaps only the worker can import it; if not, its error says so
         return None
 
 
@@ -97,7 +97,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """UsageError for an argument that ``called`` does not take; its first ``skip`` parameters are not the user's."""
+    """Raise UsageError for an argument that ``called`` does not take. Its first ``skip`` parameters do not count."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -127,7 +127,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """UsageError for a mode that the environment's class does not declare; Gymnasium makes some of others."""
+    """Raise UsageError for a mode that the environment's class does not declare and Gymnasium cannot derive."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:
@@ -148,7 +148,7 @@ def _made_by_gymnasium(modes: Sequence[str]) -> Iterable[str]:
 
 
 def _bound(call: Call) -> Callable[..., Any]:
-    """The callable with its arguments, of which each environment gets lists and dicts of its own."""
+    """The callable with its arguments; lists and dicts in them are copied for each environment."""
     target, arguments = call
     called: Callable[..., Any] = loaded(target)
     return functools.partial(called, **_own(dict(arguments))) if arguments else called
@@ -161,7 +161,7 @@ def _own(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    """As a user would write it."""
+    """The name of an environment or wrapper as users write it."""
     if isinstance(target, Importable):
         return f"'{target.module}:{target.attribute}'"
     return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

@@ -1,6 +1,6 @@
-"""Calls ``reset`` with what it takes: Gymnasium's and PettingZoo's take a seed and options, not all environments do.
+"""Calls of ``reset`` with the arguments that it has: not every environment's takes a seed and options.
 
-The rule: nothing that the user gave is dropped silently.
+The rule: a seed or options that ``reset`` does not take raise an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """Calls ``env.reset``, at whose signature it looks once."""
+    """A caller of ``env.reset`` that reads its signature once."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """What ``reset`` returns; UsageError when it does not take what was given."""
+        """Call ``reset`` and return its result; raise UsageError if it does not take a given argument."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}
@@ -44,7 +44,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _parameters(reset: Any) -> tuple[set[str], bool]:
-    """The names of the parameters, and whether others are taken too."""
+    """Names of the parameters, and whether there is ``**kwargs``."""
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature

@@ -1,7 +1,7 @@
-"""Checks one agent's observation, reward and flags and puts them into rows of arrays: what every adapter needs.
+"""Checks of one agent's observation, reward and flags, and their rows in arrays, for all adapters.
 
-The rule: a value that would mean something else in its row (0.5 in an integer leaf, a wrong shape) is refused here, by
-name.
+The rule: a value whose meaning would change in its row (0.5 in an integer leaf, a wrong shape) raises SpecMismatch with
+its name.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 REAL_NUMBERS: frozenset[type] = frozenset(
     {float, int, np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8}
 )
-"""The classes a reward usually has; ``real_number`` looks closer at others."""
+"""Classes of most rewards, which ``real_number`` accepts without further checks."""
 
 FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
 _FLAG = ArraySpec((), np.bool_)
 
 RowReader = Callable[[Tree, int], Any]
-"""``(batch tree of [n, …], row) -> one agent's action``, as its environment wants it, never a view of the batch."""
+"""``(batch tree of [n, …], row) -> one agent's action``, an element of its action space and never a view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None, *, field: str = "reward") -> float:
-    """``value`` as a float; SpecMismatch unless it is one real number. A bool is none, unless ``casting`` allows it."""
+    """Return ``value`` as a float; raise SpecMismatch if it is not one real number. A bool needs a ``casting``."""
     if type(value) in REAL_NUMBERS:
         return float(value)
     if isinstance(value, int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
@@ -44,7 +44,7 @@ def real_number(value: Any, path: str, casting: Casting | None = None, *, field:
 
 
 def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """``real_number`` that is neither NaN nor infinite."""
+    """Return ``real_number``; raise SpecMismatch also if it is NaN or infinite."""
     number = real_number(value, path, casting)
     if not math.isfinite(number):
         raise SpecMismatch(path, "finite", str(number))
@@ -52,7 +52,7 @@ def finite_number(value: Any, path: str, casting: Casting | None = None) -> floa
 
 
 def flag(value: Any, path: str, casting: Casting | None = None, *, field: str | None = None) -> bool:
-    """``value`` as a bool; SpecMismatch unless it is one already (0-d arrays count), or ``casting`` allows 0 and 1."""
+    """Return ``value`` as a bool; raise SpecMismatch unless it is one (or 0-d array), or ``casting`` allows 0 and 1."""
     if type(value) in FLAGS:
         return bool(value)
     try:
@@ -62,9 +62,9 @@ def flag(value: Any, path: str, casting: Casting | None = None, *, field: str | 
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """A tree of arrays ``[n, …]`` in which row i is ``values[i]``; SpecMismatch begins with ``roots[i]``.
+    """Return a tree of arrays ``[n, …]`` in which row i is ``values[i]``.
 
-    What is cast is noted as of the field ``obs``.
+    Raises SpecMismatch with a path that begins with ``roots[i]``. Casts are recorded under the field ``obs``.
     """
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
@@ -78,15 +78,15 @@ def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting
 
 
 def check_info(info: Any, path: str) -> None:
-    """SpecMismatch unless ``info`` is a dict, or something like one."""
+    """Raise SpecMismatch unless ``info`` is a mapping."""
     if not isinstance(info, Mapping):
         raise SpecMismatch(path, "a dict", describe_value(info))
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """A bound of a spec: one number where all are the same, None where all are infinite.
+    """Return a bound of a spec as one number if all are equal, and as None if all are infinite.
 
-    A camera's bounds would otherwise travel as two images.
+    The bounds of a camera would otherwise be sent as two images.
     """
     if not values.size:
         return None
@@ -97,15 +97,15 @@ def compact_bound(values: np.ndarray) -> np.ndarray | None:
 
 
 def read_array(column: np.ndarray, row: int) -> Any:
-    """The row as an array of its own, also when it has no dimensions."""
+    """Return a copy of the row, as a 0-d array if it has no dimensions."""
     return column[row, ...].copy()
 
 
 def read_dict(readers: dict[Any, RowReader]) -> RowReader:
-    """A reader of dicts from the readers of their entries."""
+    """Return a reader of dicts, made of the readers of their entries."""
     return lambda batch, row: {key: reader(batch[key], row) for key, reader in readers.items()}
 
 
 def read_tuple(readers: Sequence[RowReader], kind: Callable[[list[Any]], Any] = tuple) -> RowReader:
-    """A reader of tuples (or, with ``kind=list``, lists) from the readers of their entries."""
+    """Return a reader of tuples (lists with ``kind=list``), made of the readers of their entries."""
     return lambda batch, row: kind([reader(part, row) for reader, part in zip(readers, batch, strict=True)])

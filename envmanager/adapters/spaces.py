@@ -1,6 +1,6 @@
-"""Turns Gymnasium's spaces into trees of ArraySpec, and rows of action arrays into what those spaces contain.
+"""Conversion of Gymnasium's spaces to trees of ArraySpec, and of rows of action arrays to elements of the spaces.
 
-The rule: a space is looked at once. What a step needs (``row_reader``) is a function made beforehand.
+A space is read once. ``row_reader`` makes the function that each step then calls.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
-    """The spec of agents with these two spaces."""
+    """Return the spec of agents with these two spaces."""
     return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
 
 
 @functools.singledispatch
 def to_spec(_space: Any) -> Tree:
-    """The space as a tree of ArraySpec. A space without arrays (Text, Graph, Sequence, …) is one leaf of objects."""
+    """Return the space as a tree of ArraySpec; one without arrays (Text, Graph, Sequence, …) as a leaf of objects."""
     return ArraySpec(dtype=object)
 
 
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """What takes one agent's action out of a batch, as an element of the space that the environment may keep."""
+    """Return a function that reads one agent's action from a batch, as an element of the space and not as a view."""
     return operator.getitem
 
 
@@ -97,7 +97,7 @@ def _(space: Any) -> RowReader:
 
 
 def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
-    """``(batch, n)`` to the actions of all n agents, as ``row_reader`` takes each."""
+    """Return a function from ``(batch, n)`` to the actions of all n agents, each as ``row_reader`` reads it."""
     if isinstance(space, spaces.Discrete) and space.n <= _FEW:
         known = _scalars(space).__getitem__
         return lambda batch, _: map(known, batch.tolist())
@@ -106,10 +106,10 @@ def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
 
 
 _FEW = 1024
-"""So many actions of a Discrete space are kept as the scalars that environments get."""
+"""Largest Discrete space for which a scalar of each action is kept."""
 
 
 def _scalars(space: Any) -> dict[int, Any]:
-    """The actions of a Discrete space, each made once: making a NumPy scalar takes four times as long as finding it."""
+    """A NumPy scalar for each action of a Discrete space: making one takes four times as long as a lookup."""
     dtype, start = np.dtype(space.dtype).type, int(space.start)
     return {action: dtype(action) for action in range(start, start + int(space.n))}

@@ -1,1 +1,1 @@
-"""What travels between trainer and environments: steps, actions, their specs, and the rows they are held in."""
+"""Data exchanged between trainer and environments: steps, actions, and the specs of both."""

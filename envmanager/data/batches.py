@@ -1,4 +1,4 @@
-"""Steps of any environments in one struct of arrays, for a policy outside (``send``/``recv``)."""
+"""The batch that ``recv`` returns: one step each of some environments, as a struct of arrays."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from envmanager.data.trees import Tree
 
 @attrs.define(eq=False)
 class Batch:
-    """Steps of any environments, one row each, for a policy outside (``send``/``recv``).
+    """One environment step each of n environments, a row per environment, for ``send`` and ``recv``.
 
     ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
-    (m dicts) when asked for. A batch of all environments is in env_id order, another in order of arrival.
-    When ``is_view``, the arrays are valid until the next ``recv``, ``step`` or ``reset``.
+    (m dicts) when the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
+    environments, else in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``, ``step`` or
+    ``reset``.
     """
 
     env_ids: np.ndarray
@@ -35,7 +36,10 @@ class Batch:
 
     @classmethod
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
-        """The same arrays, for environments of one agent each; ``env_ids`` if they are known already."""
+        """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
+
+        ``env_ids`` saves computing the environments of the rows.
+        """
         return cls(
             steps.env_id if env_ids is None else env_ids,
             steps.obs,
@@ -51,7 +55,7 @@ class Batch:
 
     @classmethod
     def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """The same values in arrays of its own."""
+        """Return a batch with copies of the arrays of ``steps``."""
         obs, final_obs = steps.obs, steps.final_obs
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -67,7 +71,10 @@ class Batch:
 
     @classmethod
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
-        """The rows of all parts in arrays of its own, in order; in that of ``env_ids``, the sorted ones, if given."""
+        """Return a batch with the rows of all parts, copied, one part after the other.
+
+        With ``env_ids``, which must be sorted and those of the rows, the rows are sorted like them.
+        """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
             steps = steps.take(np.argsort(steps.agent_id))
@@ -77,7 +84,7 @@ class Batch:
         return len(self.env_ids)
 
     def copy(self) -> Batch:
-        """The same values in arrays of its own."""
+        """Return a batch with copies of the arrays."""
         return Batch(
             self.env_ids.copy(),
             copy_tree(self.obs),

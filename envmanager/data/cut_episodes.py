@@ -1,4 +1,4 @@
-"""Makes the step that a trainer gets when a worker was replaced: how old episodes ended, and how the new ones begin.
+"""The step that a trainer receives when a worker was replaced: the ends of old episodes, the starts of new ones.
 
 The rule: an episode of one generation never continues in the next. Each agent of the old generation gets one row in
 which its episode ends, with the last observation it had; the observation to act on next comes from the new generation.
@@ -16,9 +16,9 @@ from envmanager.data.tree_rows import copy_tree, take_rows, with_rows
 
 
 def lost(last: Steps) -> dict[str, AgentSteps]:
-    """The last steps that were handed out of a worker that failed, as truncated episodes that brought no reward.
+    """Return the last delivered steps of a failed worker as the truncated ends of its episodes, with reward 0.
 
-    Only agents that were still playing have an episode to cut: all but those that ended and do not play on.
+    Agents whose episode had ended and that do not play on are left out.
     """
     playing = {name: steps.take(_rows_playing(steps)) for name, steps in last.items()}
     return {name: _cut(steps) for name, steps in playing.items() if len(steps)}
@@ -42,11 +42,10 @@ def _cut(steps: AgentSteps) -> AgentSteps:
 
 
 def truncated(steps: Steps, playing: Steps) -> dict[str, AgentSteps]:
-    """The last steps of a healthy worker, with the episodes that had not ended truncated there.
+    """Return the last steps of a healthy worker, with every episode that has not ended truncated.
 
-    ``playing`` are the steps before them: an agent that is not in them has only just joined, and has nothing to cut.
-    Those who play in them and took no step now (environments to which nothing was sent) are cut as if the worker had
-    failed.
+    ``playing`` holds the steps before. An agent that is not in them has just joined: its episode has no step yet and
+    is left out. An agent that is only in them was sent no action; its episode ends as if the worker had failed.
     """
     found = {}
     for name, own in steps.items():
@@ -59,14 +58,14 @@ def truncated(steps: Steps, playing: Steps) -> dict[str, AgentSteps]:
 
 
 def _rows_without(steps: AgentSteps, others: AgentSteps | None) -> np.ndarray:
-    """The rows of the agents that are not among ``others``."""
+    """The rows of ``steps`` whose agents are not in ``others``."""
     if others is None:
         return np.arange(len(steps))
     return np.flatnonzero(~np.isin(steps.agent_id, others.agent_id))
 
 
 def _side_by_side(some: dict[str, AgentSteps], others: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
-    """The rows of both; where a behavior is in both, in order of agent_id, which is that of the environments."""
+    """The rows of both. Those of a behavior that is in both are sorted by agent_id, and so by environment."""
     joined = {**some, **others}
     for name in some.keys() & others.keys():
         steps = concat_steps([some[name], others[name]])
@@ -81,7 +80,10 @@ def _truncated(steps: AgentSteps) -> AgentSteps:
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
-    """Rows that have all ended, with what the new generation's first observations say about what to act on next."""
+    """Join the ends of the old episodes with the new generation's first observations.
+
+    ``final_obs`` is the last observation of an old episode, ``obs`` the first one of a new episode.
+    """
     names = dict.fromkeys([*old, *first])
     return {name: _followed_by(old.get(name), first.get(name)) for name in names}
 
@@ -91,16 +93,16 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
         assert first is not None
         return first.copy()
     if first is None:
-        nobody = np.zeros(len(old), np.bool_)
+        acting = np.zeros(len(old), np.bool_)
         no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
-        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=nobody, reset_info=no_infos)
+        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=acting, reset_info=no_infos)
     if np.array_equal(old.agent_id, first.agent_id):
         return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
     return _joined(old, first)
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """As above when the agents differ: some do not come back, others are new."""
+    """The same for generations with different agents: old ones that do not return do not act, new ones join."""
     place = {agent_id: row for row, agent_id in enumerate(first.agent_id.tolist())}
     back = [place.get(agent_id, -1) for agent_id in old.agent_id.tolist()]
     returns = np.array(back) >= 0

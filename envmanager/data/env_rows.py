@@ -1,10 +1,10 @@
-"""Deals environments to workers, and sorts rows of environments by worker.
+"""The assignment of environments to workers.
 
 ::
 
     n_envs=8 over n_workers=3      worker 0: envs 0 1 2    worker 1: envs 3 4 5    worker 2: envs 6 7
 
-The rule: environments are dealt in contiguous blocks, so a worker's rows lie together in every array.
+The rule: each worker has a contiguous block of environments, so its rows lie together in every array.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from envmanager.errors import BadAction, UsageError
 
 
 def deal(n_envs: int, n_workers: int) -> list[range]:
-    """The env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
+    """Return the env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
     small, extra = divmod(n_envs, n_workers)
     starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
     return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
 
 
 class RowsOfWorker(NamedTuple):
-    """Some environments of one worker: ``rows`` within the worker, ``places`` within what the caller passed.
+    """Some environments of one worker: their ``rows`` in the worker, their ``places`` in the caller's arrays.
 
-    ``places`` is an array of row numbers, or a slice where they lie together.
+    ``places`` is an array of row numbers, or a slice if these are contiguous.
     """
 
     worker_id: int
@@ -38,7 +38,7 @@ class RowsOfWorker(NamedTuple):
 
     @property
     def list_of_places(self) -> list[int]:
-        """``places`` one by one."""
+        """The row numbers in ``places``."""
         if isinstance(self.places, slice):
             return list(range(self.places.start, self.places.stop))
         return self.places.tolist()  # type: ignore[no-any-return]
@@ -55,7 +55,7 @@ class EnvRows:
         self._hosts_one_each = all(len(block) == 1 for block in blocks)
         self._row_0 = np.zeros(1, np.int64)
         self.all_env_ids = np.arange(self.n_envs)
-        """int64[n_envs], read-only: what a batch of all environments shows."""
+        """int64[n_envs], read-only; the ``env_ids`` of a batch of all environments."""
         self.all_env_ids.flags.writeable = False
         self._all_groups = [
             RowsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
@@ -63,7 +63,7 @@ class EnvRows:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[RowsOfWorker]]:
-        """How many environments ``env_ids`` names, and these by worker; ``error`` as in ``checked``."""
+        """Return the number of environments in ``env_ids``, and these grouped by worker; raise as ``checked`` does."""
         if env_ids is self.all_env_ids or self._are_all(env_ids):
             return self.n_envs, self._all_groups
         ids, numbers = self._checked(env_ids, error)
@@ -75,18 +75,18 @@ class EnvRows:
         return len(numbers), self.by_worker(ids)
 
     def _are_all(self, env_ids: Any) -> bool:
-        """Whether these are all environments in order, as most callers pass them; False if in doubt."""
+        """Whether these are all environments in order, as most callers pass them. Lists count as False."""
         everything = self.all_env_ids
         if env_ids.__class__ is not np.ndarray or env_ids.shape != everything.shape or env_ids.dtype.kind not in "iu":
             return False
         return bool((env_ids == everything).all())
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """``env_ids`` as int64[n]; ``error`` unless they are known and each is named once."""
+        """Return ``env_ids`` as int64[n]; raise ``error`` if one is unknown or named twice."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """``env_ids`` as an array of any integer type, and as a list."""
+        """Return ``env_ids`` as an array of any integer dtype, and as a list."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)
@@ -96,7 +96,7 @@ class EnvRows:
             return np.zeros(0, np.int64), []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise error(f"{expected} {describe_value(ids if ids.ndim else env_ids)}.")
-        numbers = ids.tolist()  # Python's own arithmetic is faster for the few that most calls name
+        numbers = ids.tolist()  # most calls name few, and for these Python is faster than NumPy
         unknown = [number for number in numbers if not 0 <= number < self.n_envs]
         if unknown:
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
@@ -105,7 +105,7 @@ class EnvRows:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
-        """The environments grouped by worker."""
+        """Group the environments by worker."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

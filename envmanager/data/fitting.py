@@ -1,13 +1,13 @@
-"""Puts values into the dtype of their spec: observations, rewards and flags of an environment, actions of a policy.
+"""Casts to the dtype of a spec: observations, rewards and flags of an environment, actions of a policy.
 
 ::
 
-    of the spec's dtype, or cast safely ──▶ as they are
-    every value survives the cast       ──▶ cast, and noted once per environment and field
-    anything else                       ──▶ SpecMismatch
+    dtype of the spec, or a safe cast to it   ──▶ accepted
+    another dtype, each value survives        ──▶ cast, and reported once per environment and field
+    anything else                             ──▶ SpecMismatch
 
-The rule: what a value means never changes. A float64 may be rounded to a float32, but 0.5 is no integer, 300 no uint8,
-2 no bool, and a number that would become infinite is refused.
+The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 does not become an
+integer, 300 a uint8, 2 a bool, or a finite number infinite.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.frozen
 class Cast:
-    """The values of one field of one environment were cast: from what they were (``got``) to what they should be."""
+    """The report that one field of one environment was cast, from what the environment gave (``got``)."""
 
     env_id: int
     field: str
@@ -46,10 +46,7 @@ class Cast:
 
 @attrs.define(eq=False)
 class Casting:
-    """What may be cast for one environment, and what was: a Cast is added to ``casts`` for each field, once.
-
-    ``strict``: nothing may be.
-    """
+    """The casts of one environment: whether they are allowed (not if ``strict``), and those made, once per field."""
 
     env_id: int = 0
     strict: bool = False
@@ -57,18 +54,18 @@ class Casting:
     _noted: set[str] = attrs.field(factory=set, init=False)
 
     def belong_to(self, env_id: int, casts: list[Cast], *, strict: bool) -> None:
-        """Note for this environment from now on, there."""
+        """Attribute later casts to this environment, and add them to ``casts``."""
         self.env_id, self.casts, self.strict = env_id, casts, strict
 
     def note(self, field: str, expected: str, got: str) -> None:
-        """Values of this field were cast."""
+        """Add a Cast for this field, unless there is one."""
         if field not in self._noted:
             self._noted.add(field)
             self.casts.append(Cast(self.env_id, field, expected, got))
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """``array`` in another dtype, or None when some value would become another one. Floats may be rounded."""
+    """Return ``array`` in another dtype, or None if a value would change by more than a float's rounding."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -82,7 +79,7 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
     if cast.dtype.kind in "fc":
         return bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
     if array.dtype.kind == "f" and cast.dtype.kind in "iu":
-        limits = np.iinfo(cast.dtype)  # on some machines what is above the largest number becomes the largest number
+        limits = np.iinfo(cast.dtype)  # some processors cast a larger number to the largest: it would compare as equal
         if not (array < float(limits.max) + 1.0).all():
             return False
     return np.array_equal(cast, array)
@@ -91,10 +88,10 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 def fitting_array(
     spec: ArraySpec, value: Any, path: str, casting: Casting | None = None, *, field: str | None = None
 ) -> Any:
-    """``value`` as something that can be assigned to an array of this spec without loss, else SpecMismatch.
+    """Return ``value`` so that it can be assigned to an array of this spec without loss; raise SpecMismatch otherwise.
 
-    A Python number fits a scalar of its own kind, an array whatever casts safely in NumPy's sense. Other values are
-    cast if ``casting`` allows it, and noted there as ``field`` (by default ``path``).
+    A Python number fits a scalar of its kind; an array fits if NumPy casts it safely. Other values are cast if
+    ``casting`` allows it, and recorded there under ``field`` (by default ``path``).
     """
     if spec.is_object:
         return value
@@ -119,7 +116,7 @@ def fitting_array(
 
 
 def _casts_safely(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """In NumPy's sense, but for times in another unit: years are safe there, and may be too many for months."""
+    """Whether NumPy calls the cast safe. Times in another unit never are: years cast to months can overflow."""
     return given == wanted or (wanted.kind not in "mM" and np.can_cast(given, wanted, "safe"))
 
 
@@ -131,10 +128,10 @@ def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
 
 
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, casting: Casting | None = None) -> Tree:
-    """``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes, else SpecMismatch.
+    """Return ``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes; raise SpecMismatch if it does not fit.
 
-    Every value must survive, be finite and be within the bounds. A dtype of another kind (floats for an integer spec)
-    is cast only if ``casting`` allows it; one of the same kind (an int64 batch for an int32 spec) always.
+    Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
+    an int32 spec) is always cast, one of another kind (floats for an integer spec) only if ``casting`` allows it.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):
@@ -199,7 +196,7 @@ _COLUMNS = {
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """The steps with every array cast that can be; what does not fit for another reason is left as it is."""
+    """Return the steps with every array cast to its spec that can be; leave the others unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

@@ -1,10 +1,10 @@
-"""Specs as plain data, for files that outlive the program.
+"""Specs as plain data, for files.
 
 ::
 
     BehaviorSpec ── plain_spec ──▶ dicts, lists, texts and numbers ── spec_from_plain ──▶ an equal BehaviorSpec
 
-The rule: what comes back is equal to what went in, its bounds in the dtype that they had: actions are scaled with them.
+The rule: the result is equal to the original, with bounds of the same dtype, since actions are scaled with them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from envmanager.data.trees import Tree
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """``spec`` as what JSON can hold."""
+    """Return ``spec`` as dicts, lists, texts and numbers, which JSON can hold."""
     return {"observation": _plain_tree(spec.observation), "action": _plain_tree(spec.action)}
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """The opposite. Raises KeyError, TypeError or ValueError for what ``plain_spec`` did not make."""
+    """Return the spec that ``plain_spec`` was given; raise KeyError, TypeError or ValueError for other data."""
     return BehaviorSpec(_tree(plain["observation"]), _tree(plain["action"]))
 
 
@@ -52,8 +52,8 @@ def _tree(plain: Mapping[str, Any]) -> Tree:
 
 
 def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
-    """One number where all are the same: the bounds of an image are as many as its pixels."""
-    numbers = [_sayable(number) for number in bound.ravel().tolist()]
+    """The bound, as one number if all are equal: an image has a bound for each pixel."""
+    numbers = [_json_number(number) for number in bound.ravel().tolist()]
     values = numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else numbers
     return {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
 
@@ -67,8 +67,8 @@ def _bound(plain: Mapping[str, Any]) -> np.ndarray:
     return bound
 
 
-def _sayable(number: Any) -> Any:
-    """JSON has no word for what is not finite."""
+def _json_number(number: Any) -> Any:
+    """The number, or its text if it is infinite or NaN, which JSON does not know."""
     return str(number) if isinstance(number, float) and not math.isfinite(number) else number
 
 

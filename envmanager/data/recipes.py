@@ -1,7 +1,7 @@
-"""An environment with its arguments and its wrappers, as a config or a program says it.
+"""A recipe for an environment: its id or factory, its arguments and its wrappers, as in a config.
 
-The rule: a recipe that exists has the right shape, and nothing is imported to find that out. Whether what it names can
-be found is seen where it is prepared, before a worker starts.
+The rule: every recipe has the right shape, which is checked without importing anything. The names in it are resolved
+when a manager prepares it, before a worker starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
 
 def check_kwargs(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A validator: UsageError for anything but None or a mapping of names to values."""
+    """Validator: raise UsageError for anything but None or a mapping of names to values."""
     if value is not None:
         _check_arguments(attribute.name, value)
 
@@ -31,20 +31,20 @@ def _check_arguments(what: str, value: Any) -> None:
 
 
 def check_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A validator: UsageError for anything but None or a text that is not empty."""
+    """Validator: raise UsageError for anything but None or a non-empty string."""
     if value is not None and (not isinstance(value, str) or not value):
         raise UsageError(f"{attribute.name} must be a text, not {value!r}.")
 
 
 def as_tuple(value: Any) -> Any:
-    """A converter: a list as a tuple, None as an empty one; what is neither is left to the validator."""
+    """Converter: return a list as a tuple, None as an empty tuple, anything else unchanged for the validator."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else value
 
 
 def check_modules(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A validator: UsageError for anything but a sequence of modules' names."""
+    """Validator: raise UsageError for anything but a tuple of module names."""
     if not isinstance(value, tuple):
         raise UsageError(f"{attribute.name} must be a list of modules, such as [my_envs], not {value!r}.")
     for name in value:
@@ -53,7 +53,7 @@ def check_modules(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A validator: UsageError for anything but a sequence of what ``call_of`` reads."""
+    """Validator: raise UsageError for anything but a tuple of entries that ``call_of`` accepts."""
     if not isinstance(value, tuple):
         raise UsageError(f"{attribute.name} must be a list, each {_WRAPPER}, not {value!r}.")
     for place, entry in enumerate(value):
@@ -61,7 +61,10 @@ def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """What an entry of ``wrappers`` calls, a text or a callable, and with which arguments; UsageError for no entry."""
+    """Return what an entry of ``wrappers`` calls, a text or a callable, and its arguments.
+
+    Raises UsageError, which names the entry ``what``, if it has another shape.
+    """
     target, arguments = entry, None
     if isinstance(entry, Mapping) and len(entry) == 1:
         ((target, arguments),) = entry.items()
@@ -78,23 +81,23 @@ def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | None) -> None:
-    """UsageError when both say how to render."""
+    """Raise UsageError if both arguments give a render mode."""
     if render_mode is not None and "render_mode" in (env_kwargs or {}):
-        raise UsageError("render_mode is given twice, the other time in env_kwargs: leave one out.")
+        raise UsageError("render_mode is given twice, as an option and in env_kwargs: leave one out.")
 
 
 @attrs.frozen
 class EnvRecipe:
-    """What to make an environment of; any manager takes it as its ``env_factory``.
+    """An environment with its arguments and wrappers; every manager accepts one as its ``env_factory``.
 
-    ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: arguments for it, by name; with an id
-    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: one more of these. ``wrappers``:
-    what is put around the environment, in this order, so that the last is the outermost: ``"module:Class"``,
-    ``{"module:Class": {"size": 4}}``, or callables in their place. ``imports``: modules that are imported before, in
+    ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
+    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: another of its arguments.
+    ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
+    ``{"module:Class": {"size": 4}}``, or a callable in place of the text. ``imports``: modules to import before, in
     this process and in that of the environment, because they register ids or spaces.
 
-    Raises UsageError for what has another shape. Whether all of it can be found is seen by the manager, before it
-    starts anything.
+    Raises UsageError for values of another shape. The manager raises UsageError for names that cannot be found, before
+    it starts a worker.
     """
 
     env: Any
@@ -105,15 +108,15 @@ class EnvRecipe:
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.env, EnvRecipe):
-            raise UsageError("env is an EnvRecipe already: put everything into one.")
+            raise UsageError("env is an EnvRecipe already: put all options into one EnvRecipe.")
         check_render_mode(self.env_kwargs, self.render_mode)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the environment is made with, ``render_mode`` among it."""
+        """The arguments of the environment by name, with ``render_mode`` if it is given."""
         rendered = {} if self.render_mode is None else {"render_mode": self.render_mode}
         return {**(self.env_kwargs or {}), **rendered}
 
 
 RECIPE_OPTIONS = tuple(field.name for field in attrs.fields(EnvRecipe) if field.name != "env")
-"""The options of a manager that are about how its environments are made."""
+"""Names of the manager options that say how environments are made."""

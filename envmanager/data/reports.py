@@ -1,4 +1,4 @@
-"""What a worker reports of its environments, besides responses."""
+"""Reports of a worker about its environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envmanager.data.specs import BehaviorSpecs
 
 @attrs.frozen
 class StartReport:
-    """What a worker reports of its environments once they are made."""
+    """The report of a worker that has made its environments."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -21,7 +21,7 @@ class StartReport:
 
 @attrs.frozen
 class News:
-    """What a worker reports with a response: all specs if there are new behaviors, and what it had to cast."""
+    """Report sent with a response: all specs if a behavior is new, and the casts made since the last report."""
 
     specs: BehaviorSpecs | None = None
     casts: tuple[Cast, ...] = ()

@@ -1,7 +1,7 @@
-"""Draws seeds: one per environment and generation, no two of them related.
+"""Seeds of environments: an independent one for each environment and generation.
 
-The rule: never ``seed + i``. Neighbouring seeds of many generators give related streams, and the same environment in
-two runs with seeds 0 and 1 would share all but one of its seeds. ``numpy.random.SeedSequence`` exists for this
+A seed is never ``seed + i``: neighbouring seeds of many generators give related streams, and two runs with seeds 0 and
+1 would share all but one of their environments' seeds. ``numpy.random.SeedSequence`` derives independent ones
 (https://numpy.org/doc/stable/reference/random/parallel.html).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """The seed of one environment: a number in [0, 2**31), which every environment library accepts."""
+    """Return the seed of one environment: a number in [0, 2**31), which every environment library accepts."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -21,10 +21,10 @@ def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
 def derive_seeds(
     seed: int | Sequence[int | None] | None, env_ids: Sequence[int], generation: int = 0
 ) -> list[int | None]:
-    """The seeds of some environments for one reset.
+    """Return the seeds of some environments for one reset.
 
-    None asks for no seeding: each environment goes on with the random numbers it has. A list holds one seed per
-    environment of the manager, by env_id, and is passed on unchanged.
+    If ``seed`` is None, all are None: each environment keeps its random number generator. A list has one seed for
+    each environment of the manager, by env_id; these are returned unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -34,9 +34,10 @@ def derive_seeds(
 
 
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
-    """What a worker's replacement is reset with, so that it does not play the old generation's episodes again.
+    """Return the ``seed`` of a worker's replacement, so that it does not repeat the old generation's episodes.
 
-    One number stays: each generation derives another seed from it. Of a list, every seed is made another.
+    A single number stays, since ``derive_seed`` derives another seed from it for each generation. In a list, each seed
+    is replaced by one derived from it.
     """
     if seed is None or isinstance(seed, int):
         return seed

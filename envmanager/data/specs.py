@@ -1,9 +1,7 @@
-"""Describes what observations and actions look like, without any environment library.
+"""Specs of observations and actions, independent of any environment library.
 
-A spec is a tree of :class:`ArraySpec`.
-
-The rule: data is checked against its spec once, where it enters (actions in the manager, observations in the worker),
-and never again.
+A spec is a tree of :class:`ArraySpec`. Data is checked against its spec once, where it enters: actions in the manager,
+observations in the worker.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from envmanager.errors import UsageError
 
 
 class SpecMismatch(ValueError):
-    """Data that does not fit its spec. Whoever knows the worker turns this into an error of ``errors.py``."""
+    """Data that does not fit its spec. Callers that know the worker translate it to an error of ``errors.py``."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{path} should be {expected}, but is {got}")
@@ -34,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """NumPy's one dtype of its kind, which arrays have; a space that was unpickled brings one that is only equal."""
+    """The dtype as the object that NumPy's arrays share; that of an unpickled space is equal but another object."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -46,18 +44,18 @@ def _bound(value: Any) -> Any:
 
 
 _FEW = 1024
-"""Up to so many choices are looked up one by one."""
+"""Largest number of choices that are looked up in a set."""
 _SMALL = 32
-"""So many numbers are compared sooner by Python than by NumPy."""
+"""Largest array for which a Python loop is faster than NumPy."""
 
 
 @attrs.frozen(eq=False)
 class ArraySpec:
-    """One array: what a leaf holds for one agent.
+    """The array of one leaf, for one agent.
 
-    ``shape`` is without the leading agent axis. ``dtype`` ``object`` means any Python object per agent (a text, a
-    graph, an array whose shape changes): such a leaf has shape ``()`` and travels pickled. ``minimum`` and ``maximum``
-    are inclusive, broadcast against ``shape``, or None.
+    ``shape`` does not include the agent axis, which comes first. ``dtype`` ``object`` stands for any Python object per
+    agent (a text, a graph, an array whose shape changes): such a leaf has shape ``()`` and is sent pickled.
+    ``minimum`` and ``maximum`` are inclusive, broadcast against ``shape``, or None.
     """
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
@@ -66,13 +64,13 @@ class ArraySpec:
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
-    """Both bounds of whole numbers, where each is one number for all."""
+    """The bounds of an integer array if all its elements have the same two, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """What lies between these is within the bounds, and finite; None where each number has bounds of its own."""
+    """Range in which every number is finite and within the bounds; None if elements differ in their bounds."""
     is_object: bool = attrs.field(init=False, repr=False)
-    """Whether the leaf holds Python objects and so travels pickled."""
+    """Whether the leaf holds Python objects, which are sent pickled."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
-    """Of one whole number with few possible values, these."""
+    """The possible values of a single integer, if they are few; else empty."""
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "is_object", self.dtype.kind == "O")
@@ -92,7 +90,7 @@ class ArraySpec:
         return max(low, -widest), min(high, widest)
 
     def is_choices(self, batch: Any) -> bool:
-        """Whether ``batch`` is ``[n]`` of this dtype and within the bounds, by a quick look; False if in doubt."""
+        """Whether ``batch`` is an array ``[n]`` of this dtype within the bounds. Quick; may miss a valid one."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -152,7 +150,7 @@ class BehaviorSpec:
 
     @property
     def has_objects(self) -> bool:
-        """Whether any leaf must travel pickled."""
+        """Whether any leaf holds Python objects, which are sent pickled."""
         return any(spec.is_object for spec in leaves(self.observation) + leaves(self.action))
 
     def __str__(self) -> str:
@@ -163,12 +161,12 @@ BehaviorSpecs = Mapping[str, BehaviorSpec]
 
 
 def describe_spec(spec: Tree) -> str:
-    """The tree of specs on one line."""
+    """Return the tree of specs as one line of text."""
     return str(map_tree(_Plain, spec)) if isinstance(spec, dict | tuple) else str(spec)
 
 
 class _Plain(str):
-    """A text that shows without quotes inside a dict or tuple."""
+    """A text that is printed without quotes inside a dict or tuple."""
 
     def __new__(cls, value: object) -> _Plain:
         return super().__new__(cls, str(value))
@@ -178,7 +176,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """What ``value`` is, in the words a spec uses: dtype and shape of an array, else the type's name."""
+    """Describe ``value`` for an error message: dtype and shape of an array, else its type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):
@@ -213,7 +211,7 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
 
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
-    """Raise SpecMismatch unless all numbers are finite (floats) and within the spec's bounds."""
+    """Raise SpecMismatch unless all numbers are within the spec's bounds, and all floats finite."""
     if spec.is_object:
         return
     if spec.span is not None and value.__class__ is np.ndarray and value.size <= _SMALL and value.dtype.kind in "biuf":
@@ -232,7 +230,7 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """``values`` as an array, itself if it is one; ValueError, with the reason, when it cannot be one."""
+    """Return ``values`` as an array, unchanged if it is one; raise ValueError with the reason if it cannot be one."""
     if values.__class__ is np.ndarray:
         return values
     try:
@@ -245,7 +243,7 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def object_array(values: Any) -> np.ndarray[Any, Any]:
-    """A one-dimensional object array of ``values``, whatever they are (NumPy would look inside lists)."""
+    """Return a one-dimensional object array of ``values``. NumPy itself would make lists another dimension."""
     array = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):
         array[index] = value
@@ -253,12 +251,15 @@ def object_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def zeros(spec: Tree, *leading: int) -> Tree:
-    """A tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
+    """Return a tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
 class SpecConflict(UsageError):
-    """One behavior has two specs. Told at the start as it is, and later as what an environment did wrong."""
+    """One behavior has two specs.
+
+    Raised unchanged at the start. During a step, ``path``, ``expected`` and ``got`` go into a BadObservation.
+    """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
         super().__init__(
@@ -272,7 +273,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``; SpecConflict when one behavior has two specs."""
+    """Add ``new`` to ``known``; raise SpecConflict if a behavior is in both with different specs."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

@@ -1,13 +1,13 @@
-"""The objects of which a step is made, and which travel between workers, manager, policies and trainers.
+"""The objects that workers, manager, policies and trainers exchange for a step.
 
 ::
 
     manager ── EnvironmentCommand ──▶ worker         AgentSteps    n agents of one behavior, one step
-    manager ◀─ EnvironmentResponse ── worker         ActionInfo    what a policy made of AgentSteps
+    manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
 The rule: the arrays of one object belong to one moment. ``reward`` is for the action just taken, in the episode in
-which it was taken; ``obs`` is what to act on next; ``final_obs`` is what an episode that ended last saw.
+which it was taken; ``obs`` is the observation to act on next; ``final_obs`` is the last one of an episode that ended.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from envmanager.data.trees import Tree
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
-"""``agent_id = env_id << AGENT_BITS | k``: the k-th agent, by first appearance, of an environment."""
+"""Bits of an agent_id below its env_id: ``agent_id = env_id << AGENT_BITS | k`` for the k-th agent to appear there."""
 
 
 def only_agents(env_ids: Sequence[int]) -> np.ndarray:
-    """int64[n]: the ``agent_id`` of each environment's one agent."""
+    """Return the ``agent_id`` (int64[n]) of the only agent of each environment."""
     return np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
 
 
 class CommandName(str, enum.Enum):
-    """The names of commands and responses; they compare equal to their text."""
+    """The name of a command or response; equal to its text."""
 
     START = "start"
     RESET = "reset"
@@ -52,12 +52,12 @@ class CommandName(str, enum.Enum):
 
 
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
-"""The commands to which the response is a step."""
+"""The commands that a worker responds to with a step."""
 
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """What a manager asks of a worker."""
+    """A command of a manager to a worker."""
 
     name: CommandName
     payload: Any
@@ -69,7 +69,11 @@ class EnvironmentCommand:
 
 @attrs.define(init=False)
 class EnvironmentResponse:
-    """What a worker responds with: ``{behavior: AgentSteps}`` to a step or reset, an error as "failed"."""
+    """The response of a worker to a command.
+
+    The payload is ``{behavior: AgentSteps}`` after a step or reset. A response to a command that failed has the name
+    "failed" and the error as its payload.
+    """
 
     name: CommandName
     worker_id: int
@@ -87,8 +91,8 @@ class AgentSteps:
 
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
-    bool[n], or None when every agent wants an action. Only when the manager has ``infos=True``: ``info``, n dicts of
-    the step taken, and ``reset_info``, m dicts of the episodes that began.
+    bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts of the
+    step taken, and ``reset_info`` m dicts of the episodes that began.
     """
 
     agent_id: np.ndarray
@@ -106,24 +110,24 @@ class AgentSteps:
 
     @property
     def env_id(self) -> np.ndarray:
-        """int64[n]: the environment of each agent."""
+        """The environment of each agent: int64[n]."""
         env_id: np.ndarray = self.agent_id >> AGENT_BITS
         return env_id
 
     @property
     def ended(self) -> np.ndarray:
-        """bool[n]: whose episode ended with this step."""
+        """Whether each agent's episode ended with this step: bool[n]."""
         ended: np.ndarray = self.terminated | self.truncated
         return ended
 
     @property
     def acting_rows(self) -> np.ndarray:
-        """int64[k]: the rows that want an action."""
+        """The rows that need an action: int64[k]."""
         return np.arange(len(self)) if self.acting is None else np.flatnonzero(self.acting)
 
     @property
     def decision_steps(self) -> DecisionSteps:
-        """The agents that want an action (ML-Agents' DecisionSteps)."""
+        """The agents that need an action (ML-Agents' DecisionSteps)."""
         rows = self.acting_rows
         return DecisionSteps(self.agent_id[rows], take_rows(self.obs, rows), self.reward[rows])
 
@@ -135,7 +139,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self) -> AgentSteps:
-        """The same values in arrays of its own."""
+        """Return the steps with their arrays copied; the infos are shared."""
         obs, final_obs = self.obs, self.final_obs
         return AgentSteps(
             self.agent_id.copy(),
@@ -150,7 +154,7 @@ class AgentSteps:
         )
 
     def take(self, rows: np.ndarray) -> AgentSteps:
-        """Some rows, in the order given, in arrays of their own."""
+        """Return copies of some rows, in the order given."""
         ended = self.ended
         final_obs = reset_info = None
         chosen_ended = rows[ended[rows]]
@@ -173,7 +177,7 @@ class AgentSteps:
 
 
 class DecisionSteps(NamedTuple):
-    """The rows of AgentSteps that want an action."""
+    """The rows of AgentSteps that need an action."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -191,20 +195,20 @@ class TerminalSteps(NamedTuple):
 
 @attrs.define(eq=False)
 class RowBuffer:
-    """Arrays that an environment of always the same K agents may write its steps into, instead of making new ones.
+    """Arrays into which an environment whose K agents never change may write its steps, instead of making new ones.
 
-    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]`` of which the first m rows are for the m agents that
-    ended.
+    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]``, the first m rows of which belong to the m agents whose
+    episode ended.
     """
 
     steps: AgentSteps
     final_obs: Tree
     views: Any = attrs.field(default=None, init=False, repr=False)
-    """What the environments that write here keep with it."""
+    """Views of the arrays, stored by the environments that write into them."""
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
-        """New arrays for these agents."""
+        """Return a buffer of new arrays for these agents."""
         n = len(agent_id)
         flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         return cls(AgentSteps(agent_id, zeros(observation, n), *flags), zeros(observation, n))
@@ -212,10 +216,10 @@ class RowBuffer:
 
 @attrs.define(eq=False)
 class ActionInfo:
-    """What a policy decided: one row per *acting* row of its AgentSteps, in order.
+    """The actions of a policy: one row for each *acting* row of its AgentSteps, in order.
 
-    Only ``action`` (a tree of ``[n, …]``) travels to the worker. ``outputs`` (log-probs, values, …, arrays ``[n, …]``)
-    and ``version`` (of the policy) come back with the StepInfo.
+    Only ``action`` (a tree of ``[n, …]``) is sent to the worker. ``outputs`` (log-probs, values, …, arrays ``[n, …]``)
+    and the policy's ``version`` are returned with the StepInfo.
     """
 
     action: Tree
@@ -223,7 +227,7 @@ class ActionInfo:
     version: int = 0
 
     def take(self, rows: slice) -> ActionInfo:
-        """Some rows, as views."""
+        """Return some rows, as views."""
         outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
         action = self.action
         own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
@@ -236,14 +240,14 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """Why an episode was cut: the worker failed with ``cause`` and was replaced by ``generation``."""
+    """The reason why episodes were cut: the worker failed with ``cause`` and was replaced by ``generation``."""
 
     cause: WorkerError
     generation: int
 
 
 class Transitions(NamedTuple):
-    """Row i of each array belongs to one agent's one step; ``next_obs`` is the final observation where it ended."""
+    """Transitions, one row per agent step. ``next_obs`` is the final observation where the episode ended."""
 
     obs: Tree
     action: Tree
@@ -256,12 +260,12 @@ class Transitions(NamedTuple):
 
 @attrs.define(eq=False)
 class StepInfo:
-    """What one worker's step means to a trainer: previous steps, the actions taken on them, current steps.
+    """One step of a worker, for a trainer: the previous steps, the actions taken on them, and the current steps.
 
     Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
-    StepInfo. When the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
-    ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is handed out; ``copy()`` keeps one.
-    ``specs`` are the manager's, which tell what no transitions look like.
+    StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
+    ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; ``copy()`` keeps one.
+    ``specs`` are the manager's: with them, ``transitions`` returns empty arrays of the right shapes and dtypes.
     """
 
     previous: Steps | None
@@ -272,16 +276,15 @@ class StepInfo:
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     def copy(self) -> StepInfo:
-        """The same values in arrays of its own."""
+        """Return a StepInfo with copies of the arrays."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
         return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
 
     def transitions(self, behavior: str = "default") -> Transitions:
-        """The transitions of one behavior, joined by ``agent_id``: arrays of 0 rows when there are none.
+        """Return the transitions of one behavior, a row for each agent that acted and is in the current steps.
 
-        There are none after a reset, after a loss, and when no agent of the behavior acted. Agents that just joined
-        give none.
+        There are 0 rows after a reset, after a loss, and if no agent of the behavior acted.
         """
         if self.previous is None or self.actions is None or self.lost is not None:
             return self._no_transitions(behavior)
@@ -300,7 +303,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """0 rows in the shapes and dtypes of the spec, or without one (fakes have none) of what is there."""
+        """0 rows in the shapes and dtypes of the spec; without one, as in fakes, of the current steps and actions."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
@@ -324,7 +327,7 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
-    """The rows of several AgentSteps of one behavior, one below the other, in new arrays."""
+    """Return the rows of several AgentSteps of one behavior, one after the other, in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
     acting = None
@@ -346,7 +349,7 @@ _Dicts = list[dict[str, Any]] | None
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
-    """``final_obs``, ``info`` and ``reset_info`` of steps whose rows are those of ``parts``."""
+    """Return the ``final_obs``, ``info`` and ``reset_info`` of the concatenated ``parts``."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:

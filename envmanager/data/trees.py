@@ -14,7 +14,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """The tree of ``function(leaf, *other_leaves)``. All trees have the structure of the first."""
+    """Return the tree of ``function(leaf, *other_leaves)``. All trees must have the structure of the first."""
     if isinstance(tree, dict):
         return {key: map_tree(function, child, *(other[key] for other in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -23,7 +23,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """All leaves, depth first."""
+    """Return all leaves, depth first."""
     if isinstance(tree, dict):
         return [leaf for child in tree.values() for leaf in leaves(child)]
     if isinstance(tree, tuple):
@@ -32,7 +32,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
-    """The leaves of ``tree`` in the order of ``structure``, which may list its dict keys in another order."""
+    """Return the leaves of ``tree`` in the order of ``structure``, which may list its dict keys in another order."""
     if isinstance(structure, dict):
         return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
     if isinstance(structure, tuple):
@@ -42,7 +42,7 @@ def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
 
 
 def build(structure: Tree, values: list[Any]) -> Tree:
-    """A tree with the structure of ``structure`` and the leaves ``values``."""
+    """Return a tree with the structure of ``structure`` and the leaves ``values``."""
     return _build(structure, iter(values))
 
 
@@ -55,7 +55,7 @@ def _build(structure: Tree, values: Iterator[Any]) -> Tree:
 
 
 def paths(tree: Tree, root: str = "") -> list[str]:
-    """How to reach each leaf, as Python would write it: ``root['camera'][0]``."""
+    """Return the path of each leaf as a Python expression, such as ``root['camera'][0]``."""
     if isinstance(tree, dict):
         return [path for key, child in tree.items() for path in paths(child, f"{root}[{key!r}]")]
     if isinstance(tree, tuple):

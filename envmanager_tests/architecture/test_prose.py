@@ -20,11 +20,8 @@ MOST = 0.03
 KERNEL = {"_workers", "core", "env_manager.py", "godot", "ray_cluster", "system"}
 # Folders and modules that are being rewritten. Each is deleted here when it is done; the set goes with the last one.
 UNWRITTEN = {
-    "adapters",
     "bench",
     "cli",
-    "data",
-    "environment.py",
     "interop",
     "observe",
     "options.py",

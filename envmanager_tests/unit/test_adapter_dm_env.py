@@ -124,8 +124,8 @@ def test_reset_options_are_refused():
 @pytest.mark.parametrize(
     ("step", "path"),
     [
-        (dm_env.restart({}), "what step returned"),
-        (None, "what step returned"),
+        (dm_env.restart({}), "the result of step"),
+        (None, "the result of step"),
         (dm_env.TimeStep(dm_env.StepType.LAST, 1.0, None, {}), "the discount of the last step"),
         (dm_env.transition(None, {}), "reward"),
         (dm_env.transition(1.0, {"place": np.zeros(2)}), "obs"),

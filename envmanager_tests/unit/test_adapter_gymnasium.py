@@ -344,8 +344,8 @@ def test_lists_in_object_observations_stay_lists():
         (result(terminated=2), "terminated", "int 2"),
         (result(truncated=0.5), "truncated", "float 0.5"),
         (result(truncated=None), "truncated", "None"),
-        (result()[:4], "what step returned", "as in gym before 0.26"),
-        (None, "what step returned", "None"),
+        (result()[:4], "the result of step", "as in gym before 0.26"),
+        (None, "the result of step", "None"),
     ],
 )
 def test_what_a_step_must_not_return_is_named(broken, path, evidence):

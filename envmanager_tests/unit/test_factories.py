@@ -146,7 +146,7 @@ def test_a_text_that_leads_nowhere_is_refused_with_its_reason(text, message):
     [
         (None, "there is no environment"),
         (3, "must be callable"),
-        (Plain(), "an environment. Pass what makes one"),
+        (Plain(), "an environment. Pass a function that makes one"),
     ],
 )
 def test_what_makes_no_environment_is_refused(factory, message):
