@@ -92,8 +92,13 @@ StartMethodOption = Annotated[
 ]
 
 
+_ClickException: Any = typer.BadParameter.__mro__[
+    2
+]  # of Click, or of the copy of it that newer versions of Typer bring
+
+
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return the exit code. A mistake in the call is one line on stderr."""
     # Names of modules on the command line mean those in the present directory too, as with `python -m`.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -101,13 +106,34 @@ def run_command_line(arguments: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     exit_code: Any = 0
     try:
-        app(list(arguments))
+        exit_code = app(list(arguments), standalone_mode=False)
     except SystemExit as exit:
         exit_code = exit.code
+    except _ClickException as error:
+        exit_code = error.exit_code
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands was called alone
+            error.show()
+        else:
+            _show_error(_in_one_line(error, arguments))
     except EnvManagerError as error:
-        Console(stderr=True).print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
+        _show_error(str(error))
         exit_code = exit_code_of(error)
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
+
+
+def _show_error(text: str) -> None:
+    Console(stderr=True).print(Text(f"Error: {text}".rstrip(), style="red"), soft_wrap=True)
+
+
+def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
+    """Return what is wrong with a call, with the value that Typer's own text leaves out."""
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            if word == option or word.startswith(f"{option}="):
+                value = following if word == option else word[len(option) + 1 :]
+                return f"{option} {error.message.removeprefix('Input ').partition(',')[0]}, not {value!r}."
+    text = " ".join(error.format_message().split()).rstrip(".")
+    return f"{text}. See: {error.ctx.command_path} --help" if getattr(error, "ctx", None) else f"{text}."
 
 
 def _show_version(wanted: bool) -> None:

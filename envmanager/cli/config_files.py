@@ -1,4 +1,4 @@
-"""Config files: TOML, YAML or JSON with the tables ``manager`` (how environments are run) and ``run`` (for how long).
+"""Config files: TOML, YAML or JSON with the tables ``manager`` (how environments run) and ``run`` (how many steps).
 
 ::
 
@@ -10,40 +10,51 @@
     [run]                      run:
     steps = 100000               steps: 100000
 
-The rule: a file only becomes plain tables here; what is in them is checked where it is used.
+A file only becomes plain tables here; their contents are checked where they are used.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra
-from envmanager.structuring import nearest
+from envmanager.options import ManagerOptions
 from envmanager.training import records
+from envmanager.training.plan import TrainingOptions
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
-"""What a config of each command may hold."""
+"""The tables that a config of each command may hold."""
+_OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
-    """The tables of a config file, all of them always there.
+    """Return the tables of a config file; a table that it leaves out is empty.
 
     Raises ConfigError, or MissingExtra for YAML without PyYAML.
     """
     parse = PARSERS.get(path.suffix.lower())
     if parse is None:
-        raise ConfigError(f"{path} is not a config file: its name should end in {', '.join(PARSERS)}.")
+        suffixes = ", ".join(PARSERS)
+        raise ConfigError(
+            f"{path} is not a config file: its name should end in {suffixes}. To name an environment: --env {path}"
+        )
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The config file {path} cannot be read: {error}.") from error
     return _tables(parse(text, path), path, tables)
@@ -65,17 +76,19 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """What a text in YAML says; ``what`` is its name in errors. ConfigError, or MissingExtra without PyYAML.
+    """Parse a text in YAML; ``what`` is its name in errors. Raises ConfigError, or MissingExtra without PyYAML.
 
     Numbers are those of YAML 1.2, which people expect: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``,
-    ``on`` and ``off`` stay what they are in YAML 1.1, true and false: configs have them, and where a text was meant the
-    option says so.
+    ``on`` and ``off`` are true and false, as in YAML 1.1: configs have them, and where a text was meant the option says
+    so.
     """
     yaml = _import_or_say("yaml", what)
     try:
         return yaml.load(text, Loader=_loader(yaml))
     except Exception as error:  # `!!bool x` is a KeyError, `2024-13-45` a ValueError, "[" * 3000 a RecursionError
-        raise ConfigError(f"{what} is not valid YAML: {error}.") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{what} is not valid YAML{place}: {' '.join(str(problem).split())}.") from error
 
 
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
@@ -84,7 +97,7 @@ _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[e
 
 @functools.cache
 def _loader(yaml: Any) -> Any:
-    """PyYAML's safe loader, which by itself takes a number without a point or a sign in its exponent for a text."""
+    """Return PyYAML's safe loader, taught that a number needs neither a point nor a sign in its exponent."""
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
     return loader
@@ -109,7 +122,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Where a training of this config goes: the folder that a training has left it in, or ``runs/NAME``."""
+    """Return the folder for a training of this config: that of the training which wrote it, or ``runs/NAME``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -135,9 +148,20 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
-    """What is wrong with it: perhaps it is the config of another command."""
+    """Return the complaint: perhaps the file is the config of another command."""
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training" if command == "train" else command
             return f"{path} is the config of a {what}: it has the table {name}. Use: envmanager {command} {path}"
-    return f"{path}: there is no table {name}{nearest(name, tables)} Known tables: {', '.join(tables)}."
+    return f"{path}: there is no table {name}{nearest_place(name, tables)} Known tables: {', '.join(tables)}."
+
+
+def nearest_place(name: str, tables: Iterable[str]) -> str:
+    """Return ``; did you mean …?`` with the table, or the option of a table, of nearly this name; else a full stop."""
+    places = {}
+    for table in tables:
+        options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
+        places.update({field.alias: f"{table}.{field.alias}" for field in options})
+    places.update({table: table for table in tables})
+    matches = difflib.get_close_matches(name, places, n=1, cutoff=0.5)
+    return f"; did you mean {places[matches[0]]}?" if matches else "."

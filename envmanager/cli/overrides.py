@@ -1,4 +1,4 @@
-"""``--set manager.n_envs=16``: values of a config that are given on the command line.
+"""Values of a config that are given on the command line: ``--set manager.n_envs=16``.
 
 ::
 
@@ -6,7 +6,7 @@
     trainers."team.red".gamma=0.9  a name that has a dot in it, in quotes
     manager.env_kwargs={size: 4}   the value is read as YAML: numbers, texts, lists, mappings
 
-The rule: what is set is checked where the rest of the config is. Here it is only seen whether there is a place for it.
+Values are checked where the rest of the config is; this module only checks that there is a place for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from envmanager.cli.config_files import read_yaml
+from envmanager.cli.config_files import nearest_place, read_yaml
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
 from envmanager.structuring import nearest
@@ -25,7 +25,7 @@ _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The tables with every assignment carried out, the later ones last. ConfigError for one that has no place."""
+    """Return the tables with every assignment carried out, in order. Raises ConfigError for one that has no place."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -38,7 +38,7 @@ def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -
 
 
 def _read(text: str) -> tuple[list[str], Any]:
-    """The path and the value of ``a.b.c=value``."""
+    """Return the path and the value of ``a.b.c=value``."""
     path: list[str] = []
     place = 0
     while True:
@@ -60,9 +60,9 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Where the last name of the path belongs; tables on the way that are not there yet are made."""
+    """Return the table that the last name of the path belongs to; missing tables on the way are made."""
     if path[0] not in tables:
-        near = nearest(path[0], tables)
+        near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
     if len(path) == 1:
         raise _no_assignment(text)
@@ -82,7 +82,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """A table of ``trainers`` that the config does not have must come with its kind, not by a mistake in its name."""
+    """Raise ConfigError for a trainer that the config does not have, unless its kind is set first."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -212,7 +212,7 @@ def test_behaviors_that_appear_later_get_a_policy_too(capsys):
         ([*CART_POLE, "--policy", "nothing:there"], "policy 'nothing:there' cannot be found"),
         ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3; it should be callable"),
         ([*CART_POLE, "--policy", f"{HERE}:no_policy"], "made int 3 for 'default', which has no get_action"),
-        (["nowhere.toml"], "nowhere.toml cannot be read"),
+        (["nowhere.toml"], "There is no config file nowhere.toml."),
         (["--env", f"{HERE}:OfTexts", "--manager", "simple"], "RandomPolicy cannot draw actions"),
     ],
 )
@@ -223,6 +223,39 @@ def test_a_mistake_in_the_call_is_one_message_and_exit_code_2(capsys, arguments,
     assert message in err
     assert err.startswith("Error: ")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "--n-envs", "zero"], ["--n-envs", "integer", "'zero'"]),
+        (["run", "--n-envs=zero"], ["--n-envs", "integer", "'zero'"]),
+        (["evaluate", "runs/a", "--episodes", "0"], ["--episodes", "1", "'0'"]),
+        (["run", "--n-evns", "3"], ["--n-evns", "--n-envs", "envmanager run --help"]),
+        (["run", "--env"], ["--env"]),
+        (["train"], ["CONFIG", "envmanager train --help"]),
+        (["no-such-command"], ["no-such-command", "envmanager --help"]),
+        (["run", "a.toml", "b.toml"], ["b.toml"]),
+        (["run", "CartPole-v1"], ["--env CartPole-v1"]),
+    ],
+)
+def test_words_that_make_no_call_are_one_line_and_exit_code_2(capsys, monkeypatch, words, parts):
+    monkeypatch.setattr(sys, "argv", ["envmanager"])  # which is its name in what it prints
+    exit_code = run_command_line(words)
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit_code == 2
+    assert line.startswith("Error: ")
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize("words", [[], ["godot"]])
+def test_commands_are_listed_when_none_is_named(capsys, words):
+    assert run_command_line(words) == 2
+
+    captured = capsys.readouterr()
+    assert "Commands" in captured.out + captured.err
+    assert "Error" not in captured.err
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ def test_a_new_trainer_begins_with_its_kind() -> None:
     ("text", "message"),
     [
         ("manger.n_envs=1", r"no table manger; did you mean manager\? Known tables: manager, training, trainers"),
+        ("n_envs=4", r"no table n_envs; did you mean manager\.n_envs\? Known tables: manager, training, trainers"),
+        ("evaluate_evry=4", r"no table evaluate_evry; did you mean training\.evaluate_every\?"),
         ("manager.n_envs", r"should be TABLE\.NAME=VALUE"),
         ("manager=3", r"should be TABLE\.NAME=VALUE"),
         ("=3", r"should be TABLE\.NAME=VALUE"),
