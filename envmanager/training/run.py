@@ -31,7 +31,7 @@ from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
-from envmanager.training import checkpoints, generators, records, resolving, run_folder
+from envmanager.training import checkpoints, generators, records, resolving, run_folder, run_lock
 from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
@@ -112,10 +112,10 @@ class TrainingRun:
         """Train to the end, or until ``stop()``.
 
         A training that is resumed and has taken its steps already starts nothing and writes nothing; its result says
-        ``"over"``. Raises UsageError for a folder that holds something else.
+        ``"over"``. Raises UsageError for a folder that holds something else, or in which a training still runs.
         """
-        training = self.plan.training
-        run_folder.check(self.plan.directory, resume=self.plan.resume, force=self.plan.force)
+        training, directory = self.plan.training, self.plan.directory
+        run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
         check_tables(self.plan.trainers)
         metrics.require(training.metrics)
         if self.plan.resume:
@@ -125,6 +125,12 @@ class TrainingRun:
             )
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
+        with run_lock.held(directory):
+            # Another training may have written there since.
+            run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
+            return self._train(training)
+
+    def _train(self, training: TrainingOptions) -> TrainingResult:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)

@@ -6,6 +6,7 @@
     run/config.json, run/versions.json     what it ran with
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
     run/control.toml                       a person's, if there is one
+    run/.training.lock                     locked while a training runs; stays
 
 The rule: a folder holds one training. What an earlier one has left is deleted only when that was asked for, and what
 no training has written never is.

@@ -199,12 +199,12 @@ def test_a_folder_with_ones_own_files_in_it_survives_every_command(tmp_path: Pat
 
 
 def test_force_deletes_what_a_training_left_and_nothing_else_of_ours_stays(tmp_path: Path) -> None:
-    from envmanager.training import run_folder
+    from envmanager.training import run_folder, run_lock
 
     train(tmp_path, with_tables(training={"metrics": ["csv", "tensorboard"]}))
     run_folder.clear(tmp_path)
 
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [run_lock.FILE]
 
 
 def test_they_are_written_anew_with_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
