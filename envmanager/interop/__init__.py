@@ -1,12 +1,12 @@
-"""A manager seen through the interfaces of other libraries: Gymnasium, Stable-Baselines3, ML-Agents.
+"""Bridges from a manager to the interfaces of other libraries: Gymnasium, Stable-Baselines3, ML-Agents.
 
 ::
 
     envs = as_vector_env(manager)          # obs, infos = envs.reset(seed=1);  envs.step(actions)
     vec_env = as_sb3_vec_env(manager)      # PPO("MlpPolicy", vec_env).learn(100_000)
 
-These libraries know no partial steps, so every step waits for all environments. Each bridge is one module, imported
-with its library only when it is asked for. Closing a bridge closes its manager.
+These interfaces have no partial steps, so every step waits for all environments. Each bridge is one module, which is
+imported, with its library, when it is first used. Closing a bridge closes its manager.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 
 
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
-    """The manager as a ``gymnasium.vector.VectorEnv`` with the results, seeds and infos of Gymnasium's own.
+    """Return the manager as a ``gymnasium.vector.VectorEnv`` with the results, seeds and infos of Gymnasium's own.
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
     empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors, for
@@ -41,17 +41,17 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MlagentsEnvManager":  # it inherits from a class of ML-Agents
+    if name == "MlagentsEnvManager":  # imported late: it inherits from a class of ML-Agents
         return importlib.import_module("envmanager.interop.mlagents").MlagentsEnvManager
     raise AttributeError(f"module 'envmanager.interop' has no attribute {name!r}")
 
 
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
-    """The manager as a Stable-Baselines3 ``VecEnv`` with the results, seeds and infos of its ``DummyVecEnv``.
+    """Return the manager as a Stable-Baselines3 ``VecEnv`` with the results, seeds and infos of its ``DummyVecEnv``.
 
-    What environments put into their infos is there when the manager has ``infos=True``; what Stable-Baselines3 adds
-    (``terminal_observation``, ``TimeLimit.truncated``) always is. Raises UsageError for environments of several agents
-    or behaviors, MissingExtra without Stable-Baselines3.
+    The infos of environments are included if the manager has ``infos=True``; the entries that Stable-Baselines3 adds
+    (``terminal_observation``, ``TimeLimit.truncated``) always are. Raises UsageError for environments of several
+    agents or behaviors, MissingExtra without Stable-Baselines3.
     """
     _library("as_sb3_vec_env", "stable_baselines3", extra=None)
     bridge = importlib.import_module("envmanager.interop.sb3")
@@ -63,5 +63,5 @@ def _library(what: str, name: str, *, extra: str | None) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
-            raise  # the library is there, but something that it needs is not
+            raise  # the library is installed, but lacks something that it imports
         raise MissingExtra(what, library=name, extra=extra) from None

@@ -1,4 +1,4 @@
-"""Keeps all environments of a manager in step, which is the only way of stepping that other vectorised interfaces know.
+"""Steps of all environments of a manager together, as the vectorised interfaces of other libraries require.
 
 ::
 
@@ -27,13 +27,13 @@ from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
-"""The info key that says that a worker was replaced, so that the episode was cut and the step was not taken."""
+"""Info key, true if the worker was replaced: the episode was cut and the step was not taken."""
 
 Info = dict[str, Any]
 
 
 class Lockstep:
-    """A manager of single-agent environments whose every step is a step of all of them, or of those named."""
+    """A manager of single-agent environments that steps all of them together, or the given ones."""
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
@@ -44,10 +44,10 @@ class Lockstep:
         self._read_final = final_reader(self.observation_space)
         self._has_infos = False
         self._acting: np.ndarray | None = None
-        """The environments of a step that was sent and whose response was not received."""
+        """The environments of the pending step, whose responses were not received yet."""
 
     def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
-        """The first observations of all environments, in order."""
+        """Reset all environments; return their first observations in order."""
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
         batch = self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
@@ -55,12 +55,12 @@ class Lockstep:
         return batch
 
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
-        """First observations (``[len(seeds), …]``) and infos of the environments named, as their own ``reset`` tells.
+        """Reset the environments in ``seeds``; return their first observations (``[len(seeds), …]``) and infos.
 
-        The manager does not know of it, so it needs ``require_gymnasium``. Environments with the same seed, or with
-        none, are reset side by side.
+        Calls their own ``reset``, of which the manager has no record: ``require_gymnasium`` checks that they have one.
+        Environments with the same seed, or with none, are reset in parallel.
         """
-        self._require_idle()
+        self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}
         for seed in dict.fromkeys(seeds.values()):
             env_ids = [env_id for env_id, own in seeds.items() if own == seed]
@@ -70,19 +70,19 @@ class Lockstep:
 
     @property
     def is_well(self) -> bool:
-        """Whether no step has failed and no worker is out, so that nothing needs the reset of all that heals."""
+        """Whether no step is pending and no worker has failed, so that no reset of all environments is needed."""
         return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
 
     def require_gymnasium(self) -> None:
-        """Raise UsageError unless all are Gymnasium environments, which can be reset one by one."""
+        """Raise UsageError unless all environments are Gymnasium's, which can be reset one by one."""
         if not all(self.manager.call(is_gymnasium_env)):
             raise UsageError(
                 'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
             )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
-        """Act in all environments, or in ``env_ids`` only; ``actions`` has a row for each of all environments."""
-        self._require_idle()
+        """Send the actions of all environments, or of ``env_ids``; ``actions`` always has a row per environment."""
+        self._require_no_pending_step()
         if env_ids is None:
             self.manager.send(actions, np.arange(self.n_envs))
         else:
@@ -90,20 +90,20 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """What became of the environments that acted. A worker that was replaced stands for all its environments."""
+        """Return the results of the environments that acted, and of all environments of a worker that was replaced."""
         if self._acting is None:
-            raise UsageError("no step is under way: send actions first.")
+            raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
         self._acting = None
         return batch
 
     def final_obs(self, batch: Batch) -> dict[int, Any]:
-        """What the episodes that ended last saw, as elements of the observation space, by env_id."""
+        """Return the last observations of the episodes that ended, by env_id, as elements of the observation space."""
         ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """As the manager's; AttributeError, which other libraries catch, when an environment has no such attribute."""
+        """Return ``env.name`` of some environments; raise AttributeError, which other libraries catch, without one."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -112,15 +112,15 @@ class Lockstep:
             raise AttributeError(str(error)) from error
 
     def first_attr(self, name: str, default: Any) -> Any:
-        """The attribute of environment 0, or ``default``."""
+        """Return the attribute of environment 0, or ``default``."""
         try:
             return self.get_attr(name, [0])[0]
         except AttributeError:
             return default
 
-    def _require_idle(self) -> None:
+    def _require_no_pending_step(self) -> None:
         if self._acting is not None:
-            raise UsageError("a step is under way: take its result; if that has failed, call reset().")
+            raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -128,7 +128,7 @@ class Lockstep:
         if not is_there[env_ids].all():
             raise UsageError(
                 f"the environments {env_ids[~is_there[env_ids]].tolist()} were dropped with their worker, but a vector "
-                'environment keeps all of its environments: use RestartPolicy(then="raise").'
+                'environment must keep all of its environments: use RestartPolicy(then="raise").'
             )
         return batch.copy() if batch.is_view else batch
 
@@ -146,7 +146,7 @@ class Lockstep:
 
 
 class Elsewhere:
-    """An attribute that other vector environments have and a bridge has not: its AttributeError says what to do."""
+    """An attribute of other vector environments that a bridge lacks. Its AttributeError says what to use instead."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -162,7 +162,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """The info of each environment's step, by env_id, as a dict of its own; empty ones where nothing is known."""
+    """Return a copy of the info of each environment's step, by env_id; empty if the manager has no infos."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
@@ -170,7 +170,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """The info of each episode that began, by env_id."""
+    """Return the info of each episode that began, by env_id."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))
@@ -180,7 +180,7 @@ def _only_spec(manager: EnvManager) -> BehaviorSpec:
     specs = list(manager.behavior_specs.values())
     if len(specs) != 1:
         raise UsageError(
-            f"other libraries' vector environments hold environments of one agent each; these have the behaviors "
+            "a bridge needs environments with one agent each; these have the behaviors "
             f"{sorted(manager.behavior_specs)}. Use step() of the manager."
         )
     return specs[0]

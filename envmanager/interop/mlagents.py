@@ -1,4 +1,4 @@
-"""A manager for ML-Agents' own trainers: what its ``TrainerController`` asks of an env manager.
+"""A manager as the env manager that ML-Agents' ``TrainerController`` drives.
 
 ::
 
@@ -6,11 +6,11 @@
                       ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
                                                                 └────── policy queues, emptied before each step
 
-Everything between steps and trainers is ML-Agents' own code, inherited; the steps themselves are a manager's, with one
+Everything between steps and trainers is ML-Agents' own code, inherited. The steps themselves are a manager's, with one
 policy call for all workers that are ready.
 
-The rule: what ML-Agents' agent managers are fed is what they would have been fed by ML-Agents' own manager. When a
-worker is replaced, only its own unfinished trajectories are dropped; nobody else is reset.
+The rule: ML-Agents' agent managers receive the steps that they would receive from ML-Agents' own env manager. When a
+worker is replaced, only its own unfinished trajectories are dropped; no other environment is reset.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "conf
 
 
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
-    """``manager`` as an env manager of ML-Agents, to be given to ``TrainerController.start_learning``.
+    """An env manager of ML-Agents on top of ``manager``, for ``TrainerController.start_learning``.
 
-    Its environments must be MlagentsEnvironments, as MlagentsFactory makes them (UsageError). Statistics that an
-    environment sends reach the trainers when the manager has ``infos=True``. Closing this closes the manager. Errors
-    are the manager's: a WorkerError goes up through ``start_learning``, which saves the models first.
+    Its environments must be MlagentsEnvironments, as MlagentsFactory makes them (UsageError). Statistics of an
+    environment reach the trainers if the manager has ``infos=True``. Closing this closes the manager. Errors are the
+    manager's: ``start_learning`` raises a WorkerError after it has saved the models.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -53,28 +53,28 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
         self._translator = StepTranslator()
         self._env_ids = {worker.worker_id: worker.env_ids for worker in manager.stats().workers}
         self._parameters_since_reset: Parameters = {}
-        self._made_anew: set[int] = set()
+        self._replaced: set[int] = set()
         self._behaviors: dict[str, BehaviorSpec] = {}
         self._seen: set[str] = set()
         self._learn_behaviors()
 
     @property
     def training_behaviors(self) -> dict[str, BehaviorSpec]:
-        """ML-Agents' specs of all behaviors that any environment has shown so far."""
+        """ML-Agents' specs of all behaviors that have appeared in any environment."""
         if self._seen - self._behaviors.keys():
             self._learn_behaviors()
         return dict(self._behaviors)
 
     def set_policy(self, brain_name: str, policy: Policy) -> None:
-        """Let ``policy`` decide for the agents of a behavior, which need not have appeared yet."""
+        """Use ``policy`` for the agents of a behavior, which need not have appeared yet."""
         super().set_policy(brain_name, policy)
         self._manager.set_policy(brain_name, _DecidingPolicy(policy, self._translator, self._env_ids))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
         """Send environment parameters (numbers, or samplers of ML-Agents' settings) to all environments.
 
-        Waits for steps in flight. Environments that take the place of lost ones get them too; those of a worker that is
-        recycled (``RestartPolicy.recycle_after_steps``) have the parameters of the last reset.
+        Blocks until pending steps are done. Environments that replace lost ones receive them too; those of a worker
+        that is recycled (``RestartPolicy.recycle_after_steps``) have the parameters of the last reset.
         """
         parameters = _parameters_of(config)
         if parameters:
@@ -88,15 +88,15 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
         self._translator.forget_envs(range(self._manager.n_envs))
         self._parameters_since_reset = {}
-        self._made_anew = set()
+        self._replaced = set()
         return [self._translated(info) for info in self._manager.reset({"options": _parameters_of(config)})]
 
     def _step(self) -> list[EnvironmentStep]:
-        if self._made_anew:
-            # They know the parameters of the last reset, but not those that were sent after it.
-            env_ids = sorted(self._made_anew)
+        if self._replaced:
+            # Replaced environments have the parameters of the last reset, but not those that were sent after it.
+            env_ids = sorted(self._replaced)
             self._manager.call("set_environment_parameters", self._parameters_since_reset, env_ids=env_ids)
-            self._made_anew = set()
+            self._replaced = set()
         return [self._translated(info) for info in self._manager.step()]
 
     def _translated(self, info: StepInfo) -> EnvironmentStep:
@@ -104,7 +104,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
         if is_lost:
             self._translator.forget_envs(self._env_ids[info.worker_id])
             if self._parameters_since_reset:
-                self._made_anew.update(self._env_ids[info.worker_id])
+                self._replaced.update(self._env_ids[info.worker_id])
         self._seen |= info.current.keys()
         steps = {name: self._translator.translate(own, is_lost=is_lost) for name, own in info.current.items()}
         actions = {} if info.actions is None else {name: share_of(own) for name, own in info.actions.items()}
@@ -123,7 +123,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """A policy of ML-Agents as one of a manager."""
+    """A policy of ML-Agents as a policy of a manager."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy
@@ -133,7 +133,7 @@ class _DecidingPolicy:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         if not self._policy.use_recurrent:
             return self._call(steps, 0)
-        # A recurrent policy keeps memories by worker and agent, and the agent managers ask for them so: a call each.
+        # A recurrent policy stores memories by worker and agent, as the agent managers look them up: a call per worker.
         workers = np.array([self._worker_of[env_id] for env_id in steps.env_id.tolist()])
         bounds = np.flatnonzero(np.diff(workers)) + 1
         parts = [
@@ -147,7 +147,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """A config as plain data: a worker need not import ML-Agents' trainers, and so PyTorch, to understand it."""
+    """A config as plain data, so that a worker need not import ML-Agents' trainers, and with them PyTorch."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 
@@ -160,7 +160,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """What the environments of a worker sent, together."""
+    """The statistics of all environments of a worker."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

@@ -1,7 +1,7 @@
-"""Reports mistakes in ML-Agents' own config files as ML-Agents' own errors.
+"""Translation of mistakes in ML-Agents' config files to ML-Agents' own errors.
 
-ML-Agents was written for a cattrs whose errors came as they were. The one that this library needs wraps them in groups,
-of which ML-Agents knows nothing, and whose text does not say what is wrong.
+ML-Agents was written for an old cattrs, which raised them directly. The cattrs that this library needs wraps them in
+groups, which ML-Agents does not catch and whose text does not say what is wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ with needed_by("MlagentsEnvManager", extra=None):
 
 @contextmanager
 def config_errors() -> Iterator[None]:
-    """Within this context a mistake in a config of ML-Agents is its TrainerConfigError, with a line per mistake.
+    """Raise mistakes in a config of ML-Agents as its TrainerConfigError, with a line per mistake.
 
-    For what reads such a config: ``parse_command_line``, ``RunOptions.from_dict``.
+    Use this context around functions that read such a config: ``parse_command_line``, ``RunOptions.from_dict``.
     """
     try:
         yield

@@ -1,12 +1,12 @@
-"""Turns steps and actions into ML-Agents' classes, with the numbers by which its trainers know agents.
+"""Conversion of steps and actions to ML-Agents' classes, with the numbers by which its trainers identify agents.
 
 ::
 
     AgentSteps ──▶ DecisionSteps, TerminalSteps        policy's ActionInfo ──▶ actions for a manager
-                                                       a worker's share    ◀── what came back with its step
+                                                       a worker's share    ◀── actions returned with its step
 
-The rule: an agent has a new number for every episode, as in Unity, and a number is never used again. So whatever is
-left of an episode that was lost with its worker can be paired with nothing.
+The rule: an agent has a new number for every episode, as in Unity, and no number is used twice. So the unfinished part
+of an episode that was lost with its worker is never joined to a later one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ with needed_by("MlagentsEnvManager", extra=None):
     from mlagents_envs.base_env import DecisionSteps, TerminalSteps
 
 _CALL, _ROW = "call", "row"
-"""Outputs of an ActionInfo: the ML-Agents ActionInfo of a whole policy call, and which row of it this row is."""
+"""Outputs of an ActionInfo: the ML-Agents ActionInfo of the whole policy call, and the row's number in it."""
 
 
 class Numbers:
-    """One number for each agent and its episode, or for each group of agents, from 1 up over all environments."""
+    """Numbers for agents (one per episode) or groups of agents, counted from 1 over all environments."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._last = 0
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """int64[n]: the numbers of these ids, new ones for those that have none."""
+        """Return the numbers of these ids (int64[n]), with new ones for ids that have none."""
         numbers = []
         for own in ids:
             number = self._numbers.get(own)
@@ -48,28 +48,28 @@ class Numbers:
         return np.array(numbers, np.int64)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Give these ids new numbers when they are met again."""
+        """Drop the numbers of these ids; they get new ones when they appear again."""
         for own in ids:
             self._numbers.pop(own, None)
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Forget all ids of these environments."""
+        """Drop the numbers of all ids of these environments."""
         gone = set(env_ids)
         self.forget([own for own in self._numbers if own >> AGENT_BITS in gone])
 
 
 class StepTranslator:
-    """AgentSteps of a manager, in which ids are unique, as steps of ML-Agents, in which numbers are."""
+    """A converter from AgentSteps, with unique agent ids, to ML-Agents' steps, with numbers for agents and groups."""
 
     def __init__(self) -> None:
         self._agents = Numbers()
         self._groups = Numbers()
 
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
-        """Who asks for a decision and whose episode ended, in arrays of their own.
+        """Return the agents that need a decision and those whose episode ended, in new arrays.
 
-        When the worker was lost nobody knows how the episodes went on, so they do not end, but are never heard of
-        again.
+        If the worker was lost, the ends of its episodes are unknown: none of them is reported as ended, and their
+        numbers do not appear again.
         """
         ended = np.flatnonzero(steps.ended)
         terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)
@@ -77,13 +77,13 @@ class StepTranslator:
         return self.decision_steps(steps), terminals
 
     def decision_steps(self, steps: AgentSteps) -> DecisionSteps:
-        """Who asks for a decision."""
+        """Return the agents that need a decision."""
         rows = steps.acting_rows
         obs = take_rows(steps.obs, rows)
         masks = obs.get("action_mask")
         return DecisionSteps(
             list(obs["observations"]),
-            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # a reward is the old episode's
+            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # such a reward belongs to the old episode
             self._agents.of(steps.agent_id[rows].tolist()),
             list(masks) if masks is not None and any(mask.any() for mask in masks) else None,
             self._group_numbers(steps.agent_id[rows], obs),
@@ -102,7 +102,7 @@ class StepTranslator:
         )
 
     def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
-        """0 stays 0: an agent without a group. The groups of each environment are its own."""
+        """The numbers of the groups, distinct for each environment; 0 for an agent without a group."""
         group_id = obs["group_id"].astype(np.int64)
         grouped = np.flatnonzero(group_id)
         keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]
@@ -111,13 +111,13 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Begin all episodes and groups of these environments anew."""
+        """Begin new episodes and groups in these environments."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 
 
 def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
-    """What an ML-Agents policy decided for ``n`` agents, as a manager takes it; ``share_of`` finds it again."""
+    """Convert an ML-Agents policy's actions for ``n`` agents to a manager's; ``share_of`` converts them back."""
     actions = taken.env_action
     tree = {}
     if actions.continuous.shape[1] or not actions.discrete.shape[1]:
@@ -128,7 +128,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """One worker's rows of what the policy decided for agents of many."""
+    """Return one worker's rows of a policy call for agents of several workers."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
@@ -142,7 +142,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Some rows of whatever has ``n`` rows; what has none is the same for all agents."""
+    """Some rows of a value that has ``n`` rows. A value without rows is the same for all agents."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

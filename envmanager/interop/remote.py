@@ -1,6 +1,6 @@
-"""The functions that the bridges call where an environment is, by ``manager.call(function, …)``.
+"""Functions that bridges run in the workers with ``manager.call(function, …)``.
 
-The rule: a worker imports this module, so it imports no library but Gymnasium.
+A worker imports this module, so it imports no library but Gymnasium.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """``env.reset(…)``: the observation as a tree of one row each, and the info. Raises SpecMismatch."""
+    """Call ``env.reset(…)``; return the observation as a tree of ``[1, …]``, and the info. Raises SpecMismatch."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 
 
 def is_gymnasium_env(env: Any) -> bool:
-    """Whether it is an environment of Gymnasium, possibly in wrappers."""
+    """Return whether this is an environment of Gymnasium, possibly in wrappers."""
     return isinstance(env, Env)
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``env.name(*args, **kwargs)``."""
+    """Return ``env.name(*args, **kwargs)``."""
     return attribute_of(env, name)(*args, **kwargs)
 
 
 def call_or_get(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """As above; ``env.name`` where that is no function."""
+    """Return ``env.name(*args, **kwargs)``, or ``env.name`` if it cannot be called."""
     value = attribute_of(env, name)
     return value(*args, **kwargs) if callable(value) else value
 
 
 def has_attribute(env: Any, name: str) -> bool:
-    """Whether the environment or a wrapper around it has the attribute."""
+    """Return whether the environment or one of its wrappers has the attribute."""
     return bool(env.has_wrapper_attr(name)) if hasattr(env, "has_wrapper_attr") else hasattr(env, name)
 
 
 def names_of_wrappers(env: Any) -> set[str]:
-    """The classes of all wrappers around an environment, and those that they inherit from."""
+    """Return the names of the classes of an environment's wrappers, with their base classes."""
     names: set[str] = set()
     while isinstance(env, Wrapper):
         names.update(map(full_name, type(env).__mro__))
@@ -56,5 +56,5 @@ def names_of_wrappers(env: Any) -> set[str]:
 
 
 def full_name(cls: type[Any]) -> str:
-    """The class's name, with its module's: what a worker can tell of a class without sending it."""
-    return f"{cls.__module__}.{cls.__name__}"  # a class that travelled by value has lost its __qualname__
+    """Return the name of a class with its module, by which classes are compared without sending them."""
+    return f"{cls.__module__}.{cls.__name__}"  # a class that was pickled by value has lost its __qualname__

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results are those of its ``DummyVecEnv``, except where a worker was replaced. Like that, episodes restart in
-the step in which they end; what they last saw is in ``info["terminal_observation"]``.
+The rule: results are those of its ``DummyVecEnv``, except where a worker was replaced. So episodes restart in the step
+in which they end, and their last observation is ``info["terminal_observation"]``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Indices = int | Iterable[int] | None
 
 
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
-    """What ``as_sb3_vec_env`` returns. ``manager`` is the manager, for what Stable-Baselines3 has no word for.
+    """The VecEnv that ``as_sb3_vec_env`` returns. ``manager`` is the manager itself, for what a VecEnv cannot do.
 
     When a worker was replaced, the episodes of its environments end with reward 0, the last observation that was
-    handed out as ``terminal_observation``, ``TimeLimit.truncated`` true, and ``"lost": True`` in the info.
+    returned as ``terminal_observation``, ``TimeLimit.truncated`` true, and ``"lost": True`` in the info.
     """
 
     metadata: dict[str, Any]
@@ -46,16 +46,16 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.metadata = self._lockstep.first_attr("metadata", self.metadata)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """The options of the next ``reset``, and of the resets at the ends of episodes until the one after it.
+        """Set the options of the next ``reset``, and of the resets after it at the ends of episodes.
 
-        A list must have the same options for all environments, since a manager has one for all (UsageError).
+        A list must have the same options for all environments, since a manager has one set of options (UsageError).
         """
         if isinstance(options, list) and any(each != options[0] for each in options):
             raise UsageError("set_options: a manager gives the same options to all environments.")
         super().set_options(options)
 
     def reset(self) -> Any:
-        """Begin a new episode in all environments, discarding a step under way: their first observations."""
+        """Begin a new episode in all environments and return the first observations. Discards a pending step."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         batch = self._lockstep.reset(seeds, self._options[0] or None)
         self.reset_infos = list(step_infos(batch).values())
@@ -64,15 +64,15 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Act in all environments; the results come with ``step_wait``. Raises BadAction."""
+        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
-        """``(obs, rewards, dones, infos)`` of the step under way.
+        """Return ``(obs, rewards, dones, infos)`` of the pending step.
 
-        Raises the WorkerError of a worker that has failed; after that, ``reset()``.
+        Raises the WorkerError of a worker that has failed; call ``reset()`` after that.
         """
         batch = self._lockstep.receive()
         infos = list(step_infos(batch).values())
@@ -89,33 +89,33 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.manager.close()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether all environments have the attribute, which need not be fit to travel."""
+        """Return whether all environments have the attribute. Its value is not sent, so it need not be picklable."""
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """``env.attr_name`` of some environments. Raises AttributeError."""
+        """Return ``env.attr_name`` of some environments. Raises AttributeError."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """``env.attr_name = value`` for some environments: where the attribute is, else on the outermost wrapper."""
+        """Set ``env.attr_name = value`` for some environments, on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
-        """``env.method_name(*method_args, **method_kwargs)`` of some environments, as a list."""
+        """Return ``env.method_name(*method_args, **method_kwargs)`` of some environments, as a list."""
         env_ids = self._env_ids(indices)
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Whether a wrapper of this class, or of a subclass, is around each environment.
+        """Return whether each environment has a wrapper of this class or of a subclass.
 
-        Told by the names of classes, so that a worker need not import what its environment does not use.
+        Classes are compared by name, so that a worker does not import those that its environment does not use.
         """
         names = self.manager.call(names_of_wrappers, env_ids=self._env_ids(indices))
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """``env.render()`` of each environment, if they render images."""
+        """Return ``env.render()`` of each environment, or Nones with a warning if they do not render images."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",

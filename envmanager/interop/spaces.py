@@ -1,7 +1,7 @@
-"""Finds the Gymnasium spaces of a manager's environments, and turns its arrays into elements of the batched spaces.
+"""Gymnasium spaces of a manager's environments, and conversion of its arrays to elements of the batched spaces.
 
-An environment's own spaces are taken where it has some, since its specs say less (they do not tell a Discrete from a
-Box of one whole number, and call all texts and graphs objects). Else spaces are made from the specs.
+An environment's own spaces are used if it has some, since its specs say less: they do not distinguish a Discrete from a
+Box with one integer, and all texts and graphs are objects. Without them, spaces are made from the specs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Space, spaces
 
 BatchMaker = Callable[[Tree], Any]
-"""A tree of ``[n, …]`` as an element of the batched space."""
+"""Function from a tree of ``[n, …]`` to an element of the batched space."""
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
-    """The observation and the action space of one environment: its own, or made from ``spec``."""
+    """Return the observation and the action space of one environment: its own, or made from ``spec``."""
     try:
         own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
-    except EnvRaised:  # it is no Gymnasium environment
+    except EnvRaised:  # not a Gymnasium environment
         own = []
     if own and all(isinstance(space, Space) for space in own) and behavior_spec(*own) == spec:
         return own[0], own[1]
@@ -39,14 +39,14 @@ def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
 
 
 def to_space(spec: Tree) -> Any:
-    """The space of a tree of ArraySpec. A whole number with both bounds is a Discrete; UsageError for objects."""
+    """Return the space of a tree of ArraySpec, raising UsageError for objects. A bounded int64 becomes a Discrete."""
     if isinstance(spec, dict):
         return spaces.Dict({key: to_space(child) for key, child in spec.items()})
     if isinstance(spec, tuple):
         return spaces.Tuple([to_space(child) for child in spec])
     if spec.is_object:
         raise UsageError(
-            "a spec of objects does not say which Gymnasium space they are of: give the environment the attributes "
+            "no Gymnasium space can be derived from a spec of Python objects: give the environment the attributes "
             "observation_space and action_space."
         )
     if spec.shape == () and spec.dtype == np.int64 and spec.whole_bounds is not None:
@@ -67,9 +67,9 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 def final_reader(space: Any) -> RowReader:
-    """What takes one environment's last observation out of a batch, as the environment itself would tell it.
+    """Return a function that reads one environment's last observation from a batch, as the environment returned it.
 
-    A Discrete is a Python int, as Gymnasium's own environments return it; arrays of numbers do not remember which.
+    An element of a Discrete becomes a Python int, as Gymnasium's own environments return it.
     """
     return _whole_number if isinstance(space, spaces.Discrete) else row_reader(space)
 
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """What makes a batch of a space. Of a space without arrays (Text, Graph, …) it is a tuple of its elements."""
+    """Return a function that makes a batch of a space; for one without arrays (Text, Graph, …) a tuple of elements."""
     return tuple
 
 
@@ -93,7 +93,7 @@ def _(_: Any) -> BatchMaker:
 
 @batch_maker.register(spaces.Discrete)
 def _(space: Any) -> BatchMaker:
-    dtype = np.dtype(space.dtype)  # the specs know int64 only
+    dtype = np.dtype(space.dtype)  # the spec of every Discrete has int64
     return lambda column: column.astype(dtype, copy=False)
 
 

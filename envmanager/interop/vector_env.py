@@ -2,12 +2,12 @@
 
 ::
 
-    step    manager                          SAME_STEP   NEXT_STEP                        DISABLED
-    t       obs = first, final_obs = last    the same    obs = last                       obs = last
-    t + 1   a step of the new episode        the same    obs = first, action ignored      refused until reset(mask)
+    step    manager                          SAME_STEP    NEXT_STEP                       DISABLED
+    t       obs = first, final_obs = last    unchanged    obs = last                      obs = last
+    t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
 
 The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP and DISABLED
-keep the first observation of an episode back, until the next step or reset; till then its environment is not stepped.
+return the first observation of an episode with the next step or reset; until then its environment is not stepped.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 
 
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
-    """What ``as_vector_env`` returns. ``manager`` is the manager, for what Gymnasium has no word for.
+    """The VectorEnv that ``as_vector_env`` returns. ``manager`` is the manager itself, for what a VectorEnv cannot do.
 
     Rewards are float64 arrays of the manager's float32 values. When a worker was replaced, the episodes of its
-    environments end truncated, with reward 0 and the last observation that was handed out, and the info of that step
+    environments end truncated, with reward 0 and the last observation that was returned, and the info of that step
     has ``"lost": True``.
     """
 
@@ -65,21 +65,21 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        """Those whose episode ended, and whose next one was not handed out yet."""
+        """Environments whose episode ended and whose next first observation was not returned yet: bool[n_envs]."""
         self._obs: Tree = None
-        """What to act on next, also of those restarting."""
+        """The observations to act on next; the first one of the new episode for restarting environments."""
         self._shown: Tree = None
-        """What was handed out last."""
+        """The observations returned last."""
         self._first_infos: dict[int, Info] = {}
-        """Of the episodes that have begun and were not handed out yet."""
+        """Infos of the first observations that were not returned yet, by env_id."""
         self._has_options = False
 
     def __del__(self) -> None:
-        """The manager may be in use elsewhere: unlike the base class of some versions, close nothing."""
+        """Close nothing, unlike the base class of some versions: the manager may be in use elsewhere."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
-        """The environments' random number generators; copies, when these are in other processes."""
+        """The environments' random number generators; copies if these are in other processes."""
         return self.get_attr("np_random")
 
     @property
@@ -90,30 +90,31 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """Begin a new episode in all environments. ``seed``: one number for seed, seed + 1, …, or one per environment.
+        """Begin a new episode in all environments, and return the first observations and the infos.
 
-        ``options`` also go to the resets at the ends of later episodes, until the next ``reset``. With DISABLED a
-        ``reset_mask`` among them names the environments that begin anew, else it must be all true (UsageError).
+        ``seed``: one number for the seeds seed, seed + 1, …, or one number per environment. ``options`` are also passed
+        to the resets at the ends of later episodes, until the next ``reset``. With DISABLED, a ``reset_mask`` among
+        them selects the environments to reset; in the other modes it must be all true (UsageError).
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
             options = {key: value for key, value in options.items() if key != "reset_mask"}
         if mask is not None and not mask.all():
             return self._reset_some(np.flatnonzero(mask), seeds, options or {})
-        if self._goes_on(seeds, options):
+        if self._can_use_begun(seeds, options):
             return self._reset_some(np.arange(self.num_envs), None, {})
         batch = self._lockstep.reset(seeds, options)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         self._first_infos = {}
         self._has_options = bool(options)
         self._obs = batch.obs
-        return self._hand_out(batch.obs), self._join(step_infos(batch)) if batch.info else {}
+        return self._returned(batch.obs), self._join(step_infos(batch)) if batch.info else {}
 
     def step(self, actions: Any) -> StepResult:
-        """Act in all environments: ``(obs, rewards, terminations, truncations, infos)``.
+        """Step all environments and return ``(obs, rewards, terminations, truncations, infos)``.
 
-        Raises BadAction when the actions do not fit the action space, and the WorkerError of a worker that has failed;
-        after that, ``reset()``.
+        Raises BadAction if the actions do not fit the action space, and the WorkerError of a worker that has failed;
+        call ``reset()`` after that.
         """
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
@@ -122,28 +123,28 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             self._require_running()
         acting = np.flatnonzero(~self._restarting)
         if not len(acting):
-            return self._nobody_acted()
+            return self._all_restarted()
         self._lockstep.send(actions, acting if len(acting) < self.num_envs else None)
         return self._next_step(self._lockstep.receive())
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """``env.name(*args, **kwargs)`` of each environment, or ``env.name`` where that is no function."""
+        """Return ``env.name(*args, **kwargs)`` of each environment, or ``env.name`` if it cannot be called."""
         return tuple(self.manager.call(call_or_get, name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """``env.name`` of each environment. Raises AttributeError."""
+        """Return ``env.name`` of each environment. Raises AttributeError."""
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """``env.name = value`` for each environment: a list or tuple has one value for each, else it is for all."""
+        """Set ``env.name`` of each environment, to its value in a list or tuple, or to the one value given."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:
-        """``env.render()`` of each environment."""
+        """Return ``env.render()`` of each environment."""
         return tuple(self.manager.render())
 
     def close_extras(self, **_: Any) -> None:
-        """Close the manager, within its ``Timeouts.close_s``. Keywords, which others take, change nothing."""
+        """Close the manager, within its ``Timeouts.close_s``. Keyword arguments are ignored."""
         self.manager.close()
 
     def _seeds(self, seed: Any) -> Sequence[int | None] | None:
@@ -161,13 +162,13 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
                 raise UsageError(f"reset_mask must be {self.num_envs} bools, at least one of them True, not {mask}.")
         elif not is_mask or not mask.all():
             raise UsageError(
-                f"reset_mask must be {self.num_envs} times True: a manager resets those whose episodes end by itself. "
-                'Only autoreset_mode="Disabled" resets some environments alone.'
+                f"reset_mask must be {self.num_envs} times True: a manager resets environments whose episode ends by "
+                'itself. Only with autoreset_mode="Disabled" can some environments be reset alone.'
             )
         return mask
 
-    def _goes_on(self, seeds: Any, options: Any) -> bool:
-        """Whether some of the episodes that a reset of all should begin have begun already, just as it wants them."""
+    def _can_use_begun(self, seeds: Any, options: Any) -> bool:
+        """Whether a reset of all can use episodes that the manager has begun already, without seeds and options."""
         if self.autoreset_mode is not AutoresetMode.DISABLED or not self._restarting.any():
             return False
         return seeds is None and not options and not self._has_options and self._lockstep.is_well
@@ -175,36 +176,37 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
         """Begin new episodes in some environments.
 
-        Where an episode has ended the manager has begun the next one already. That one is handed out, unless it should
-        have begun with a seed or with other options.
+        After the end of an episode the manager has begun the next one already. It is used unless a seed or other
+        options are given.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
-            raise UsageError("the first reset must be one of all environments.")
+            raise UsageError("the first reset must be of all environments: call reset() without a reset_mask.")
         wanted = {env_id: None if seeds is None else seeds[env_id] for env_id in env_ids.tolist()}
         has_begun = set() if options or self._has_options else set(self._first_infos)
-        anew = {env_id: seed for env_id, seed in wanted.items() if seed is not None or env_id not in has_begun}
-        infos = {env_id: self._first_infos[env_id] for env_id in wanted.keys() - anew.keys()}
-        if anew:
-            infos.update(self._begin_anew(anew, options))
+        to_reset = {env_id: seed for env_id, seed in wanted.items() if seed is not None or env_id not in has_begun}
+        infos = {env_id: self._first_infos[env_id] for env_id in wanted.keys() - to_reset.keys()}
+        if to_reset:
+            infos.update(self._reset_again(to_reset, options))
         for env_id in wanted:
             self._first_infos.pop(env_id, None)
         self._restarting[env_ids] = False
-        return self._hand_out(with_rows(self._shown, env_ids, take_rows(self._obs, env_ids))), self._join(infos)
+        return self._returned(with_rows(self._shown, env_ids, take_rows(self._obs, env_ids))), self._join(infos)
 
-    def _begin_anew(self, seeds: Mapping[int, int | None], options: dict[str, Any]) -> dict[int, Info]:
+    def _reset_again(self, seeds: Mapping[int, int | None], options: dict[str, Any]) -> dict[int, Info]:
         env_ids = list(seeds)
-        self._restarting[env_ids] = True  # if this fails, nobody knows how far their episodes are
+        self._restarting[env_ids] = True  # if the reset fails, the state of their episodes is unknown
         for env_id in env_ids:
             self._first_infos.pop(env_id, None)
         first_obs, infos = self._lockstep.reset_some(seeds, options)
         self._obs = with_rows(self._obs, env_ids, first_obs)
         return infos
 
-    def _hand_out(self, obs: Tree) -> Any:
+    def _returned(self, obs: Tree) -> Any:
+        """Record the observations as returned, and convert them to an element of the batched space."""
         self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
-            obs = copy_tree(obs)  # the user may change it, but a reset of some hands out the rows of the others again
+            obs = copy_tree(obs)  # the user may change it, and a later reset of some returns the other rows again
         return self._lockstep.batch_obs(obs)
 
     def _require_running(self) -> None:
@@ -226,14 +228,14 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """The results of a step in which all environments have acted that were not restarting."""
+        """Return the results of a step in which all environments acted, except those that were restarting."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
         for env_id in np.flatnonzero(restarted).tolist():
-            # It has not acted. If it is in the batch after all, its worker was replaced, and it begins anew once more.
+            # It did not act. If it is in the batch all the same, its worker was replaced and it restarts once more.
             reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
             of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
         self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
@@ -245,27 +247,27 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
         if self.autoreset_mode is AutoresetMode.DISABLED and batch.lost.any():
             obs = self._lose(obs, env_ids[batch.lost])
-        return self._hand_out(obs), reward, terminated, truncated, self._join(of_steps)
+        return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """``obs`` with what was last handed out of the environments that were lost, which must begin anew.
+        """Replace the rows of lost environments by their last returned observations, and have them reset again.
 
-        The manager does not know of resets of some: neither what they have handed out, nor that one of them may have
-        come after the first observation of the new generation.
+        The manager has no record of resets of single environments: neither of their observations, nor whether one was
+        made after the first observation of the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
-    def _nobody_acted(self) -> StepResult:
-        """The results when all episodes ended in the last step."""
+    def _all_restarted(self) -> StepResult:
+        """Return the results of a step before which all episodes had ended: no environment acts."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        nobody = np.zeros((2, self.num_envs), np.bool_)
-        return self._hand_out(self._obs), np.zeros(self.num_envs, np.float64), nobody[0], nobody[1], infos
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Gymnasium's dict of arrays and masks."""
+        """Join infos to Gymnasium's dict of arrays and masks."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)

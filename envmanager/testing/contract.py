@@ -462,7 +462,7 @@ class _LifeContract:
             self.make_manager(lambda: None, 1)
 
     def test_an_environment_instead_of_a_factory_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="Pass what makes one"):
+        with pytest.raises(UsageError, match="Pass a function that makes one"):
             self.make_manager(FakeEnvironment(), 1)
 
     def test_an_observation_that_breaks_its_spec_is_named(self) -> None:

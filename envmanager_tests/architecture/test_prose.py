@@ -22,7 +22,6 @@ KERNEL = {"_workers", "core", "env_manager.py", "godot", "ray_cluster", "system"
 UNWRITTEN = {
     "bench",
     "cli",
-    "interop",
     "observe",
     "options.py",
     "placing",

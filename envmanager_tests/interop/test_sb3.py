@@ -207,10 +207,10 @@ def test_wrappers_of_stable_baselines3_go_around_it(make_manager):
 def test_a_reset_discards_the_step_under_way(make_manager):
     vec_env = as_sb3_vec_env(make_manager(Obedient))
     vec_env.reset()
-    with pytest.raises(UsageError, match="no step is under way"):
+    with pytest.raises(UsageError, match="no step is pending"):
         vec_env.step_wait()
     vec_env.step_async([GO_ON] * 3)
-    with pytest.raises(UsageError, match="a step is under way"):
+    with pytest.raises(UsageError, match="a step is pending"):
         vec_env.step_async([GO_ON] * 3)
 
     vec_env.reset()
