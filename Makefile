@@ -93,7 +93,7 @@ bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside ot
 	pythons=""; for peer in $(BENCH_PEERS); do \
 	    if [ -e .venv-bench-$$peer/.installed ]; then pythons="$$pythons --python $$peer=.venv-bench-$$peer/bin/python"; fi; \
 	done; \
-	$(VENV)/bin/envmanager bench $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
+	$(VENV)/bin/envmanager bench --goals $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
 
 # The plugin of the peer is kept outside of the checkout, at the commit that the tool names.
 GODOT_RL_PLUGIN ?= $(HOME)/.cache/envmanager/godot_rl_agents_plugin
@@ -104,7 +104,7 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 	mkdir -p out/bench-godot
 	python=""; \
 	if [ -e .venv-bench-godot_rl/.installed ]; then python="--python godot_rl=.venv-bench-godot_rl/bin/python"; fi; \
-	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/envmanager bench $$python --rounds 3 --seconds 0.6 \
+	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/envmanager bench --goals $$python --rounds 3 --seconds 0.6 \
 	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
 	$(VENV)/bin/python tools/godot_tables.py out/bench-godot/bench.json | tee out/bench-godot/tables.md
 

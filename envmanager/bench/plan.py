@@ -25,7 +25,10 @@ QUICK_PACE = Pace(rounds=1, seconds=0.1, warm_up_s=0.02)
 
 @attrs.frozen(kw_only=True)
 class BenchPlan:
-    """The cells in their order, at which pace, with which interpreters, and where the results go."""
+    """The cells in their order, the pace, the interpreters, and the files for the results.
+
+    ``goals``: whether the results are compared with this project's own goals.
+    """
 
     cells: tuple[Cell, ...]
     pace: Pace
@@ -33,6 +36,7 @@ class BenchPlan:
     pythons: dict[str, str] = attrs.field(factory=dict)
     out: Path | None = None
     plot: Path | None = None
+    goals: bool = False
 
 
 def plan_bench(
@@ -46,6 +50,7 @@ def plan_bench(
     quick: bool = False,
     out: Path | None = None,
     plot: Path | None = None,
+    goals: bool = False,
 ) -> BenchPlan:
     """A plan from what was said on the command line. Raises UsageError, and MissingExtra for what it needs itself."""
     _require(plot)
@@ -69,6 +74,7 @@ def plan_bench(
         pythons=dict(_python(text) for text in pythons),
         out=out,
         plot=plot,
+        goals=goals,
     )
 
 

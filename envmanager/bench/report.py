@@ -23,17 +23,17 @@ def to_json(
     machine: Mapping[str, Any],
     versions: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """All of it: what was measured, on what, and what it comes to."""
-    return {
+    """Return a measurement with its machine, its summary, and the goals if it was compared with them."""
+    document = {
         "ended": ended,
         "machine": dict(machine),
         "versions": {family: dict(found) for family, found in versions.items()},
         "pace": attrs.asdict(pace),
         "summary": [_cell(summary) for summary in summaries],
-        "targets": [_target(outcome) for outcome in outcomes],
         "left_out": [_left_out(out) for out in results.left_out],
         "turns": [_turn(turn) for turn in results.turns],
     }
+    return {**document, "targets": [_target(outcome) for outcome in outcomes]} if outcomes else document
 
 
 def _cell(summary: CellSummary) -> dict[str, Any]:

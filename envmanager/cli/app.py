@@ -329,6 +329,9 @@ def bench_command(
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write everything that was measured.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke test: one short round of noop.")] = False,
+    goals: Annotated[
+        bool, typer.Option("--goals", help="Compare with the goals of this project too; for its developers.")
+    ] = False,
 ) -> None:
     """Measure the managers beside other libraries, in interleaved rounds.
 
@@ -345,6 +348,7 @@ def bench_command(
         quick=quick,
         out=out,
         plot=plot,
+        goals=goals,
     )
     raise typer.Exit(bench(plan, Console(highlight=False)))
 

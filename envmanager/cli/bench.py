@@ -1,7 +1,7 @@
-"""``envmanager bench``: run a plan, say how it goes, and leave tables, a JSON file and plots.
+"""``envmanager bench``: run a plan, show its progress, and write tables, a JSON file and plots.
 
-The rule: nothing here runs while a turn is measured, not even a thread that draws; and whatever ends a measurement,
-what was measured so far is shown and written.
+Nothing here runs while a turn is measured, not even a thread that draws. Whatever ends a measurement, the results so
+far are shown and written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Stopped, StopSignals
 from envmanager.cli.summary import write_json
 
 WIDTH = 140
-"""Of lines that go into a file or a pipe."""
+"""Width of lines that go into a file or a pipe."""
 
 
 def bench(plan: BenchPlan, console: Console) -> int:
-    """Do what ``plan`` says; the exit code: 0, 1 when a contender failed, 130 after Ctrl-C."""
+    """Measure, and return the exit code: 0, 1 when a contender failed, 130 after Ctrl-C."""
     if not console.is_terminal:
         console.width = WIDTH
     course = _Bench(plan, console)
@@ -52,7 +52,7 @@ def bench(plan: BenchPlan, console: Console) -> int:
 
 @attrs.define
 class _Bench:
-    """One measurement; what it leaves can be read however it ended."""
+    """One measurement, with its results up to the moment it ended."""
 
     plan: BenchPlan
     console: Console
@@ -77,12 +77,12 @@ class _Bench:
                 self._show(cell)
 
     def tell(self, ended: str) -> None:
-        """What came of it all."""
+        """Show and write the results."""
         self._clear_progress()
         for cell in self.plan.cells:
             self._show(cell)
         summaries = self.summaries()
-        reached = outcomes(summaries)
+        reached = outcomes(summaries) if self.plan.goals else []
         self._show_targets(reached)
         for line in left_out_lines(self.results.left_out):
             self.console.print(Text(line, style="yellow"), soft_wrap=True)
@@ -93,7 +93,7 @@ class _Bench:
             self.console.print(f"drawn: {path}", soft_wrap=True)
 
     def summaries(self) -> list[CellSummary]:
-        """Of all cells of which anything can be said."""
+        """Return the summaries of all cells whose bare environment was measured."""
         turns = [self.results.of(cell) for cell in self.plan.cells]
         return [CellSummary.of(own) for own in turns if any(turn.contender == BARE for turn in own)]
 
@@ -108,7 +108,7 @@ class _Bench:
                 self.console.print(warning, soft_wrap=True)
 
     def _show_progress(self, cell: Cell, number: int, came: Turn | LeftOut) -> None:
-        """One line, overwritten by the next; a terminal only."""
+        """Print one line that the next overwrites; in a terminal only."""
         if not self.console.is_terminal:
             return
         total = self.plan.pace.rounds * (len(cell.contenders) + 1)
@@ -123,11 +123,11 @@ class _Bench:
             self.console.print(" " * (self.console.width - 1), end="\r")
 
     def _show_targets(self, reached: Sequence[Outcome]) -> None:
-        """Those of the cells that were to be measured."""
+        """Print this project's goals for the cells of the plan."""
         cells = {(cell.workload, cell.n_envs) for cell in self.plan.cells}
         concerned = [each for each in reached if (each.target.workload, each.target.n_envs) in cells]
         if concerned:
-            self.console.print("", Text("Targets", style="bold"), target_table(concerned), sep="\n")
+            self.console.print("", Text("Goals of this project", style="bold"), target_table(concerned), sep="\n")
 
     def _write(self, summaries: Sequence[CellSummary], reached: Sequence[Outcome], ended: str) -> None:
         if self.plan.out is None:

@@ -1,4 +1,4 @@
-"""The tables of ``envmanager bench``: words and numbers only, whatever was measured."""
+"""The tables of ``envmanager bench``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from envmanager.bench.targets import Outcome
 from envmanager.bench.workloads import ALL, BARE
 
 QUIET_SPREAD = 1.3
-"""By so much the bare environment's runs may differ before it is said."""
+"""Ratio of the bare environment's fastest and slowest runs from which on a warning is shown."""
 
 MET = {True: Text("met", style="green"), False: Text("not met", style="red"), None: Text("not measured", style="dim")}
 LOST = Text("lost in the noise", style="yellow")
 
 
 def cell_title(summary: CellSummary) -> Text:
-    """What a table is about, in one line."""
+    """Return the title of a table."""
     about = ALL[summary.workload].about
     return Text(f"{summary.workload}, {summary.n_envs} environments: {about}", style="bold")
 
 
 def cell_table(summary: CellSummary) -> Table:
-    """One workload with one number of environments: a row per contender, the best first."""
+    """Return the table of one workload with one number of environments: a row per contender, the best first."""
     workload = ALL[summary.workload]
     table = _table()
     table.add_column("contender")
@@ -76,7 +76,7 @@ def _columns(summary: CellSummary) -> list[tuple[str, Callable[[Line], str]]]:
 
 
 def warning_of(summary: CellSummary) -> Text:
-    """What makes the figures of a cell doubtful; empty when nothing does."""
+    """Return why the figures of a cell are doubtful; empty when they are not."""
     if summary.bare_spread < QUIET_SPREAD:
         return Text()
     return Text(
@@ -87,11 +87,11 @@ def warning_of(summary: CellSummary) -> Text:
 
 
 def target_table(outcomes: Sequence[Outcome]) -> Table:
-    """Targets, what was measured, and whether that is enough."""
+    """Return a table of the goals, with what was measured and whether that meets them."""
     table = _table()
     for name in ("workload", "what", "against"):
         table.add_column(name)
-    for name in ("target", "measured"):
+    for name in ("goal", "measured"):
         table.add_column(name, justify="right")
     for name in ("by", ""):
         table.add_column(name)
@@ -115,7 +115,7 @@ def _against(outcome: Outcome) -> str:
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """One line per reason, with all whom it concerns."""
+    """Return one line per reason, with all contenders that it concerns."""
     concerned: dict[tuple[str, str], list[str]] = {}
     for out in left_out:
         # What is missing is missing everywhere, and for the whole family.

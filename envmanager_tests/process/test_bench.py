@@ -25,8 +25,8 @@ def run(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-def test_a_quick_measurement_has_a_table_targets_and_a_json_file(tmp_path):
-    done = run(tmp_path, "--quick", "--contenders", "ours-simple,gymnasium-sync", "--out", "a.json")
+def test_a_quick_measurement_has_a_table_goals_and_a_json_file(tmp_path):
+    done = run(tmp_path, "--quick", "--goals", "--contenders", "ours-simple,gymnasium-sync", "--out", "a.json")
 
     said = json.loads((tmp_path / "a.json").read_text())
     (cell,) = said["summary"]

@@ -62,6 +62,15 @@ def test_what_was_measured_is_shown_written_and_drawn(tmp_path, mocker):
     assert "drawn: " in text
 
 
+@pytest.mark.parametrize("goals", [False, True])
+def test_the_goals_of_this_project_are_shown_to_those_who_ask_for_them(goals, tmp_path):
+    _, text = measure(out=tmp_path / "a.json", goals=goals)
+
+    assert ("Goals of this project" in text) is goals
+    assert ("not measured" in text or "met" in text.split()) is goals
+    assert ("targets" in json.loads((tmp_path / "a.json").read_text())) is goals
+
+
 def test_lines_for_a_file_are_not_cut_at_the_width_of_a_terminal():
     _, text = measure()
 
