@@ -1,6 +1,5 @@
-"""What ``envmanager run`` prints: the words and numbers, and plain lines of them.
+"""The words and numbers that the commands print, and the plain lines of ``envmanager run``.
 
-The rule: a display is asked for often and does little; :attr:`Display.due` says when it is worth calling.
 :mod:`envmanager.cli.live` shows the same in a terminal.
 """
 
@@ -10,7 +9,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 
 from envmanager.cli.plan import Plan
@@ -19,45 +18,46 @@ from envmanager.errors import EnvManagerError
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
+from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 MAX_WORKERS_SHOWN = 16
-WORKER_COLUMNS = ("worker", "envs", "state", "steps", "step time", "p99", "idle", "restarts")
+WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
 
 
 class Display(ABC):
-    """Where a run is shown."""
+    """A display of a run."""
 
     due: float = math.inf
-    """The ``time.monotonic`` from which on :meth:`update` has something new to say."""
+    """Time by ``time.monotonic`` before which :meth:`update` need not be called."""
 
     @abstractmethod
     def show_start(self, plan: Plan) -> None:
-        """Say what is being started; starting may take a while."""
+        """Show what is being started; starting may take a while."""
 
     @abstractmethod
     def show_placement(self, placement: str) -> None:
-        """Say where the environments run and why, when a probe has chosen that."""
+        """Show where the environments run and why, when a probe has chosen that."""
 
     @abstractmethod
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
-        """The time during which steps are taken and :meth:`update` may be called."""
+        """Return a context in which steps are taken and :meth:`update` may be called."""
 
     @abstractmethod
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        """Show how far the run is; sets :attr:`due`."""
+        """Show the progress, and set :attr:`due`."""
 
     @abstractmethod
     def show_notice(self, level: str, text: str) -> None:
-        """Show what happened to a worker while the run goes on; ``level`` is ``"warning"`` or ``"error"``."""
+        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
 
     @abstractmethod
     def show_summary(self, summary: RunSummary) -> None:
-        """Show how the run went."""
+        """Show the result of the run."""
 
     @abstractmethod
     def show_error(self, error: EnvManagerError) -> None:
-        """Show what ended the run, on stderr."""
+        """Show the error that ended the run, on stderr."""
 
 
 class PlainDisplay(Display):
@@ -74,16 +74,16 @@ class PlainDisplay(Display):
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
-        self._started, self._rate = now, Rate(now, n_updates=1)
+        self._started, self._rate = now, Rate(now)
         self.due = now + self.EVERY_S
         yield
 
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
         self.due = now + self.EVERY_S
-        progress = f"{episodes.env_steps:,}/{self._n_steps:,} steps ({episodes.env_steps / self._n_steps:.0%})"
         rate = self._rate.at(now, episodes.env_steps)
-        parts = [progress, f"{rate:,.0f} steps/s", describe(episodes), f"workers {idle_share(stats.workers):.0%} idle"]
-        print(f"{now - self._started:7.1f} s  {'  '.join(parts)}", flush=True)
+        share = f"{episodes.env_steps / self._n_steps:.0%}"
+        parts = [f"{share:>4}", f"{episodes.env_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
+        print(f"{now - self._started:6.1f} s  {'  '.join(parts)}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
         print(describe_notice(level, text), file=sys.stderr, flush=True)
@@ -104,20 +104,24 @@ class PlainDisplay(Display):
 
 
 class Rate:
-    """Steps per second over the last ``n_updates``, so that it follows what happens."""
+    """Steps per second over the last ``WINDOW_S`` seconds, or since the last call where that is longer ago."""
 
-    def __init__(self, now: float, *, n_updates: int) -> None:
-        self._points = deque([(now, 0)], maxlen=n_updates)
+    WINDOW_S = 2.0
+
+    def __init__(self, now: float, n_steps: int = 0) -> None:
+        self._points = deque([(now, n_steps)])
 
     def at(self, now: float, n_steps: int) -> float:
-        """The rate up to ``now``, by when ``n_steps`` were taken."""
+        """Return the rate at the time ``now``, by which ``n_steps`` were taken."""
+        while len(self._points) > 1 and self._points[1][0] <= now - self.WINDOW_S:
+            self._points.popleft()
         then, n_then = self._points[0]
         self._points.append((now, n_steps))
         return (n_steps - n_then) / (now - then) if now > then else 0.0
 
 
 def describe_start(plan: Plan) -> str:
-    """One line on what is being run."""
+    """Return one line on what is being run."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -126,28 +130,55 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """One phrase on the episodes so far."""
+    """Return one phrase on the episodes so far."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
-    mean = f"mean return {episodes.mean_of_recent():.4g} (last {len(episodes.recent)})"
-    return f"{count(episodes.count, 'episode')}, {mean}{lost}"
+    last = "" if episodes.count == len(episodes.recent) else f" (last {len(episodes.recent)})"
+    return f"{count(episodes.count, 'episode')}, mean return {episodes.mean_of_recent():.4g}{last}{lost}"
+
+
+def describe_returns(returns: Sequence[float]) -> str:
+    """Return ``"12.3"`` for one return, else ``"12.3 ± 0.4, from 11.7 to 12.9"``; lengths too.
+
+    This is how ``train``, ``evaluate`` and ``play`` print the return of a behavior, of one agent or of several: the
+    mean over the episodes of all its agents, and their standard deviation.
+    """
+    mean, spread = mean_and_spread(returns)
+    if len(returns) == 1:
+        return f"{mean:.4g}"
+    return f"{mean:.4g} ± {spread:.3g}, from {min(returns):.4g} to {max(returns):.4g}"
+
+
+def of_behavior(behavior: str, behaviors: Sized) -> str:
+    """Return ``" of 'hero'"``, or nothing when there is only one behavior."""
+    return f" of {behavior!r}" if len(behaviors) > 1 else ""
+
+
+def evaluation_lines(evaluation: Evaluation) -> list[str]:
+    """Return the returns of an evaluation in words, a line per behavior."""
+    lines = []
+    for behavior, returns in evaluation.returns_of.items():
+        of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
+        episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"
+        lines.append(f"{describe_returns(returns)}, {episodes}" if returns else f"no return, {episodes}")
+    return lines
 
 
 def describe_notice(level: str, text: str) -> str:
-    """``"Warning: …"``, without the blank lines at the end of a worker's last words."""
+    """Return ``"Warning: …"``, without the blank lines at the end of a worker's output."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """The summary as names and texts."""
+    """Return the summary as names and texts."""
     episodes, returns = summary.episodes, summary.returns()
     ended = {"done": "all steps taken", "interrupted": "interrupted", "failed": "stopped by an error"}[summary.ended]
     lines = [
         ("result", ended),
-        ("steps", f"{episodes.env_steps:,} of {summary.plan.steps:,}"),
+        ("steps", f"{episodes.env_steps:,} of {summary.plan.steps:,} environment steps"),
         ("wall time", f"{summary.wall_s:.2f} s"),
-        ("steps/s", f"{summary.steps_per_s:,.0f}"),
+        ("speed", f"{summary.steps_per_s:,.0f} environment steps/s"),
         ("episodes", f"{episodes.count:,}"),
     ]
     if episodes.count:
@@ -165,7 +196,7 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """What failures cost; nothing when no worker was replaced or dropped."""
+    """Yield the costs of failures; nothing when no worker was replaced or dropped."""
     stats, n_lost = summary.stats, summary.episodes.lost
     n_dropped = sum(worker.dropped for worker in stats.workers)
     if stats.restarts or n_dropped:
@@ -176,7 +207,7 @@ def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
-    """One worker as a row under WORKER_COLUMNS."""
+    """Return one worker as a row under WORKER_COLUMNS."""
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),
@@ -197,7 +228,7 @@ def state_of(worker: WorkerStats) -> str:
 
 
 def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
-    """One line on the workers after the first ``n_shown``; empty when there are none."""
+    """Return one line on the workers after the first ``n_shown``; empty when there are none."""
     rest = workers[n_shown:]
     if not rest:
         return ""
@@ -205,23 +236,23 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
     steps = sum(worker.steps for worker in rest)
     restarts = sum(worker.restarts for worker in rest)
     return (
-        f"and {len(rest)} more: {steps:,} steps, {idle_share(rest):.0%} idle, {failed} failed, "
+        f"and {len(rest)} more: {steps:,} worker steps, {idle_share(rest):.0%} idle, {failed} failed, "
         f"{count(restarts, 'restart')}"
     )
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """The mean share of the time that these workers waited for a command."""
+    """Return the mean share of the time in which these workers had no command."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 
 def describe_env_ids(env_ids: Sequence[int]) -> str:
-    """``"3"``, ``"0-7"`` or ``"0, 4"``."""
+    """Return ``"3"``, ``"0-7"`` or ``"0, 4"``."""
     if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
         return f"{env_ids[0]}-{env_ids[-1]}"
     return ", ".join(map(str, env_ids))
 
 
 def count(number: int, thing: str) -> str:
-    """``"1 worker"``, ``"2 workers"``."""
+    """Return ``"1 worker"``, ``"2 workers"``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

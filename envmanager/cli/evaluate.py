@@ -1,16 +1,16 @@
-"""``envmanager evaluate``: play whole episodes greedily with the policies of a training, and say how good they are."""
+"""``envmanager evaluate``: play whole episodes greedily with the policies of a training, and print their returns."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from envmanager.cli.display import describe_notice
+from envmanager.cli.display import describe_notice, describe_returns, evaluation_lines, of_behavior
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import ConfigError
@@ -25,7 +25,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class EvaluationPlan:
-    """What to try, and how. None: as the training had it."""
+    """One evaluation. None: as the training had it."""
 
     directory: Path
     checkpoint: str
@@ -39,35 +39,36 @@ class EvaluationPlan:
 
 
 def run_evaluation(plan: EvaluationPlan, *, verbose: bool = False) -> int:
-    """Evaluate; the exit code, 128 + the signal's number when one ended it."""
+    """Evaluate and return the exit code: 128 + the signal's number when a signal ended it."""
     with Notices(Remarks(), verbose=verbose), StopSignals():
         try:
-            told = sayable(_evaluate(plan))
+            evaluation, facts = _evaluate(plan)
+            told = sayable({**facts, "behaviors": _figures(evaluation)})
         except Stopped as stopped:
             return stopped.exit_code
     if plan.as_json:
         print(json.dumps(told, indent=1, allow_nan=False))
     else:
-        print("\n".join(f"{name:<12}{text}" for name, text in lines_of(told)))
+        print("\n".join(f"{name:<12}{text}" for name, text in lines_of(evaluation)))
     if plan.out is not None:
         write_json(plan.out, told)
     return EXIT_DONE
 
 
 def leave_cores() -> None:
-    """To the workers: PyTorch takes one."""
+    """Have PyTorch use one core and leave the others to the workers."""
     torch.set_num_threads(1)
 
 
 class Remarks:
-    """Notices go to stderr: what is on stdout may be JSON."""
+    """A display of notices on stderr, since there may be JSON on stdout."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """What happened to a worker."""
+        """Show an event of a worker."""
         print(describe_notice(level, text), file=sys.stderr, flush=True)
 
 
-def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
+def _evaluate(plan: EvaluationPlan) -> tuple[Evaluation, dict[str, Any]]:
     leave_cores()
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     if plan.n_envs is not None and plan.n_envs > plan.episodes:
@@ -89,20 +90,19 @@ def _evaluate(plan: EvaluationPlan) -> dict[str, Any]:
             episodes_per_env=shares(plan.episodes, manager.n_envs),
             config={"seed": plan.seed},
         )
-    return {
+    return evaluation, {
         "env": str(options.env),
         "checkpoint": str(training.path),
         "n_steps": training.n_steps,
         "seed": plan.seed,
         "n_envs": options.n_envs,
-        "behaviors": _figures(evaluation),
     }
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:
     return {
         behavior: {
-            "episodes": len(returns),
+            "episodes": evaluation.n_episodes,
             "return": _spread_of(returns),
             "length": _spread_of(evaluation.lengths_of[behavior]),
             "returns": returns,
@@ -118,16 +118,11 @@ def _spread_of(numbers: Sequence[float]) -> dict[str, float]:
     return {"mean": mean, "spread": spread, "min": min(numbers), "max": max(numbers)}
 
 
-def lines_of(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was found, as names and texts."""
-    lines = []
-    for behavior, figures in told["behaviors"].items():
-        whose = f" of {behavior!r}" if len(told["behaviors"]) > 1 else ""
-        lines.append(("return", f"{_in_words(figures['return'])}, {figures['episodes']:,} episodes{whose}"))
-        lines.append(("length", f"{_in_words(figures['length'])} steps"))
+def lines_of(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return the results as names and texts."""
+    lines = [("return", line) for line in evaluation_lines(evaluation)]
+    for behavior, lengths in evaluation.lengths_of.items():
+        if lengths:
+            whose = of_behavior(behavior, evaluation.lengths_of)
+            lines.append(("length", f"{describe_returns(lengths)} agent steps{whose}"))
     return lines
-
-
-def _in_words(figures: Mapping[str, float]) -> str:
-    least, most = f"{figures['min']:.4g}", f"{figures['max']:.4g}"
-    return f"{figures['mean']:.4g} ± {figures['spread']:.3g}, from {least} to {most}"

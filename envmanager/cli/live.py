@@ -1,7 +1,7 @@
-"""``envmanager run`` in a terminal: a bar, the episodes, and a row per worker, redrawn in place.
+"""The live display of ``envmanager run``: a bar, the episodes, and a row per worker, redrawn in place.
 
-The rule: drawing happens on the caller's thread when it is due, never on a thread of its own, so that it costs nothing
-between two updates and worker processes can be forked at any time.
+Drawing happens on the caller's thread when it is due, never on a thread of its own, so that it costs nothing between
+two updates and worker processes can be forked at any time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from envmanager.observe.stats import ManagerStats, WorkerStats
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 NOTICE_STYLES = {"note": "dim", "warning": "yellow", "error": "red"}
 LINES_AROUND_ROWS = 9
-"""What is drawn besides the rows of workers; a terminal lower than that shows fewer rows."""
+"""Height of all that is drawn except the rows of workers; a low terminal shows fewer rows."""
 
 
 class LiveDisplay(Display):
@@ -57,7 +57,7 @@ class LiveDisplay(Display):
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
-        self._started, self._rate = now, Rate(now, n_updates=16)
+        self._started, self._rate = now, Rate(now)
         self.due = now
         with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
             yield
@@ -89,9 +89,9 @@ class LiveDisplay(Display):
         left = f"{(total - n_steps) / rate:,.0f} s left" if rate and n_steps < total else ""
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
-            ProgressBar(total=total, completed=min(n_steps, total), width=30),
-            Text(f"{n_steps:,}/{total:,} steps"),
-            Text(f"{rate:,.0f} steps/s", style="bold"),
+            ProgressBar(total=total, completed=min(n_steps, total), width=20),
+            Text(f"{n_steps:,}/{total:,} env steps"),
+            Text(f"{rate:,.0f}/s", style="bold"),
             Text(f"{now - self._started:,.0f} s, {left}".rstrip(", "), style="dim"),
         )
         return grid
@@ -101,7 +101,7 @@ class LiveDisplay(Display):
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """The first workers as a table, and a line on the others."""
+    """Return the first workers as a table, and a line on the others."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")

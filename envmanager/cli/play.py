@@ -1,4 +1,4 @@
-"""``envmanager play``: the policies of a training in a window, or in a video."""
+"""``envmanager play``: show the policies of a training in a window, or in a video."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from envmanager.cli.display import count
+from envmanager.cli.display import count, describe_returns, of_behavior
 from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.errors import UsageError
@@ -16,12 +16,12 @@ from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, has_displ
 from envmanager.training.saved import SavedTraining
 
 SUFFIX = ".mp4"
-"""Gymnasium's tool writes these."""
+"""Suffix of the videos that Gymnasium writes."""
 
 
 @attrs.frozen(kw_only=True)
 class PlayPlan:
-    """What to show, and where. ``video``: a file for all episodes, or a folder for a file of each."""
+    """One showing. ``video``: a file for all episodes, or a folder for a file of each."""
 
     directory: Path
     checkpoint: str
@@ -33,7 +33,7 @@ class PlayPlan:
 
 
 def run_play(plan: PlayPlan) -> int:
-    """Play; the exit code, 128 + the signal's number when one ended it."""
+    """Play and return the exit code: 128 + the signal's number when a signal ended it."""
     leave_cores()
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # what MuJoCo takes by itself wants a screen
@@ -58,7 +58,7 @@ def run_play(plan: PlayPlan) -> int:
 
 
 class Show:
-    """Tells of episodes, and writes their videos."""
+    """A reporter of episodes, which writes their videos too."""
 
     def __init__(self, plan: PlayPlan, name: str) -> None:
         self._video = plan.video
@@ -67,11 +67,10 @@ class Show:
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Say how one went; its frames are kept, or written where each has a file."""
-        told = [f"episode {episode.number}", count(episode.n_steps, "step")]
+        """Print the return of an episode; keep its frames, or write them where each episode has a file."""
+        told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
-            whose = f" of {behavior!r}" if len(episode.returns) > 1 else ""
-            told.append(f"return{whose} {sum(returns) / len(returns):.4g}")
+            told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
         print("  ".join(told), flush=True)
         if self._video is None:
             return
@@ -81,7 +80,7 @@ class Show:
             self._write(_free(self._video, self._name))
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Write the video of all episodes."""
         if self._video is not None and self._frames:
             self._write(self._video)
 
@@ -94,7 +93,7 @@ class Show:
 
 
 def _free(folder: Path, name: str) -> Path:
-    """A file that is not there yet: what is in the folder stays."""
+    """Return the first file name that is free in the folder."""
     number = 0
     while (file := folder / f"{name}-episode-{number}{SUFFIX}").exists():
         number += 1

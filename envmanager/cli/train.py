@@ -1,7 +1,7 @@
-"""``envmanager train``: train the policies of a config, show how it goes, and leave a checkpoint.
+"""``envmanager train``: train the policies of a config, show the progress, and write checkpoints.
 
-The rule: the first Ctrl-C or SIGTERM asks to stop: the step that is being taken ends, everything is saved; a second one
-does not wait.
+The first Ctrl-C or SIGTERM asks the training to stop: the step that is being taken ends, and everything is saved. A
+second one does not wait for that.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import describe_notice
+from envmanager.cli.display import Rate, describe_notice, evaluation_lines, of_behavior
 from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
-from envmanager.training.evaluation import Evaluation, mean_and_spread
+from envmanager.training.evaluation import Evaluation
 from envmanager.training.figures import Clocks
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bool = False) -> int:
-    """Train; the exit code, 128 + the signal's number when one ended it. Everything is shown and written before."""
+    """Train and return the exit code: 128 + the signal's number when a signal ended the training."""
     run = TrainingRun(plan, Reports(display))
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
 
 
 class Stopping(Signals):
-    """Within this context the first SIGINT or SIGTERM stops ``run`` in order, and a second one at once."""
+    """A context in which the first SIGINT or SIGTERM stops ``run`` in order, and a second one at once."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -66,7 +66,7 @@ class Stopping(Signals):
 
 
 class Reports:
-    """Tells a display: of each behavior an update every ``EVERY_S`` seconds, and the last one.
+    """Reports of a training to a display: for each behavior an update every ``EVERY_S`` seconds, and the last one.
 
     Behaviors that learn together are updated in the same moment, so each has a clock of its own.
     """
@@ -100,7 +100,7 @@ class Reports:
         assert run.controller is not None
         is_the_best = ", the best so far" if is_best else ""
         for line in evaluation_lines(evaluation):
-            self._display.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} steps{is_the_best}")
+            self._display.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} agent steps{is_the_best}")
 
     def evaluating(self, n_episodes: int) -> None:
         self._display.show_line(f"evaluating  {n_episodes:,} episodes")
@@ -111,7 +111,7 @@ class Reports:
 
 
 class Display(ABC):
-    """Where a training is shown."""
+    """A display of a training."""
 
     def __enter__(self) -> Display:
         return self
@@ -119,10 +119,11 @@ class Display(ABC):
     def __exit__(  # noqa: B027
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing more comes."""
+        """Close the display."""
 
     def show_start(self, run: TrainingRun) -> None:
-        """What is being trained."""
+        """Show what is being trained."""
+        self._rate = Rate(time.monotonic(), run.n_steps_before)
         options = run.plan.manager
         kinds = ", ".join(f"{type(trainer).__name__} for {behavior!r}" for behavior, trainer in run.trainers.items())
         self.show_line(f"{options.env}: {options.n_envs} environments, manager {options.kind}; {kinds}")
@@ -131,19 +132,19 @@ class Display(ABC):
 
     @abstractmethod
     def show_line(self, text: str) -> None:
-        """Something that stays."""
+        """Show a line that stays."""
 
     @abstractmethod
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """How far it is."""
+        """Show the progress."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """What happened to a worker."""
+        """Show an event of a worker."""
         self.show_line(describe_notice(level, text))
 
 
 class Lines(Display):
-    """Lines of text, one every few seconds."""
+    """A display of plain lines, one every few seconds."""
 
     EVERY_S = 2.0
 
@@ -156,11 +157,11 @@ class Lines(Display):
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
         if now >= self._due:
             self._due = now + self.EVERY_S
-            print("  ".join(f"{name} {text}" for name, text in state_of(run, update, now).items()), flush=True)
+            print("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()), flush=True)
 
 
 class Screen(Display):
-    """A table that is drawn anew, below the lines that stay."""
+    """A display that redraws a table below the lines that stay."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -181,7 +182,7 @@ class Screen(Display):
         self._console.print(text, highlight=False, markup=False)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        self._figures[update.behavior] = update.figures
+        self._figures[update.behavior] = {"version": update.version, **update.figures}
         table = Table(box=None, pad_edge=False)
         table.add_column("behavior")
         names = list(dict.fromkeys(name for figures in self._figures.values() for name in figures))
@@ -189,26 +190,26 @@ class Screen(Display):
             table.add_column(name.replace("_", " "), justify="right")
         for behavior, figures in self._figures.items():
             table.add_row(behavior, *(f"{figures[name]:.3g}" if name in figures else "" for name in names))
-        head = "   ".join(f"{name} {text}" for name, text in state_of(run, update, now).items())
+        head = "   ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items())
         if isinstance(self._live, Live):
             self._live.update(Group(Text(head), table))
 
 
-def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
-    """How far a training is, in words by name."""
+def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
+    """Return the progress of a training in words, by name."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
-    seconds = now - run.began
-    mean, length = controller.episodes.mean_of_recent(), controller.episodes.mean_length()
+    episodes = controller.episodes
     told = {
-        "time": f"{seconds:.0f} s",
-        "steps": f"{controller.n_steps:,}/{goal:,}",
-        "steps/s": f"{(controller.n_steps - run.n_steps_before) / seconds:,.0f}" if seconds > 0 else "–",
-        "episodes": f"{controller.episodes.count:,}",
-        "return": "–" if math.isnan(mean) else f"{mean:.4g}",
-        "length": "–" if math.isnan(length) else f"{length:.4g}",
-        "version": str(update.version),
+        "time": f"{now - run.began:.0f} s",
+        "agent steps": f"{controller.n_steps:,}/{goal:,} ({rate.at(now, controller.n_steps):,.0f}/s)",
+        "episodes": f"{episodes.count:,}",
     }
+    for behavior in run.trainers:
+        mean = episodes.mean_of_recent(behavior)
+        told[f"return{of_behavior(behavior, run.trainers)}"] = "–" if math.isnan(mean) else f"{mean:.4g}"
+    length = episodes.mean_length()
+    told["length"] = "–" if math.isnan(length) else f"{length:.4g}"
     if controller.round is not None:
         told["round"] = str(controller.round)
     if len(controller.learning) < len(run.trainers):
@@ -217,7 +218,7 @@ def state_of(run: TrainingRun, update: Update, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """How it went, as names and texts."""
+    """Return the result of a training as names and texts."""
     if result.ended == "over":
         return [
             (
@@ -230,8 +231,9 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
         ("steps", _steps_taken(result)),
     ]
-    if not math.isnan(result.mean_return):
-        lines.append(("return", f"{result.mean_return:.4g} while training, mean of the last episodes"))
+    for behavior, mean in result.mean_return_of.items():
+        whose = of_behavior(behavior, result.mean_return_of)
+        lines.append(("return", f"{mean:.4g}{whose} while training, mean of the last episodes"))
     if result.evaluation is not None:
         lines.extend(("evaluation", line) for line in evaluation_lines(result.evaluation))
     if result.stats.restarts:
@@ -240,16 +242,6 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
     return lines
 
 
-def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """What it brought, a line per behavior."""
-    lines = []
-    for behavior, returns in evaluation.returns_of.items():
-        mean, spread = mean_and_spread(returns)
-        whose = f" of {behavior!r}" if len(evaluation.returns_of) > 1 else ""
-        lines.append(f"{mean:.4g} ± {spread:.3g}, {len(returns)} episodes{whose}")
-    return lines
-
-
 def _steps_taken(result: TrainingResult) -> str:
-    taken = f"{result.n_steps - result.n_steps_before:,} in {result.wall_s:.1f} s"
+    taken = f"{result.n_steps - result.n_steps_before:,} agent steps in {result.wall_s:.1f} s"
     return f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken

@@ -1,18 +1,21 @@
-"""``envmanager godot watch``: a line when a checkpoint plays, and one a second of the episodes that have ended."""
+"""``envmanager godot watch``: print a line for each checkpoint that plays, and one a second on ended episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from envmanager.cli.display import describe_notice
+from envmanager.cli.display import describe_notice, of_behavior
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.training.evaluation import mean_and_spread
 from envmanager.training.watching import Watching, WatchPlan
 
 
 def watch(**options: Any) -> int:
-    """Play; the exit code, 128 + the signal's number when one ended it. ``options`` are those of WatchPlan."""
+    """Play and return the exit code: 128 + the signal's number when a signal ended it.
+
+    ``options`` are those of WatchPlan.
+    """
     lines = Lines()
     with Notices(lines), StopSignals():
         try:
@@ -23,22 +26,21 @@ def watch(**options: Any) -> int:
 
 
 class Lines:
-    """A Report, and where notices go."""
+    """A Report that prints lines, and a display of notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """The policies of this checkpoint play from now on."""
+        """Print which checkpoint plays from now on."""
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """After so many steps: what the episodes brought that ended lately."""
-        told = [f"steps {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
+        """Print the mean returns of the episodes that ended lately; each arena has taken ``n_steps``."""
+        told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
-            whose = f" of {behavior!r}" if len(returns) > 1 else ""
-            told.append(f"return{whose} {mean_and_spread(own)[0]:.4g}")
+            told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")
         self._show("  ".join(told))
 
     def show_notice(self, level: str, text: str) -> None:
-        """What the library warns of."""
+        """Show a warning of the library."""
         self._show(describe_notice(level, text))
 
     def _show(self, text: str) -> None:

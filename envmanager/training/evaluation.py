@@ -1,7 +1,7 @@
-"""How good a policy is: so many episodes, as many in every environment.
+"""Evaluation of policies over a number of episodes that is dealt to the environments before they play.
 
-Taking the first so many episodes that end would favour short ones; here how many each environment plays is known
-before, and one that is done waits for the others.
+Taking the first episodes that end would favour short ones; here an environment that has played its share waits for the
+others.
 """
 
 from __future__ import annotations
@@ -15,48 +15,51 @@ import numpy as np
 from envmanager.data.steps import AGENT_BITS
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.observe import events
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.policy import Policy
 
 
 @attrs.frozen
 class Evaluation:
-    """Whole episodes, the first ones of every agent after a reset, by behavior: returns, and how many steps they took.
+    """The returns and lengths of whole episodes, the first ones of every agent after a reset, by behavior.
 
-    Both are in the same order.
+    Both are in the same order. A length counts agent steps. ``n_episodes``: how many episodes the environments played;
+    where several agents have a behavior, each of them has a return in each.
     """
 
     returns_of: Mapping[str, list[float]]
     lengths_of: Mapping[str, list[int]] = attrs.field(factory=dict)
+    n_episodes: int = 0
 
     @property
     def returns(self) -> list[float]:
-        """Those of all behaviors."""
+        """The returns of all behaviors."""
         return [one for returns in self.returns_of.values() for one in returns]
 
     @property
     def lengths(self) -> list[int]:
-        """Those of all behaviors."""
+        """The lengths of all behaviors."""
         return [one for lengths in self.lengths_of.values() for one in lengths]
 
     @property
     def mean(self) -> float:
-        """The mean return of all."""
+        """The mean over all behaviors' returns."""
         return mean_and_spread(self.returns)[0]
 
     @property
     def spread(self) -> float:
-        """The standard deviation of all."""
+        """The standard deviation over all behaviors' returns."""
         return mean_and_spread(self.returns)[1]
 
 
 def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
-    """The mean and the standard deviation."""
+    """Return the mean and the standard deviation."""
     return float(np.mean(returns)), float(np.std(returns))
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """How many of so many episodes each environment plays: as many each, and the first ones the rest."""
+    """Return how many of ``n_episodes`` each environment plays: as many each, and the first ones one more."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -68,10 +71,10 @@ def evaluate(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Reset ``manager``, then let ``policies`` play until every agent has ended so many episodes.
+    """Reset ``manager``, then let ``policies`` play until every agent has ended its episodes.
 
     ``episodes_per_env``: one number, or one of each environment. Takes as long as the slowest environment needs for
-    them; its episodes that were lost with a worker are played again.
+    them. Episodes that were lost with a worker are played again; those of a worker that is dropped are left out.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None
@@ -86,13 +89,14 @@ def evaluate_until(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """The same; None when ``is_over()``, which is asked before each step, came first."""
+    """Evaluate as ``evaluate`` does; return None as soon as ``is_over()``, which is called before each step."""
     wanted = [episodes_per_env] * manager.n_envs if isinstance(episodes_per_env, int) else list(episodes_per_env)
-    if len(wanted) != manager.n_envs or min(wanted) < 1:
-        raise UsageError(f"episodes_per_env must be at least 1 in each of {manager.n_envs}, not {episodes_per_env}.")
+    if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
+        raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
     ended: dict[int, list[Episode]] = {}
+    n_dropped = -1  # workers dropped before count too
 
     def note(episode: Episode) -> None:
         ended.setdefault(episode.agent_id, []).append(episode)
@@ -105,14 +109,19 @@ def evaluate_until(
             return None
         for info in manager.step():
             seen.add(info)
-    first = [episode for agent_id in seen.returns for episode in ended[agent_id][: wanted[agent_id >> AGENT_BITS]]]
-    return _evaluation(policies, first)
+        if manager.events.count(events.Dropped) > n_dropped:
+            n_dropped = manager.events.count(events.Dropped)
+            for worker in manager.stats().workers:
+                for env_id in worker.env_ids if worker.dropped else ():
+                    wanted[env_id] = 0
+    first = [episode for agent in seen.returns for episode in ended.get(agent, [])[: wanted[agent >> AGENT_BITS]]]
+    return _evaluation(policies, first, sum(wanted))
 
 
-def _evaluation(behaviors: Mapping[str, Any], episodes: Sequence[Episode]) -> Evaluation:
+def _evaluation(behaviors: Mapping[str, Any], episodes: Sequence[Episode], n_episodes: int) -> Evaluation:
     returns_of: dict[str, list[float]] = {behavior: [] for behavior in behaviors}
     lengths_of: dict[str, list[int]] = {behavior: [] for behavior in behaviors}
     for episode in episodes:
         returns_of.setdefault(episode.behavior, []).append(episode.total)
         lengths_of.setdefault(episode.behavior, []).append(episode.length)
-    return Evaluation(returns_of, lengths_of)
+    return Evaluation(returns_of, lengths_of, n_episodes)

@@ -25,7 +25,7 @@ from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.cores import count_cores
 from envmanager.training import generators
-from envmanager.training.evaluation import Evaluation, evaluate_until
+from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Evaluator:
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
         self._seed = derive_seed(seed, 0, generation=_GENERATION)
         self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
-        self._episodes_per_env = -(-n_episodes // self._manager.n_envs)
+        self._episodes_per_env = shares(n_episodes, self._manager.n_envs)
 
     def __enter__(self) -> Evaluator:
         return self

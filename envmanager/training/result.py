@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -13,9 +14,10 @@ from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 @attrs.frozen
 class TrainingResult:
-    """How a training went. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when there were no steps left to take.
+    """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
 
     Of the ``n_steps`` agent steps this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
+    ``mean_return_of`` has the mean return of the last episodes of each behavior that ended one.
     """
 
     ended: str
@@ -25,14 +27,15 @@ class TrainingResult:
     evaluation: Evaluation | None
     stats: ManagerStats
     n_steps_before: int = 0
+    mean_return_of: Mapping[str, float] = attrs.field(factory=dict)
 
     @property
     def steps_per_s(self) -> float:
-        """How fast this run was."""
+        """Mean agent steps per second of this run."""
         return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the result as plain data."""
         return {
             "ended": self.ended,
             "n_steps": self.n_steps,
@@ -40,10 +43,11 @@ class TrainingResult:
             "wall_s": self.wall_s,
             "steps_per_s": self.steps_per_s,
             "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "mean_return_of": dict(self.mean_return_of),
             "evaluation": None
             if self.evaluation is None
             else {
-                "episodes": len(self.evaluation.returns),
+                "episodes": self.evaluation.n_episodes,
                 "mean": self.evaluation.mean,
                 "spread": self.evaluation.spread,
                 "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,

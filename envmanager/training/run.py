@@ -35,7 +35,7 @@ from envmanager.training import checkpoints, generators, records, resolving, run
 from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.evaluation import Evaluation, evaluate_until
+from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.evaluator import Evaluator
 from envmanager.training.figures import Figures
 from envmanager.training.learners import KEPT, LearnersChanged
@@ -144,11 +144,18 @@ class TrainingRun:
                 controller.step(Wait.all())  # what was in flight is learned from too
             wall_s = time.monotonic() - self.began
             self._save(controller)
-            mean_return = controller.episodes.mean_of_recent()
+            means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
             ended = "stopped" if self._stops else "done"
             evaluation = None if self._stops else self._evaluate_at_the_end(manager, controller)
             return TrainingResult(
-                ended, controller.n_steps, wall_s, mean_return, evaluation, manager.stats(), self.n_steps_before
+                ended,
+                controller.n_steps,
+                wall_s,
+                controller.episodes.mean_of_recent(),
+                evaluation,
+                manager.stats(),
+                self.n_steps_before,
+                {behavior: mean for behavior, mean in means.items() if not math.isnan(mean)},
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
@@ -276,7 +283,7 @@ class TrainingRun:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
             policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
-            per_env = -(-n_episodes // manager.n_envs)
+            per_env = shares(n_episodes, manager.n_envs)
             evaluation = evaluate_until(lambda: self._stops, manager, policies, episodes_per_env=per_env)
         if evaluation is not None:
             if self._is_best(evaluation):

@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from envmanager import RandomPolicy, SimpleEnvManager, SubprocessEnvManager, UsageError
+from envmanager import RandomPolicy, RestartPolicy, SimpleEnvManager, SubprocessEnvManager, UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.training.evaluation import evaluate, shares
 from envmanager_tests.envs import Duel
@@ -50,7 +50,7 @@ def test_it_says_returns_and_lengths_of_as_many_episodes_as_wanted(
     mean = f"{figures['return']['mean']:.4g}"
     assert re.fullmatch(rf"CartPole-v1: checkpoint {run}/checkpoints/0+201, 3 environments, manager simple", lines[0])
     assert re.fullmatch(rf"return +{re.escape(mean)} ± .*, from .* to .*, 7 episodes", lines[1])
-    assert re.fullmatch(rf"length +{re.escape(mean)} ± .* steps", lines[2])
+    assert re.fullmatch(rf"length +{re.escape(mean)} ± .*, from .* to .* agent steps", lines[2])
 
 
 def test_the_same_seed_gives_the_same_episodes_whatever_runs_them(
@@ -80,7 +80,7 @@ def test_every_behavior_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture
     behaviors = told(capsys, tmp_path, "--episodes", 4)["behaviors"]
     assert {name: own["lengths"] for name, own in behaviors.items()} == {"speaker": [25] * 4, "listener": [25] * 4}
     assert run_command_line(["evaluate", str(tmp_path), "--episodes", "1"]) == 0
-    assert "1 episodes of 'listener'" in capsys.readouterr().out
+    assert "1 episode of 'listener'" in capsys.readouterr().out
 
 
 def test_it_plays_in_another_environment_that_looks_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,20 +145,42 @@ def test_each_environment_plays_its_share() -> None:
     assert Counter(evaluation.lengths_of["hero"]) == {5: 3, 6: 2, 7: 2}
     assert Counter(evaluation.lengths_of["target"]) == {5: 6, 6: 4, 7: 4}
     assert [len(own) for own in evaluation.returns_of.values()] == [7, 14]
+    assert evaluation.n_episodes == 7
 
 
-@pytest.mark.parametrize("episodes", [0, [1, 0], [1, 2, 3]])
-def test_an_environment_without_an_episode_is_refused(episodes: Any) -> None:
-    with SimpleEnvManager(Duel, n_envs=2) as manager, pytest.raises(UsageError, match="at least 1 in each of 2"):
+@pytest.mark.parametrize("episodes", [0, [0, 0], [1, -1], [1, 2, 3]])
+def test_episodes_that_cannot_be_dealt_are_refused(episodes: Any) -> None:
+    with SimpleEnvManager(Duel, n_envs=2) as manager, pytest.raises(UsageError, match="must be a number, or 2 of them"):
         evaluate(manager, {}, episodes_per_env=episodes)
 
 
-class Fragile(gymnasium.Wrapper):  # type: ignore[misc]
-    """Ends its process in its third step, once."""
+def test_environments_without_a_share_are_waited_for_by_nobody() -> None:
+    with SimpleEnvManager(Duel, n_envs=3) as manager:
+        policies = {behavior: RandomPolicy(spec) for behavior, spec in manager.behavior_specs.items()}
+        evaluation = evaluate(manager, policies, episodes_per_env=shares(2, 3))
+    assert evaluation.lengths_of["hero"] == [5, 6]
+    assert evaluation.n_episodes == 2
 
-    def __init__(self, context: Any) -> None:
+
+def mortal(context: Any) -> Any:
+    return Fragile(context, for_ever=True) if context.env_id == 1 else gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_the_episodes_of_a_worker_that_is_dropped() -> None:
+    restarts = RestartPolicy(max_restarts=0, then="drop")
+    with SubprocessEnvManager(mortal, n_envs=2, seed=3, restarts=restarts) as manager:
+        policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
+        evaluation = evaluate(manager, policies, episodes_per_env=2)
+    assert (evaluation.n_episodes, len(evaluation.returns)) == (2, 2)
+
+
+class Fragile(gymnasium.Wrapper):  # type: ignore[misc]
+    """Ends its process in its third step, once or in every generation."""
+
+    def __init__(self, context: Any, *, for_ever: bool = False) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
-        self._n_left = 3 if context.generation == 0 else -1
+        self._n_left = 3 if for_ever or context.generation == 0 else -1
 
     def step(self, action: Any) -> Any:
         self._n_left -= 1

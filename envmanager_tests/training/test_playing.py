@@ -68,8 +68,8 @@ def test_a_video_has_a_frame_of_each_reset_and_step_up_to_the_last_one(
     assert fps == 10  # as its metadata says
     told = capsys.readouterr().out.splitlines()
     assert told[1:] == [
-        "episode 0  4 steps  return 4",
-        "episode 1  5 steps  return 5",
+        "episode 0  4 environment steps  return 4",
+        "episode 1  5 environment steps  return 5",
         f"video       {video}: 11 frames, 10 a second",
     ]
 

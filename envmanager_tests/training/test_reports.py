@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from envmanager.cli.display import Rate
 from envmanager.cli.train import Display, Reports, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
@@ -215,22 +216,31 @@ def test_a_writer_that_fails_is_left_out_loudly_and_the_others_go_on(caplog: pyt
 
 
 def test_a_display_shows_the_speed_of_this_run() -> None:
-    told = state_of(run_of(n_steps=900, before=800, recent=(SPOKEN,)), update("default", 900), now=10.0)
+    told = state_of(run_of(n_steps=900, before=800, recent=(SPOKEN,)), Rate(0.0, 800), now=10.0)
 
-    assert told["steps"] == "900/1,000"
-    assert told["steps/s"] == "10"
-    assert (told["return"], told["length"]) == ("1", "10")
+    assert told["agent steps"] == "900/1,000 (10/s)"
+    assert (told["return of 'speaker'"], told["return of 'listener'"], told["length"]) == ("1", "–", "10")
+
+
+def test_the_speed_that_is_shown_is_that_of_the_last_seconds() -> None:
+    rate = Rate(0.0, 0)
+    shown = [
+        state_of(run_of(n_steps=n_steps), rate, now=now)["agent steps"].partition("(")[2]
+        for now, n_steps in ((1.0, 900), (2.0, 900), (3.0, 900), (4.0, 950), (104.0, 1000))
+    ]
+
+    assert shown == ["900/s)", "450/s)", "0/s)", "25/s)", "0/s)"]
 
 
 def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None:
     reports = Reports(shown := Shown())
-    reports.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}), is_best=True)
-    reports.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0], "b": [2.0]}), is_best=False)
+    reports.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
+    reports.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
 
     assert shown.lines == [
-        "evaluation  2 ± 1, 2 episodes, after 3,000 steps, the best so far",
-        "evaluation  1 ± 0, 1 episodes of 'a', after 4,000 steps",
-        "evaluation  2 ± 0, 1 episodes of 'b', after 4,000 steps",
+        "evaluation  2 ± 1, from 1 to 3, 2 episodes, after 3,000 agent steps, the best so far",
+        "evaluation  1.5 ± 0.5, from 1 to 2, 1 episode of 'a', 2 returns, after 4,000 agent steps",
+        "evaluation  2, 1 episode of 'b', after 4,000 agent steps",
     ]
 
 
@@ -265,5 +275,5 @@ def test_who_is_frozen_from_the_beginning_is_written_too() -> None:
 
 def test_a_display_says_who_learns_when_not_all_do() -> None:
     run = run_of(n_steps=900, learning=("listener",))
-    assert state_of(run, update("listener", 900), now=10.0)["learning"] == "listener"
-    assert "learning" not in state_of(run_of(), update("listener", 900), now=10.0)
+    assert state_of(run, Rate(0.0), now=10.0)["learning"] == "listener"
+    assert "learning" not in state_of(run_of(), Rate(0.0), now=10.0)

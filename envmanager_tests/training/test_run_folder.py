@@ -414,7 +414,24 @@ def test_a_resumed_run_tells_its_own_speed(tmp_path: Path, config: Path, capsys:
     told = json.loads(out.read_text())
     assert (told["n_steps"], told["n_steps_before"]) == (400, 300)
     assert told["steps_per_s"] == pytest.approx(100 / told["wall_s"])
-    assert "steps       100 in" in capsys.readouterr().out
+    assert "steps       100 agent steps in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", [10, 3])
+def test_as_many_episodes_are_played_at_the_end_as_were_asked_for(
+    tmp_path: Path, config: Path, asked: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--plain", "--dir", str(tmp_path / "run"), "--out", str(out)]
+
+    assert run_command_line(["train", str(config), *arguments, "--set", f"training.evaluation_episodes={asked}"]) == 0
+
+    evaluation = json.loads(out.read_text())["evaluation"]
+    assert evaluation["episodes"] == len(evaluation["returns"]["default"]) == asked
+    lines = capsys.readouterr().out.splitlines()
+    assert f"evaluating  {asked} episodes" in lines
+    (told,) = [line for line in lines if line.startswith("evaluation  ")]
+    assert told.endswith(f", {asked} episodes")
 
 
 def test_returns_that_are_no_numbers_are_written_as_such(

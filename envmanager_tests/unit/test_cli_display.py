@@ -66,9 +66,9 @@ def live(console):
 def test_the_live_display_shows_progress_episodes_and_a_row_per_worker(console, live):
     text = frame(live, console, stats(3, failed=True))
 
-    assert "420/1,000 steps" in text
-    assert "210 steps/s" in text
-    assert "2 episodes, mean return 20 (last 2)" in text
+    assert "420/1,000 env steps" in text
+    assert "210/s" in text
+    assert "2 episodes, mean return 20\n" in text
     assert text.count("failed") == 3
 
 
@@ -88,7 +88,7 @@ def test_a_notice_is_drawn_above_the_live_display_which_stays_whole(console, liv
         text = drawn(console)[before:]
 
     assert "\x1b[33mWarning: worker 0 [env 0] ended (SIGKILL)\x1b[0m\n\x1b[33mlast words\x1b[0m\n" in text
-    assert text.index("last words") < text.index("420/1,000 steps") < text.index("restarts")
+    assert text.index("last words") < text.index("420/1,000 env steps") < text.index("restarts")
 
 
 def test_notices_go_to_stderr_when_that_is_a_file(console):
@@ -154,8 +154,8 @@ def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsy
     display.show_summary(summary(n_workers=20))
 
     out = capsys.readouterr().out
-    assert "420/1,000 steps (42%)  210 steps/s  2 episodes, mean return 20 (last 2)  workers 25% idle" in out
-    assert "and 4 more: 40 steps, 25% idle, 0 failed, 0 restarts" in out
+    assert "   2.0 s   42%  420 env steps  210/s  2 episodes, mean return 20\n" in out
+    assert "and 4 more: 40 worker steps, 25% idle, 0 failed, 0 restarts" in out
     assert all(character.isprintable() or character == "\n" for character in out)
 
 
@@ -190,21 +190,34 @@ def test_what_was_lost_is_said_only_when_a_worker_failed():
     [
         (Episodes(), "no episode has ended yet"),
         (Episodes(lost=1), "no episode has ended yet, 1 lost"),
-        (attrs.evolve(PLAYED, lost=3), "2 episodes, mean return 20 (last 2), 3 lost"),
+        (attrs.evolve(PLAYED, lost=3), "2 episodes, mean return 20, 3 lost"),
     ],
 )
 def test_lost_episodes_are_named_beside_those_that_ended(played, text):
     assert describe(played) == text
 
 
-def test_the_rate_follows_the_last_updates():
-    rate = Rate(0.0, n_updates=2)
+def test_the_rate_is_that_of_the_last_two_seconds():
+    rate = Rate(0.0)
 
-    assert [rate.at(now, n) for now, n in ((1.0, 100), (2.0, 200), (3.0, 1200))] == [100.0, 100.0, 550.0]
+    told = [rate.at(now, n) for now, n in ((1.0, 100), (2.0, 200), (3.0, 1200), (4.0, 1200), (5.0, 1200))]
+    assert told == [100.0, 100.0, 550.0, 500.0, 0.0]
+
+
+def test_the_rate_is_that_since_the_last_time_where_that_is_longer_ago():
+    rate = Rate(0.0, 50)
+
+    assert [rate.at(now, n) for now, n in ((10.0, 150), (20.0, 1150))] == [10.0, 100.0]
+
+
+def test_the_mean_is_of_the_last_episodes_once_there_are_more():
+    many = attrs.evolve(PLAYED, count=12_345)
+
+    assert describe(many) == "12,345 episodes, mean return 20 (last 2)"
 
 
 def test_the_rate_of_no_time_is_zero():
-    assert Rate(1.0, n_updates=2).at(1.0, 5) == 0.0
+    assert Rate(1.0).at(1.0, 5) == 0.0
 
 
 def test_what_is_started_is_said_in_one_line():
