@@ -1,6 +1,6 @@
-"""For tests of your own code: fakes of workers and environments, and the contracts as classes to inherit.
+"""Tools for your own tests: fakes of workers and environments, and contracts as test classes to inherit.
 
-Nothing here starts a process by itself. The contracts need pytest; the fakes need nothing.
+Nothing here starts a process by itself. The contracts need pytest; the fakes need no other library.
 """
 
 from __future__ import annotations

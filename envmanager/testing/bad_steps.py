@@ -1,7 +1,7 @@
 """Steps that break their spec, for environments of :mod:`envmanager.testing.faults`.
 
-The rule: each entry of a table breaks the spec in one way, and its name says where and how; before the colon stands
-what a BadObservation names as its ``path``.
+Each entry of a table breaks the spec in one way. Its name is the ``path`` of the BadObservation, a colon, and what is
+wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Put something else in the place of some columns."""
+    """A fault that replaces some columns."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 
@@ -50,18 +50,18 @@ BAD_KEYED_STEPS: Mapping[str, Change] = {
     "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64) + 1e300}),
     "obs['place']: None": _with(obs=lambda obs: {**obs, "place": None}),
 }
-"""The same for a KeyedFaultyEnvironment."""
+"""Steps that break the spec of a KeyedFaultyEnvironment."""
 
 NOT_FINITE: Mapping[str, Change] = {
     "obs['place']: NaN": _with(obs=lambda obs: {**obs, "place": obs["place"] * np.nan}),
     "obs['place']: infinite": _with(obs=lambda obs: {**obs, "place": obs["place"] + np.inf}),
     "reward: NaN": _with(reward=lambda reward: reward * np.float32(np.nan)),
 }
-"""Steps of a KeyedFaultyEnvironment that only ``check_values=True`` refuses."""
+"""Steps of a KeyedFaultyEnvironment that are refused only with ``check_values=True``."""
 
 
 class KeyedFaultyEnvironment(FaultyEnvironment):
-    """As FaultyEnvironment, but an observation is a dict: ``echo`` int64[5] and ``place`` float32[2]."""
+    """A FaultyEnvironment whose observation is a dict: ``echo`` int64[5] and ``place`` float32[2]."""
 
     SPEC = BehaviorSpec({"echo": EchoEnvironment.SPEC.observation, "place": ArraySpec((2,))}, ArraySpec((), np.int64))
 

@@ -1,4 +1,4 @@
-"""The contracts as test classes: inherit one, say how to make your manager or environment, and run pytest.
+"""Contracts as test classes: inherit one, define how to make your manager or environment, and run pytest.
 
 ::
 
@@ -6,7 +6,7 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The rule: a contract test uses public names only, so that it holds for a manager it has never seen.
+The contract tests use public names only, so that they work with managers of other packages.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, St
 
 
 class NumberedActions:
-    """A policy whose actions are never the same twice, and which remembers what it gave to whom."""
+    """A policy whose actions never repeat. ``given`` has the last action of each agent."""
 
     def __init__(self) -> None:
         self._next = 1
         self.given: dict[int, int] = {}
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """The next numbers, one per row."""
+        """Return the next numbers as actions, one per row."""
         action = np.arange(self._next, self._next + len(steps), dtype=np.int64)
         self._next += len(steps)
         self.given.update(zip(steps.agent_id.tolist(), action.tolist(), strict=True))
@@ -48,7 +48,7 @@ class NumberedActions:
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
-    """Assert that every row of ``info`` belongs to its agent, its step and the action given; counts steps per agent."""
+    """Assert that every row of ``info`` belongs to its agent, step and action. Count agents' steps in ``n_steps``."""
     steps = info.current["default"]
     assert info.previous is not None
     assert info.actions is not None
@@ -71,7 +71,7 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
 
 
 def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Every call that a manager of one EchoEnvironment allows only until it is closed, with its arguments."""
+    """Return all calls that raise ManagerClosed after ``close()``, for a manager of one EchoEnvironment."""
     return [
         manager.reset,
         manager.step,
@@ -86,11 +86,11 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract:
-    """Which step is whose, and what stays as it was."""
+    """Steps: each belongs to its environment and action, and earlier ones stay unchanged."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -116,13 +116,13 @@ class _StepContract:
             for number in range(20_000):
                 for info in manager.step(wait):
                     check_echo(info, policy.given, n_steps)
-                if number >= 60 and len(n_steps) == 3:  # a busy machine may run one of them late
+                if number >= 60 and len(n_steps) == 3:  # on a busy machine one of them may be late
                     break
 
             assert len(n_steps) == 3, "some environment never got a step"
 
-    def test_a_manager_that_nobody_holds_any_more_is_garbage_at_once(self) -> None:
-        gc.disable()  # it must not need the collector, which may come late
+    def test_a_manager_without_references_is_freed_at_once(self) -> None:
+        gc.disable()  # reference counts must suffice, since the collector may run late
         try:
             manager = self.make_manager(FakeEnvironment, 2)
             manager.reset()
@@ -175,7 +175,7 @@ class _StepContract:
                 for info in manager.step(Wait.all()):
                     check_echo(info, policy.given, n_steps)
 
-    def test_earlier_steps_stay_as_they_were(self) -> None:
+    def test_earlier_steps_stay_unchanged(self) -> None:
         with self.make_manager(EchoEnvironment, 2) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -253,11 +253,11 @@ class _StepContract:
 
 
 class _RefusalContract:
-    """Calls that make no sense are refused, and nothing is lost."""
+    """Wrong calls: they are refused, and no step is lost."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -361,14 +361,14 @@ class _RefusalContract:
 
 
 class _LifeContract:
-    """Calls into environments, what becomes of exceptions, and the end."""
+    """Calls into environments, their exceptions, and closing."""
 
     exceptions_travel = True
-    """Whether the exception of an environment is the cause of the error; else it is described in words alone."""
+    """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.make_manager(EchoEnvironment, 4) as manager:
@@ -477,13 +477,13 @@ class _LifeContract:
             manager.reset()
             assert manager.get_attr("closed") == [False]
 
-    def test_max_ready_hands_out_no_more(self) -> None:
+    def test_max_ready_limits_what_is_delivered(self) -> None:
         with self.make_manager(EchoEnvironment, 3) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
             assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
-    def test_stats_count_what_was_handed_out(self) -> None:
+    def test_stats_count_what_was_delivered(self) -> None:
         with self.make_manager(EchoEnvironment, 3) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -517,21 +517,21 @@ class _LifeContract:
 
 
 class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """What every manager does."""
+    """The contract of every manager."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager. ``options`` are of those that ManagerOptions knows: ``wait``, ``infos``, ``seed``, …"""
+        """Return your manager. ``options`` are ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
 
 
 class EnvironmentContract:
-    """What every environment does: data as its spec says, restarts, repeatable seeds, arrays that stay as they were."""
+    """The contract of every environment: data that fits its spec, restarts, repeatable seeds, unchanged arrays."""
 
     n_steps = 300
 
     @abstractmethod
     def make_environment(self) -> Any:
-        """Your environment, of any kind that ``as_environment`` takes."""
+        """Return your environment, of any kind that ``as_environment`` accepts."""
 
     def test_the_environment_keeps_the_contract(self) -> None:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0)
@@ -544,7 +544,7 @@ def _two_agents(context: EnvContext) -> EchoEnvironment:
 
 
 class _ReusesItsArrays:
-    """Acts with the number of the step it has seen, always in the same arrays."""
+    """A policy whose action is the number of the observed step, and which always returns the same arrays."""
 
     def __init__(self) -> None:
         self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)

@@ -1,4 +1,4 @@
-"""The parts of the managers' contract that are about how a trainer asks: arguments by name, one value for all."""
+"""The parts of the managers' contract about arguments: given by name, or one value for all environments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class AskingContract:
-    """What ``reset``, ``call`` and ``set_attr`` understand in every manager."""
+    """The contract of every manager about the arguments of ``reset``, ``call`` and ``set_attr``."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:
@@ -46,7 +46,7 @@ class AskingContract:
             (None, {"options": 3}, "options must be a mapping"),
         ],
     )
-    def test_a_reset_that_cannot_be_meant_is_refused_and_nothing_begins(
+    def test_a_contradictory_reset_is_refused_and_nothing_begins(
         self, config: Any, named: Mapping[str, Any], message: str
     ) -> None:
         with self.make_manager(_Remembers, 2) as manager:
@@ -69,7 +69,7 @@ class AskingContract:
         with self.make_manager(_Talks, 2) as manager:
             manager.reset()
             assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
-            with pytest.raises(EnvRaised, match="env_ids"):  # it misses the argument that the manager has taken
+            with pytest.raises(EnvRaised, match="env_ids"):  # the manager took the argument, so the method lacks it
                 manager.call("gather", env_ids=[1])
 
     def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:
@@ -81,7 +81,7 @@ class AskingContract:
             ]
 
     @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
-    def test_what_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
+    def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
         with self.make_manager(EchoEnvironment, 2) as manager:
             manager.set_attr("label", value)
             assert manager.get_attr("label") == [value, value]
@@ -122,9 +122,9 @@ class _Talks(EchoEnvironment):
         self._number = context.env_id
 
     def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
-        """Has arguments that may only be given by name; one is called as a parameter of ``call``."""
+        """Take arguments that must be given by name; one has the name of a parameter of ``call``."""
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Has a parameter that ``call`` has too."""
+        """Take a parameter that ``call`` has too."""
         return env_ids

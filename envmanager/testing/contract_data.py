@@ -1,4 +1,4 @@
-"""The parts of the managers' contract that are about data: casts, what does not fit, and News of late behaviors."""
+"""The parts of the managers' contract about data: casts, data that does not fit, and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class DataContract:
-    """What every manager does with data."""
+    """The contract of every manager about data."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     @pytest.mark.parametrize(
         "change",
@@ -56,7 +56,7 @@ class DataContract:
     # What does not fit.
 
     @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
-    def test_an_info_that_is_no_dict_is_refused_though_nobody_asked_for_it(self, info: Any) -> None:
+    def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:
         with self.make_manager(lambda: _Informs(info), 1) as manager:
             manager.set_policy("default", _Fives())
             manager.reset()
@@ -82,11 +82,11 @@ class DataContract:
 
 
 class NewsContract:
-    """What a manager does that hears its workers' ``News`` and knows all of ManagerOptions."""
+    """The contract of managers whose workers report new behaviors and casts, and which have all ManagerOptions."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager; see ManagerContract."""
+        """Return your manager; see ManagerContract."""
 
     # Behaviors that appear late.
 
@@ -139,7 +139,7 @@ class NewsContract:
             (info,) = manager.step(Wait.all())
             assert info.current["guest 1"].obs.tolist() == [[0, 5]]
 
-    def test_a_late_behavior_with_two_specs_is_the_fault_of_the_environment_that_is_told_of_later(self) -> None:
+    def test_a_late_behavior_with_two_specs_is_blamed_on_the_environment_that_reports_it_later(self) -> None:
         with self.make_manager(_Disagrees, 2) as manager:
             with pytest.raises(BadObservation, match="guest") as raised:
                 manager.reset()
@@ -149,7 +149,7 @@ class NewsContract:
 
     # Values of another dtype.
 
-    def test_values_that_survive_a_cast_are_cast_and_told_once_for_each_environment_and_field(self) -> None:
+    def test_values_that_survive_a_cast_are_cast_and_reported_once_for_each_environment_and_field(self) -> None:
         with self.make_manager(_OtherDtypes, 3) as manager:
             manager.set_policy("default", _Fives())
             for _ in range(2):
@@ -169,7 +169,7 @@ class NewsContract:
         assert sorted(pairs) == sorted((env_id, field) for env_id in range(3) for field in fields)
         assert any("float64" in event.got and "float32" in event.expected for event in told)
 
-    def test_a_replacement_does_not_tell_again_what_is_cast(self) -> None:
+    def test_a_replacement_does_not_report_casts_again(self) -> None:
         policy = RestartPolicy(on_exception="restart", backoff_s=0.0)
         with self.make_manager(_OtherDtypesOnce, 1, restarts=policy) as manager:
             manager.set_policy("default", _Fives())
@@ -199,7 +199,7 @@ class _Fives:
 
 @attrs.frozen
 class _Chooses:
-    """Always the same tree, which has no arrays."""
+    """A policy that always returns the same tree, which has no arrays."""
 
     action: Tree
 
@@ -208,9 +208,10 @@ class _Chooses:
 
 
 class _Guests(Environment):
-    """One agent of each behavior: ``early`` ones from the start, "guest" from the reset on, "invited" when it is.
+    """An environment with one agent of each behavior, some of which appear late.
 
-    Each observes the environment's number and its own last action.
+    The ``early`` behaviors are there from the start, "guest" from the reset on, "invited" after a call that adds it.
+    An observation is the environment's number and the agent's last action.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -265,7 +266,7 @@ class _Guests(Environment):
 
 
 class _Raises(_Guests):
-    """Its first generation raises in its first step; each generation has a behavior of its own."""
+    """An environment with another behavior in each generation. The first generation raises in its first step."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, late=f"guest {context.generation}")
@@ -278,7 +279,7 @@ class _Raises(_Guests):
 
 
 class _Disagrees(_Guests):
-    """Its guests are of another kind in environment 1."""
+    """An environment in which behavior "guest" has another spec if it is environment 1."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context)
@@ -291,7 +292,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """Returns floats of 64 bits for 32, integers for uint8 and for bools; ``change`` puts in worse."""
+    """An environment that returns float64 for float32, int64 for uint8 and bool. ``change`` breaks the spec further."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 
@@ -316,7 +317,7 @@ class _OtherDtypes(FakeEnvironment):
 
 
 class _OtherDtypesOnce(_OtherDtypes):
-    """Its first generation raises in its first step."""
+    """An environment like _OtherDtypes whose first generation raises in its first step."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__()
@@ -338,7 +339,7 @@ class _Informs(FakeEnvironment):
 
 
 class _Empty(Environment):
-    """Observations and actions without any array; every third step ends an episode."""
+    """An environment with observations and actions without any array; every third step ends an episode."""
 
     def __init__(self, nothing: Tree) -> None:
         self._nothing = nothing

@@ -1,7 +1,7 @@
-"""The engine's end of protocol 1.0, for engines that are written in Python: specs and steps into bodies, and back.
+"""The engine's end of protocol 1.0 in Python: encoding of specs and steps, decoding and checks of requests.
 
-The rule: it is written from the protocol and not from the trainer's end, so that a mistake in one of them shows. What
-it gets from the trainer it checks too, as an engine of Godot does.
+It is written from the protocol and not from the trainer's end, so that a mistake in either of them is detected. It
+checks the trainer's requests, as a Godot engine does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Body = bytes | bytearray | memoryview
 
 
 def specs_body(specs: BehaviorSpecs, max_agents: Mapping[str, int]) -> bytes:
-    """The body of a specs frame; UsageError for specs that it cannot say: objects, trees within trees, other dtypes."""
+    """Return the body of a specs frame; raise UsageError for objects, nested trees and dtypes that it cannot hold."""
     behaviors = [
         {
             "name": name,
@@ -41,8 +41,8 @@ def _described(tree: Tree, plain_name: str, behavior: str) -> list[dict[str, Any
     for leaf in named.values():
         if not isinstance(leaf, ArraySpec) or leaf.dtype.name not in DTYPES or 0 in leaf.shape:
             raise UsageError(
-                f"behavior {behavior!r} has {describe_spec(tree)}, which an engine cannot say: it has one array, or a "
-                f"dict of several, of {', '.join(DTYPES)}."
+                f"behavior {behavior!r} has {describe_spec(tree)}, which the protocol cannot hold: it takes one array, "
+                f"or a dict of several, of {', '.join(DTYPES)}."
             )
     return [
         {
@@ -57,7 +57,7 @@ def _described(tree: Tree, plain_name: str, behavior: str) -> list[dict[str, Any
 
 
 def _bound(leaf: ArraySpec, bound: np.ndarray | None) -> Any:
-    """One number for all, or a list; None where there is none. JSON knows no infinity."""
+    """A bound as one number, as a list, or None if it is infinite, which JSON does not know."""
     if bound is None or (leaf.dtype.kind == "f" and np.isinf(bound).all()):
         return None
     if leaf.dtype.kind == "f":
@@ -67,20 +67,20 @@ def _bound(leaf: ArraySpec, bound: np.ndarray | None) -> Any:
 
 
 class StepsEncoder:
-    """Makes the bodies of steps frames of an engine whose arena i is environment ``env_ids[i]``."""
+    """An encoder of the steps frames of an engine whose arena i is environment ``env_ids[i]``."""
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int]) -> None:
         self.acting: dict[str, int] = {}
-        """How many agents of each behavior in the last frame want an action."""
+        """Number of agents of each behavior in the last frame that need an action."""
         self._behaviors = {behavior.name: behavior for behavior in specs.behaviors}
         self._arena_of = {env_id: arena for arena, env_id in enumerate(env_ids)}
         self._rows: dict[str, bytes] = {}
 
     def encode(self, steps: Steps, *, busy_us: int = 0, after_reset: bool = False) -> bytes:
-        """The body of the frame that says ``steps``."""
+        """Return the body of the frame of ``steps``."""
         unknown = steps.keys() - self._behaviors.keys()
         if unknown:
-            raise UsageError(f"behavior {min(unknown)!r} was not among the specs, which an engine says once.")
+            raise UsageError(f"behavior {min(unknown)!r} was not among the specs, which an engine sends only once.")
         parts = [struct.pack("<II", busy_us & 0xFFFFFFFF, len(steps))]
         rows: dict[str, bytes] = {}
         for name, own in steps.items():
@@ -90,7 +90,7 @@ class StepsEncoder:
         infos = {name: _infos(own) for name, own in steps.items() if own.info is not None}
         encoded = dump_json(infos) if infos else b""
         parts += [struct.pack("<I", len(encoded)), *_padded(encoded)]
-        self._rows.update(rows)  # now that nothing can fail any more
+        self._rows.update(rows)  # last, when nothing can raise any more
         self.acting = {name: len(own.acting_rows) for name, own in steps.items()}
         return b"".join(parts)
 
@@ -102,7 +102,7 @@ class StepsEncoder:
 
 
 def _section(behavior: BehaviorLayout, steps: AgentSteps, rows: bytes | None) -> list[bytes]:
-    """One behavior; ``rows`` None: the same as before."""
+    """The parts of one behavior. ``rows`` is None if they are unchanged since the last frame."""
     acting = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
     flags = 1 * (rows is None) | 2 * bool(steps.ended.any()) | 4 * bool(acting.all())
     parts = [struct.pack("<HBBI", behavior.number, flags, 0, len(steps)), rows or b""]
@@ -118,7 +118,7 @@ def _section(behavior: BehaviorLayout, steps: AgentSteps, rows: bytes | None) ->
 
 
 def _infos(steps: AgentSteps) -> dict[str, Any]:
-    """As in the frame: null for nothing."""
+    """Infos as in the frame, where null stands for an empty one."""
     said: dict[str, Any] = {"info": [plain(info) or None for info in steps.info or ()]}
     if steps.reset_info is not None:
         said["reset_info"] = [plain(info) or None for info in steps.reset_info]
@@ -130,7 +130,7 @@ def _padded(block: bytes) -> tuple[bytes, bytes]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with lists and numbers in the place of NumPy's, as far as JSON can say it."""
+    """Return ``value`` with lists and numbers in place of NumPy's, which JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
 
 
 def read_step(specs: EngineSpecs, body: Body, acting: Mapping[str, int]) -> dict[str, Tree]:
-    """The actions in the body of a step frame, for as many rows as ``acting`` says; else BadFrame."""
+    """Return the actions in a step frame's body; raise BadFrame unless there is a row per agent in ``acting``."""
     view = memoryview(body)
     n_sections, at = _unpack("<I", view, 0)[0], 4
     actions: dict[str, Tree] = {}
@@ -157,7 +157,7 @@ def read_step(specs: EngineSpecs, body: Body, acting: Mapping[str, int]) -> dict
             n_bytes = n * layout.n_numbers * layout.dtype.itemsize
             if at + n_bytes > len(view):
                 raise BadFrame(f"bytes missing in the actions of behavior {behavior.name!r}")
-            # A copy: an environment may keep or change its action.
+            # Copied, since an environment may keep or change its action.
             own = bytearray(view[at : at + n_bytes])
             found[layout.name] = np.ndarray((n, *layout.shape), layout.dtype, own)
             at += n_bytes + -n_bytes % 4
@@ -175,7 +175,7 @@ def _unpack(layout: str, view: memoryview, at: int) -> tuple[Any, ...]:
 
 @attrs.frozen
 class Configure:
-    """What a trainer asks an engine to be."""
+    """The configuration that a trainer sends to an engine."""
 
     arenas: int
     ticks_per_action: int
@@ -188,7 +188,7 @@ class Configure:
 
 
 def read_configure(body: Body) -> Configure:
-    """What the body of a configure frame says."""
+    """Decode the body of a configure frame."""
     message = parse_json(body)
     if message.get("protocol", [0])[0] != 1:
         raise BadFrame(f"a configure frame of protocol {message.get('protocol')}")
@@ -200,7 +200,7 @@ def read_configure(body: Body) -> Configure:
 
 @attrs.frozen
 class Reset:
-    """What a trainer says of a reset: a seed or None for each arena, or for each of those listed."""
+    """A trainer's reset request: a seed or None for each arena, or for each of those in ``arenas``."""
 
     seeds: list[int | None]
     options: dict[str, Any]
@@ -208,7 +208,7 @@ class Reset:
 
 
 def read_reset(body: Body, n_arenas: int) -> Reset:
-    """What the body of a reset frame says."""
+    """Decode the body of a reset frame."""
     message = parse_json(body)
     arenas = message.get("arenas")
     seeds = message.get("seeds")
@@ -219,7 +219,7 @@ def read_reset(body: Body, n_arenas: int) -> Reset:
 
 @attrs.frozen
 class Call:
-    """What a trainer asks of some arenas: ``what`` is "method", "get", "set" or "render"."""
+    """A trainer's call into some arenas: ``what`` is "method", "get", "set" or "render"."""
 
     what: str
     name: str | None
@@ -229,7 +229,7 @@ class Call:
 
 
 def read_call(body: Body, n_arenas: int) -> Call:
-    """What the body of a call frame says."""
+    """Decode the body of a call frame."""
     message = parse_json(body)
     asked = [what for what in ("method", "get", "set", "render") if what in message]
     arenas = message.get("arenas")

@@ -1,16 +1,17 @@
-"""A program that speaks as an engine of Godot does, and hosts environments written in Python.
+"""A program that speaks the protocol of a Godot engine, and hosts environments written in Python.
 
 ::
 
     ENVMANAGER_ADDRESS=127.0.0.1:4321 ENVMANAGER_TOKEN=… python -m envmanager.testing.fake_engine my_package.envs:make
 
-What it hosts is its argument, or else ENVMANAGER_FAKE_ENV: whatever a manager takes as ``env_factory`` in a text, or
+Its argument, or else ENVMANAGER_FAKE_ENV, is the environment: any text that a manager accepts as ``env_factory``, or
 the path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
-``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, JSON, says what an engine is not told: ``worker_id``, ``env_ids``
-(else 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE has it misbehave (``testing.misbehaviour``).
+``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, JSON, has facts that a trainer does not send to an engine:
+``worker_id``, ``env_ids`` (by default 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE makes it misbehave
+(``testing.misbehaviour``).
 
-The rule: whatever an environment raises is told in an error frame, and the engine goes on. It ends by a close frame,
-or when the trainer hangs up.
+The rule: an exception of an environment is reported in an error frame, and the engine goes on. It ends after a close
+frame, or when the trainer closes the connection.
 """
 
 from __future__ import annotations
@@ -65,28 +66,28 @@ from envmanager.testing.misbehaviour import Misbehaviour
 TICKS_PER_SECOND = 60
 _CONNECT_S = 60
 _MOST_TRACEBACK = 100_000
-"""Characters of it; a frame of JSON has a limit."""
+"""Maximum length of a traceback in characters, since JSON frames have a limit."""
 _ANY_LENGTH = (1 << 32) - 1
-"""Of arrays: the engine does not know what the trainer allows."""
+"""Maximum length of frames with arrays; the engine does not know the trainer's."""
 
 
 @attrs.frozen
 class Hosted:
-    """What an engine hosts, before it knows how often."""
+    """The environment of an engine, before the number of arenas is known."""
 
     source: str
     context: Mapping[str, Any]
 
     def factory(self, configure: Configure) -> GroupFactory:
-        """What makes the environments, for as many arenas as were asked for."""
+        """Return the factory of the requested number of environments."""
         loaded = self._loaded()
         if isinstance(loaded, GroupFactory):
             if len(loaded.contexts) != configure.arenas:
-                raise UsageError(f"{configure.arenas} arenas were asked for, but {len(loaded.contexts)} are hosted.")
+                raise UsageError(f"{configure.arenas} arenas were requested, but {len(loaded.contexts)} are hosted.")
             return attrs.evolve(loaded, infos=configure.infos)
         env_ids = self.context.get("env_ids", list(range(configure.arenas)))
         if len(env_ids) != configure.arenas:
-            raise UsageError(f"{configure.arenas} arenas were asked for, but env_ids has {len(env_ids)}.")
+            raise UsageError(f"{configure.arenas} arenas were requested, but env_ids has {len(env_ids)}.")
         contexts = make_contexts(
             env_ids,
             worker_id=self.context.get("worker_id", 0),
@@ -109,7 +110,7 @@ def _own_factories(loaded: Any, env_ids: Sequence[int]) -> list[Any]:
 
 
 class FakeEngine:
-    """One engine: its connection, and from configure on its environments."""
+    """One engine: its connection, and, once configured, its environments."""
 
     def __init__(self, connection: socket.socket, hosted: Hosted, misbehaviour: Misbehaviour) -> None:
         self._connection = connection
@@ -130,7 +131,7 @@ class FakeEngine:
         }
 
     def run(self, token: str) -> None:
-        """Say hello, then obey until the end."""
+        """Send hello, then answer requests until the trainer closes."""
         major = 2 if self._misbehaviour.is_at_start("other_major") else PROTOCOL[0]
         if self._misbehaviour.is_at_start("wrong_token"):
             token = "0" * len(token)
@@ -159,9 +160,9 @@ class FakeEngine:
             kind, body = self._obey[frame.kind](frame.body)
             _check_length(kind, body)
         except BadFrame:
-            raise  # the trainer broke the protocol, and no environment anything
+            raise  # a fault of the trainer, not of an environment
         except BaseException as error:  # SystemExit too, as in a worker process
-            kind, body = Kind.ERROR, self._told(error)
+            kind, body = Kind.ERROR, self._reported(error)
         answer = pack(kind, frame.ticket, body)
         if self._misbehaviour.strikes(frame.kind, self._n_steps):
             self._misbehaviour.send(self._connection, answer)
@@ -211,10 +212,10 @@ class FakeEngine:
     def _busy_us(self) -> int:
         return (time.monotonic_ns() - self._asked_ns) // 1000
 
-    def _told(self, error: BaseException) -> bytes:
-        """The body of an error frame; what an engine of Godot prints is printed, before anybody is told."""
+    def _reported(self, error: BaseException) -> bytes:
+        """Print the error as Godot prints it, and return the body of its error frame."""
         arena = self._arena_of(error)
-        if isinstance(error, EnvRaised) and error.__cause__ is not None:  # a factory's own, wrapped by the library
+        if isinstance(error, EnvRaised) and error.__cause__ is not None:  # the factory's error, wrapped by the library
             error = error.__cause__
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
@@ -225,17 +226,17 @@ class FakeEngine:
             print(f"SCRIPT ERROR: {message}\n          at: {function} ({script}:{line})", file=sys.stderr)
             traceback.print_exception(type(error), error, error.__traceback__)
             sys.stderr.flush()
-        told: dict[str, Any] = {"message": text, "script": script, "line": line, "function": function, "arena": arena}
-        told["type"] = type(error).__qualname__
-        told["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__))[
+        report: dict[str, Any] = {"message": text, "script": script, "line": line, "function": function, "arena": arena}
+        report["type"] = type(error).__qualname__
+        report["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__))[
             -_MOST_TRACEBACK:
         ]
         if isinstance(error, SpecMismatch | SpecConflict):
-            told["broken"] = [error.path, error.expected, error.got]
-        return dump_json(told)
+            report["broken"] = [error.path, error.expected, error.got]
+        return dump_json(report)
 
     def _arena_of(self, error: BaseException) -> int | None:
-        """Whose code was running; None when it was nobody's."""
+        """The arena whose code was running, or None."""
         env_id = None
         if self._group is not None:
             env_id, self._group.current_env_id = self._group.current_env_id, None
@@ -247,7 +248,7 @@ class FakeEngine:
 def _check_length(kind: Kind, body: bytes) -> None:
     limit = limit_of(kind, _ANY_LENGTH)
     if len(body) > limit:
-        raise UsageError(f"an answer of {len(body)} bytes, where {limit} are the most.")
+        raise UsageError(f"the answer has {len(body)} bytes, more than the limit of {limit}.")
 
 
 def _hello(token: str, major: int) -> bytes:
@@ -263,7 +264,7 @@ def _hello(token: str, major: int) -> bytes:
 
 
 def _carried_out(group: EnvGroup, call: Call) -> list[Any]:
-    """The value of each arena."""
+    """Execute a call; return the value of each arena."""
     if call.what == "render":
         return group.render(call.arenas)
     if call.what == "get":
@@ -277,13 +278,13 @@ def _carried_out(group: EnvGroup, call: Call) -> list[Any]:
 def _text_of(error: BaseException) -> str:
     try:
         text = str(error) or repr(error)
-    except Exception as broken:  # a __str__ that raises must not hide the error
+    except Exception as broken:  # a __str__ that raises must not hide the original error
         text = f"(its text cannot be shown: {type(broken).__name__})"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Run one engine to its end."""
+    """Run one engine until the trainer closes."""
     address, token = environ.get("ENVMANAGER_ADDRESS"), environ.get("ENVMANAGER_TOKEN", "")
     source = arguments[0] if arguments else environ.get("ENVMANAGER_FAKE_ENV")
     if not address or not source:
@@ -299,7 +300,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     try:
         engine.run(token)
     except ConnectionError:
-        pass  # the trainer is gone
+        pass  # the trainer has ended
     finally:
         engine.close()
         connection.close()
@@ -308,7 +309,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _stranger(misbehaviour: Misbehaviour, address: tuple[str, int]) -> socket.socket | None:
-    """A connection of somebody else that comes first, and stays; None where there should be none."""
+    """Open an unauthenticated connection before the engine's, if the mode asks for one."""
     if misbehaviour.is_at_start("stranger") or misbehaviour.is_at_start("silent_stranger"):
         stranger = socket.create_connection(address, timeout=_CONNECT_S)
         if misbehaviour.mode == "stranger":

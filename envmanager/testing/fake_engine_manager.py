@@ -1,6 +1,6 @@
-"""A GodotEnvManager whose engines are programs in Python, so that every environment of the tests can be its game.
+"""A GodotEnvManager whose engines are Python programs, so that every environment of the tests can be its game.
 
-All of the manager is real: processes, sockets, protocol, supervision. Only what it starts is not Godot.
+The manager is the real one: processes, sockets, protocol, supervision. Only the program that it starts is not Godot.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _FakeHost(EngineHost):
 
 
 class FakeEngineManager(GodotEnvManager):
-    """Used as every manager: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
+    """A manager of fake engines, made like any other: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
 
     By default there is one engine per environment, as with worker processes. ``mode``: how the engines misbehave, see
     ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.

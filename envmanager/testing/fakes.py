@@ -1,6 +1,6 @@
-"""Stand-ins: a worker without a process, and environments that do what a script says.
+"""Fakes: a worker without a process, and environments that follow a script.
 
-The rule: fakes keep the real contracts, so what a test shows with them holds for the real ones.
+The rule: fakes keep the contracts of the real classes, so that a test with them also holds for the real ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from envmanager.environment import EnvContext, Environment
 
 
 class FakeWorker:
-    """A worker without a process: it runs its environment when a command is sent, or holds its responses back.
+    """A worker without a process. ``send`` runs its environment in the caller's thread.
 
-    Put it in the place of real ones::
+    To replace real workers::
 
         responses = queue.Queue()
         mocker.patch.object(SubprocessEnvManager, "create_worker",
@@ -32,7 +32,7 @@ class FakeWorker:
         manager = SubprocessEnvManager(FakeEnvironment, n_envs=3)
         manager.step_queue = responses
 
-    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, responses to steps wait for
+    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, responses to steps are queued until
     ``release()``.
     """
 
@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Carry out a command now."""
+        """Execute a command and store its response."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)
@@ -61,16 +61,16 @@ class FakeWorker:
             self._step_queue.put(response)
 
     def recv(self) -> EnvironmentResponse:
-        """The response to the last command that was not a step."""
+        """Return the response to the oldest command that was not a step."""
         return self._responses.pop(0)
 
     def release(self) -> None:
-        """Push the responses held back onto the step queue."""
+        """Put the queued responses into the step queue."""
         while self._held_back:
             self._step_queue.put(self._held_back.pop(0))
 
     def fail(self, error: Exception) -> None:
-        """Push a failure onto the step queue, as the supervision of a real worker does."""
+        """Put a failure into the step queue, as the supervision of a real worker does."""
         self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
 
     def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:
@@ -89,7 +89,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """One ordinary step."""
+    """One environment step without a fault."""
 
     reward: float = 0.0
     terminated: bool = False
@@ -98,7 +98,7 @@ class Step:
 
 @attrs.frozen
 class Sleep:
-    """Sleep, then take the next entry."""
+    """Sleep, then go on with the next entry."""
 
     seconds: float
 
@@ -119,9 +119,9 @@ class Die:
 
 
 class FakeEnvironment(Environment):
-    """A single-agent environment that does what ``script`` says, over and over; without one, plain steps.
+    """A single-agent environment that repeats ``script``, by default steps without reward or end.
 
-    An observation is ``float32[3]``: the episode's number, the step's number within it, the last action. Actions are
+    An observation is ``float32[3]``: number of the episode, number of the step in it, last action. Actions are
     ``int64[]``.
     """
 
@@ -198,9 +198,10 @@ def _perform(entry: Sleep | Raise | Die) -> None:
 
 
 class EchoEnvironment(Environment):
-    """Its observation says where it comes from: ``int64[n_agents][5]``: env_id, agent, steps since the start, the
-    action just given, episode. The reward is the action modulo 1000. Any mix-up of environments, steps or actions
-    shows.
+    """An environment whose steps reveal any mix-up of environments, agents, steps or actions.
+
+    An observation is ``int64[5]``: env_id, agent, steps since the reset, last action, episode. The reward is the action
+    modulo 1000. Episodes of different environments differ in length.
     """
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
@@ -249,11 +250,11 @@ class EchoEnvironment(Environment):
         pass
 
     def who(self, question: str) -> str:
-        """For tests of ``call``."""
+        """Return the question and the environment's number, for tests of ``call``."""
         return f"{question}: env {self._env_id}"
 
     def render(self) -> str:
-        """For tests of ``render``."""
+        """Return a text instead of a picture, for tests of ``render``."""
         return f"picture of env {self._env_id}"
 
     def _obs(self, action: np.ndarray) -> np.ndarray:

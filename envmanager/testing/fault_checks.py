@@ -1,7 +1,7 @@
-"""What must hold however an environment fails, as things to assert: the ground that FaultContract stands on.
+"""Assertions of FaultContract that must hold after any failure of an environment.
 
-The rule: each invariant is written once, here. Times are bounded, errors are typed and say where, every step is handed
-out once and belongs to its action, healthy workers keep their episodes, ``close()`` always works.
+Calls return in time, errors are typed and name the worker, every step is delivered once and belongs to its action,
+healthy workers keep their episodes, and ``close()`` always works.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind
 
 SLACK_S = float(os.environ.get("ENVMANAGER_SLACK_S", "20"))
-"""How much later than its deadline a call may come back: 2 s are promised on a machine with nothing else to do.
+"""Time in seconds that a call may return after its deadline: 2 s are promised on an idle machine.
 
-Ten times that unless ``ENVMANAGER_SLACK_S`` says otherwise, because tests mostly run on a machine that is busy.
+The default is ten times that, because tests mostly run on a busy machine; ``ENVMANAGER_SLACK_S`` sets another.
 """
 SOON_S = 60.0
-"""Within this, what has no deadline of its own has happened, on a busy machine too."""
+"""Time limit for events that have no deadline of their own, on a busy machine too."""
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
-"""What a worker was doing when it died idle: an action may have been sent before anybody looked."""
+"""Phases of an error of a worker that died idle: an action may have been sent before its death was noticed."""
 
 Error = TypeVar("Error", bound=WorkerError)
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 @contextmanager
 def returns_within(limit_s: float) -> Iterator[None]:
-    """Assert that the block takes no longer than ``limit_s`` and the slack."""
+    """Assert that the block takes at most ``limit_s`` and the slack."""
     began = time.monotonic()
     yield
     took_s = time.monotonic() - began
@@ -55,7 +55,7 @@ def returns_within(limit_s: float) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
-    """Wait until ``condition()`` holds; AssertionError when it does not within ``within_s``."""
+    """Wait until ``condition()`` holds; raise AssertionError if it does not within ``within_s``."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
@@ -71,12 +71,12 @@ def _state_of(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; it may not have been buried yet."""
+    """Return whether a process has ended. It may not have been reaped yet."""
     return _state_of(pid) in ("gone", "Z", "X")
 
 
 def until_asleep(*pids: int) -> None:
-    """Wait until processes do nothing any more but wait: all asleep at every look for a fifth of a second."""
+    """Wait until the processes only wait: all of them sleep whenever checked, for a fifth of a second."""
     n_looks = 0
 
     def sleep() -> bool:
@@ -90,7 +90,7 @@ def until_asleep(*pids: int) -> None:
 def check_error(
     error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
 ) -> Error:
-    """``error``, after asserting that it is of this kind, says where and when, gives evidence, and can be pickled."""
+    """Assert the error's kind, worker, environment, phase and cause, and that it can be pickled. Return it."""
     assert isinstance(error, kind), f"{type(error).__name__}: {error}"
     assert error.worker_id == worker_id
     assert env_id in error.env_ids
@@ -103,7 +103,7 @@ def check_error(
 
 
 def check_close(manager: EnvManager, close_s: float) -> None:
-    """Assert that ``close()`` returns in time, any number of times, and that it closes."""
+    """Assert that ``close()`` returns in time, may be called twice, and that the manager refuses calls after it."""
     with returns_within(close_s):
         manager.close()
     manager.close()
@@ -112,7 +112,7 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` cuts the episodes that went on in ``last``, and invents neither reward nor transition."""
+    """Assert that ``info`` cuts the episodes of ``last``, with no reward and no transitions."""
     assert info.lost is not None
     assert info.lost.cause.worker_id == info.worker_id
     assert info.actions is None
@@ -124,7 +124,7 @@ def check_lost(info: StepInfo, last: StepInfo) -> None:
     assert not steps.terminated.any()
     assert steps.obs[:, 0].tolist() == steps.env_id.tolist()
     assert not steps.obs[:, 1:].any(), "not a first observation"
-    assert np.array_equal(steps.final_obs, before.obs), "not what was handed out last"
+    assert np.array_equal(steps.final_obs, before.obs), "not the observations that were delivered last"
 
 
 def check_recycled(info: StepInfo, given: dict[int, int]) -> None:
@@ -142,11 +142,11 @@ def check_recycled(info: StepInfo, given: dict[int, int]) -> None:
 
 
 class CheckedTrainer:
-    """Steps a manager of EchoEnvironments with actions that are never the same twice, and checks all that comes back.
+    """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
-    Each worker's steps must follow one another without a gap or a repetition, and belong to the actions given; an
-    episode may only be cut by a StepInfo that says so. ``lost`` and ``recycled`` keep those; workers may only be
-    recycled when ``recycling``.
+    Each worker's steps must follow one another without a gap or a repetition, and belong to their actions. An episode
+    may only be cut by a StepInfo that says so; these are in ``lost`` and ``recycled``. Workers may only be recycled
+    with ``recycling``.
     """
 
     def __init__(self, manager: EnvManager, *, recycling: bool = False) -> None:
@@ -162,17 +162,17 @@ class CheckedTrainer:
 
     @property
     def workers(self) -> tuple[WorkerStats, ...]:
-        """What the manager reports of each worker."""
+        """The manager's stats of each worker."""
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
-        """The process of a worker."""
+        """Return the process id of a worker."""
         pid = self.workers[worker_id].pid
         assert pid is not None
         return pid
 
     def reset(self, config: Any = None) -> list[StepInfo]:
-        """Reset the manager."""
+        """Reset the manager, and check the first observations."""
         infos = self.manager.reset(config)
         for info in infos:
             assert info.lost is None
@@ -181,7 +181,7 @@ class CheckedTrainer:
         return infos
 
     def step(self, wait: Any = "any") -> list[StepInfo]:
-        """One step of the manager, checked."""
+        """Call the manager's ``step``, and check its StepInfos."""
         infos = self.manager.step(wait)
         assert len({info.worker_id for info in infos}) == len(infos)
         for info in infos:
@@ -210,19 +210,19 @@ class CheckedTrainer:
             self._n_steps[agent_id] = 0
 
     def step_until(self, condition: Callable[[], Any], *, wait: Any = "any", within_s: float = SOON_S) -> None:
-        """Step until ``condition()`` holds; AssertionError when it does not within ``within_s`` and the slack."""
+        """Step until ``condition()`` holds; raise AssertionError if it does not within ``within_s`` and the slack."""
         deadline = time.monotonic() + within_s + SLACK_S
         while not condition():
             assert time.monotonic() < deadline, f"did not come true within {within_s} s"
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` StepInfos in all have reported a loss; the last of them."""
+        """Step until ``n`` StepInfos in all have reported a loss; return the last of them."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
     def first_error(self, *, wait: Any = "any", within_s: float = SOON_S) -> WorkerError:
-        """Step until a WorkerError is raised; it is returned."""
+        """Step until a WorkerError is raised; return it."""
         try:
             self.step_until(lambda: False, wait=wait, within_s=within_s)
         except WorkerError as error:
@@ -230,13 +230,13 @@ class CheckedTrainer:
         raise AssertionError("unreachable")
 
     def go_on(self, worker_ids: Iterable[int], *, n_steps: int = 3) -> None:
-        """Step until each of these workers has handed out ``n_steps`` more."""
+        """Step until ``n_steps`` more StepInfos of each of these workers were delivered."""
         wanted = {worker_id: self.n_infos[worker_id] + n_steps for worker_id in worker_ids}
         self.step_until(lambda: all(self.n_infos[worker_id] >= n for worker_id, n in wanted.items()))
 
 
 def only_with_processes(test: Test) -> Test:
-    """Skip a test for managers whose workers are not processes of their own."""
+    """Skip a test for managers whose workers run in this process."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
@@ -248,24 +248,24 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """What the test classes of FaultContract share: how to make a manager, and what holds after each test."""
+    """The base of FaultContract's test classes: how to make a manager, and what must hold after each test."""
 
     has_processes = True
-    """Whether each environment has a process of its own, which may be killed. Else one worker hosts all of them."""
+    """Whether each environment has its own process, which may be killed. If not, one worker hosts all of them."""
     exceptions_travel = True
-    """Whether the exception of an environment is the cause of the error; else it is described in words alone."""
+    """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
     exits_are_known = True
-    """Whether a death says how the process ended, by signal or exit code; else only that it has."""
+    """Whether the error of a death names the signal or exit code. If not, it only says that the process ended."""
     start_s = 12.0
-    """How long healthy workers may take to start, where one of them hangs."""
+    """Time limit for the start of healthy workers while one hangs."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Your manager, one worker per environment or one in all. ``options`` are of those ManagerOptions knows."""
+        """Return your manager, with one worker per environment or one in all. ``options`` are ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
-        if type(self) not in _warmed_up:  # what lasts until the program ends, such as a forkserver, is no leak
+        if type(self) not in _warmed_up:  # a fork server, which lasts until the program ends, is no leak
             self.make_manager(EchoEnvironment, 1).close()
             _warmed_up.add(type(self))
         with nothing_left_behind():
@@ -273,7 +273,7 @@ class FaultyManagers:
 
     @contextmanager
     def managing(self, env_factory: Any, n_envs: int = 3, **options: Any) -> Iterator[EnvManager]:
-        """A manager that is closed twice at the end, in time."""
+        """Yield a manager; at the end close it twice, in time."""
         manager = self.make_manager(env_factory, n_envs, **options)
         try:
             yield manager
@@ -284,22 +284,22 @@ class FaultyManagers:
     def running(
         self, env_factory: Any, n_envs: int = 3, *, recycling: bool = False, **options: Any
     ) -> Iterator[CheckedTrainer]:
-        """A trainer of such a manager, after its first reset."""
+        """Yield a trainer of a new manager, after its first reset."""
         with self.managing(env_factory, n_envs, **options) as manager:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()
             yield trainer
 
     def check_exit(self, error: WorkerDied, expected: str) -> None:
-        """Assert that ``error`` says how the process ended, as far as that is known."""
+        """Assert that ``error`` names the process's exit, as far as ``exits_are_known``."""
         assert error.exit == expected if self.exits_are_known else error.exit
 
     def worker_of(self, env_id: int) -> int:
-        """The worker that hosts an environment."""
+        """Return the worker that hosts an environment."""
         return env_id if self.has_processes else 0
 
     def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
-        """The workers that do not host this environment."""
+        """Return the workers that do not host this environment."""
         return [
             worker_id for worker_id in range(n_envs if self.has_processes else 1) if worker_id != self.worker_of(env_id)
         ]

@@ -1,4 +1,4 @@
-"""What every manager does when things go wrong, as a test class to inherit.
+"""The contract of every manager about faults, as a test class to inherit.
 
 ::
 
@@ -8,10 +8,9 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation.
-
-The rule: a test asserts that the right error comes, and also that the invariants hold
-(:mod:`envmanager.testing.fault_checks`), through public names only.
+The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation. Each test
+asserts that the right error is raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold, through
+public names only.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class CodeFaults(FaultyManagers):
     ) -> None:
         with self.managing(faulty(RaiseNew(make_error), at=at, only_env=1)) as manager:
             trainer = CheckedTrainer(manager)
-            with pytest.raises(EnvRaised) as raised:  # noqa: PT012  (either may be the one)
+            with pytest.raises(EnvRaised) as raised:  # noqa: PT012  (either may raise)
                 trainer.reset()
                 trainer.step(Wait.all())
 
@@ -159,7 +158,7 @@ class CodeFaults(FaultyManagers):
         ],
         ids=lambda value: value if isinstance(value, str) else type(value).__name__,
     )
-    def test_case_07_whatever_a_step_raises_is_told_and_the_worker_lives(self, fault: Any, type_name: str) -> None:
+    def test_case_07_any_error_in_a_step_is_reported_and_the_worker_lives(self, fault: Any, type_name: str) -> None:
         if type_name == "KeyboardInterrupt" and not self.has_processes:
             pytest.skip("in this process it is the user's Ctrl-C")
         with self.running(faulty(fault, after=3, only_env=1)) as trainer:
@@ -183,7 +182,7 @@ class CodeFaults(FaultyManagers):
         with self.running(faulty(faults, at="close"), timeouts=Timeouts(close_s=1)) as trainer:
             trainer.step()
 
-    def test_case_09_ten_megabytes_of_output_block_nobody(self) -> None:
+    def test_case_09_ten_megabytes_of_output_block_no_worker(self) -> None:
         with self.running(faulty(Print("x", times=10_000_000), after=1, only_env=1)) as trainer:
             trainer.go_on(range(trainer.manager.n_workers))
 
@@ -242,4 +241,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, ProcessFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """How every manager takes faults. ``has_processes`` says whether yours has workers outside its own process."""
+    """The contract about faults. Set ``has_processes = False`` if your manager's workers run in its own process."""

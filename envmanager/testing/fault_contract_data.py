@@ -1,4 +1,4 @@
-"""Cases 30 to 34 of FaultContract: data that does not fit, and data that is large."""
+"""Cases 30 to 34 of FaultContract: data that does not fit its spec, and large data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """What does not fit is refused where it enters, and named."""
+    """Faults in data: observations and actions that do not fit are refused, and the error names the leaf."""
 
     large_observation_bytes = 256 << 20
 
@@ -74,7 +74,7 @@ class DataFaults(FaultyManagers):
             assert told.path == what.partition(":")[0]
 
     @pytest.mark.parametrize("what", NOT_FINITE)
-    def test_case_31_numbers_that_are_not_finite_are_handed_out_otherwise(self, what: str) -> None:
+    def test_case_31_numbers_that_are_not_finite_are_delivered_otherwise(self, what: str) -> None:
         with self._keyed(NOT_FINITE[what]) as manager:
             (info,) = manager.step()
             steps = info.current["default"]
@@ -82,12 +82,12 @@ class DataFaults(FaultyManagers):
             assert not np.isfinite(numbers).any()
 
     def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
-        """A manager of one environment with a dict of arrays, ready to step."""
+        """Return a manager of one environment with a dict of arrays, ready to step."""
         return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """A manager that has a policy and has been reset, for environments whose observations are no echo."""
+        """Yield a manager with a policy, after a reset, for environments whose observations are no echo."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -224,7 +224,7 @@ class _Returns:
 
 @attrs.frozen
 class _Constant:
-    """A policy that always gives the same action."""
+    """A policy that always returns the same action."""
 
     action: float
 
@@ -233,13 +233,13 @@ class _Constant:
 
 
 class _TakesFloats(EchoEnvironment):
-    """Its actions are numbers from 0 to 1000."""
+    """An environment with actions from 0 to 1000."""
 
     SPEC = BehaviorSpec(EchoEnvironment.SPEC.observation, ArraySpec((), np.float64, 0.0, 1000.0))
 
 
 class _AnyObservation(EchoEnvironment):
-    """Its observations are objects: what ``observe`` makes of the step's number."""
+    """An environment whose observations are objects, made by ``observe`` from the step's number."""
 
     SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
 
@@ -279,7 +279,7 @@ class _Locked(_AnyObservation):
 
 
 class _Large(FakeEnvironment):
-    """An observation of so many bytes, each the number of the step."""
+    """An environment with an observation of ``n_bytes``, each of them the number of the step."""
 
     def __init__(self, n_bytes: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Cases 13 to 19 and 24 to 27 of FaultContract: processes that die, processes that do not respond.
 
-Here nothing is restarted, so that each error can be looked at; what restarts make of it is in
+Here no worker is restarted, so that each error can be inspected. Restarts are tested in
 :mod:`envmanager.testing.fault_contract_restarts`.
 """
 
@@ -48,16 +48,16 @@ from envmanager.testing.faults import (
 from envmanager.testing.leaks import descendants
 
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
-"""For who hangs, and long for who does not, though his core is shared."""
+"""Timeouts that are short for a worker that hangs, and long enough for a healthy one on a busy machine."""
 LARGE = inform(lambda: {"picture": bytes(5_000_000)})
-"""More than any pipe holds: the response is under way until somebody reads it."""
+"""An info larger than any pipe's buffer: sending the response blocks until the manager reads it."""
 
 
 class ProcessFaults(FaultyManagers):
-    """What only happens to workers that are processes, and how long it may take to report it."""
+    """Faults of workers that are processes, and how long it may take to report them."""
 
     def _dies(self, fault: Any, **options: Any) -> WorkerDied:
-        """Let env 1 die in its fourth step, and see that the others go on and that a reset revives it."""
+        """Let env 1 die in its fourth step. Check that the others go on and that a reset revives it."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         with self.running(factory, restarts=NO_RESTARTS, **options) as trainer:
             error = trainer.first_error()
@@ -101,7 +101,7 @@ class ProcessFaults(FaultyManagers):
         assert "string_at" in str(error)
 
     @only_with_processes
-    def test_case_16_a_worker_killed_while_it_sends_a_large_response_takes_nobody_along(self) -> None:
+    def test_case_16_a_worker_killed_while_it_sends_a_large_response_harms_no_other_worker(self) -> None:
         factory = faulty(LARGE, after=3, only_env=1)
         with self.running(factory, restarts=NO_RESTARTS, infos=True) as trainer:
             self._get_stuck_in_a_response(trainer)
@@ -114,14 +114,14 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 1, 2])
 
     def _get_stuck_in_a_response(self, trainer: CheckedTrainer) -> None:
-        """Ask for the fourth step, and wait until worker 1 waits for somebody to read its response."""
+        """Request the fourth step, and wait until worker 1 blocks because its response is not read."""
         for _ in range(3):
             trainer.step(Wait.all())
         trainer.step(Wait(timeout_s=0))
         until_asleep(trainer.pid_of(1))
 
     @only_with_processes
-    def test_case_17_when_all_workers_die_at_once_each_is_told_and_nothing_hangs(self) -> None:
+    def test_case_17_when_all_workers_die_at_once_each_is_reported_and_nothing_hangs(self) -> None:
         with self.running(EchoEnvironment, restarts=NO_RESTARTS) as trainer:
             trainer.step(Wait.all())
             for worker_id in range(3):
@@ -138,7 +138,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 1, 2])
 
     @only_with_processes
-    def test_case_18_a_death_during_reset_is_told_and_another_reset_works(self) -> None:
+    def test_case_18_a_death_during_reset_is_reported_and_another_reset_works(self) -> None:
         factory = faulty(Die(3), at="reset", only_env=1, only_generation=0)
         with self.managing(factory, restarts=NO_RESTARTS) as manager:
             trainer = CheckedTrainer(manager)
@@ -163,7 +163,7 @@ class ProcessFaults(FaultyManagers):
 
     @only_with_processes
     @pytest.mark.parametrize("restarts", [NO_RESTARTS, RestartPolicy()], ids=["raised", "restarted"])
-    def test_case_18_a_response_that_is_complete_is_handed_out_before_a_death_is_told(
+    def test_case_18_a_response_that_is_complete_is_delivered_before_a_death_is_reported(
         self, restarts: RestartPolicy
     ) -> None:
         with self.managing(EchoEnvironment, restarts=restarts) as manager:
@@ -183,7 +183,7 @@ class ProcessFaults(FaultyManagers):
                 manager.send(np.array([8, 9, 10]), [0, 1, 2])
                 assert manager.recv(Wait.all()).lost.tolist() == [False, True, False]
                 return
-            with pytest.raises(WorkerDied) as raised:  # noqa: PT012  (either may notice)
+            with pytest.raises(WorkerDied) as raised:  # noqa: PT012  (either may raise)
                 manager.send(np.array([8, 9, 10]), [0, 1, 2])
                 manager.recv(Wait.all())
             check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
@@ -202,7 +202,7 @@ class ProcessFaults(FaultyManagers):
     # Not responding.
 
     def _hangs(self, fault: Any, **options: Any) -> WorkerTimedOut:
-        """Let env 1 hang in its fourth step, and see that the others go on meanwhile and afterwards."""
+        """Let env 1 hang in its fourth step. Check that the others go on meanwhile and afterwards."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, **options) as trainer:
             for _ in range(3):
@@ -211,7 +211,7 @@ class ProcessFaults(FaultyManagers):
             with returns_within(SHORT.step_s):
                 error = trainer.first_error(within_s=SHORT.step_s)
 
-            assert trainer.n_infos[0] > 10, "nobody else was served while one worker hung"
+            assert trainer.n_infos[0] > 10, "the other workers did not step while one worker hung"
             assert trainer.n_infos[2] > 10
             until(lambda: all(map(is_gone, family)))
             trainer.go_on([0, 2])
@@ -229,7 +229,7 @@ class ProcessFaults(FaultyManagers):
         factory = faulty(Sleep(600), at=at, only_env=1, only_generation=0)
         with self.managing(factory, restarts=NO_RESTARTS, timeouts=SHORT) as manager:
             trainer = CheckedTrainer(manager)
-            with pytest.raises(WorkerTimedOut) as raised, returns_within(SHORT.step_s):  # noqa: PT012  (either may be the one)
+            with pytest.raises(WorkerTimedOut) as raised, returns_within(SHORT.step_s):  # noqa: PT012  (either may raise)
                 trainer.reset()
                 manager.call("misbehave")
             check_error(raised.value, WorkerTimedOut, worker_id=1, env_id=1, phase=at)
@@ -262,7 +262,7 @@ class ProcessFaults(FaultyManagers):
         with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, infos=True) as trainer:
             self._get_stuck_in_a_response(trainer)
             os.kill(trainer.pid_of(1), signal.SIGSTOP)
-            with returns_within(2 * SHORT.step_s):  # the response had come in part
+            with returns_within(2 * SHORT.step_s):  # part of the response had been read
                 error = trainer.first_error()
 
             check_error(error, WorkerTimedOut, worker_id=1, env_id=1, phase="step")
@@ -276,7 +276,7 @@ class ProcessFaults(FaultyManagers):
             with pytest.raises(KeyboardInterrupt):
                 trainer.step_until(lambda: False, wait=Wait.all())
             if not self.has_processes:
-                trainer.reset()  # its own Ctrl-C has stopped the environment half-way
+                trainer.reset()  # the Ctrl-C interrupted the environment itself in its step
             trainer.go_on(range(trainer.manager.n_workers))
 
     @only_with_processes
@@ -292,7 +292,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 1, 2])
 
     @only_with_processes
-    def test_case_27_a_slow_worker_holds_nobody_back_and_is_not_forgotten(self, tmp_path: Path) -> None:
+    def test_case_27_a_slow_worker_delays_no_other_and_is_not_forgotten(self, tmp_path: Path) -> None:
         may_end = tmp_path / "may end"
 
         class OneIsSlow(EchoEnvironment):

@@ -1,7 +1,7 @@
-"""Cases 20 to 23 of FaultContract: who is replaced, when, and what a trainer sees of it, as RestartPolicy promises.
+"""Cases 20 to 23 of FaultContract: which worker is replaced, when, and what the trainer receives (RestartPolicy).
 
-An environment that raises under ``on_exception="restart"`` is a fault that managers of every kind can have; deaths and
-hangs need processes.
+An environment that raises under ``on_exception="restart"`` is a fault in managers of every kind; deaths and hangs need
+processes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """A worker that fails is replaced alone, within its budget, and that is reported to the trainer once."""
+    """Restarts: only the failed worker is replaced, within its budget, and the trainer is notified once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Let env 1 fail in its fourth step, and see that its worker alone is replaced, once, and all is counted."""
+        """Let env 1 fail in its fourth step. Check that only its worker is replaced, once, and the counts."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -117,7 +117,7 @@ class RestartsAfterFaults(FaultyManagers):
             assert trainer.manager.stats().restarts == 3
 
     @only_with_processes
-    def test_case_20_nobody_waits_for_the_replacement(self, tmp_path: Path) -> None:
+    def test_case_20_no_worker_waits_for_the_replacement(self, tmp_path: Path) -> None:
         may_start = tmp_path / "may start"
 
         def make(context: EnvContext) -> EchoEnvironment:
@@ -318,7 +318,7 @@ class RestartsAfterFaults(FaultyManagers):
     def test_case_18_a_worker_that_fails_in_reset_is_replaced_within_it(self, fault: Any) -> None:
         self._skip_deaths_without_processes(fault)
         if isinstance(fault, Sleep) and not self.has_processes:
-            pytest.skip("nobody can stop it")
+            pytest.skip("an environment in this process cannot be stopped")
         factory = faulty(fault, at="reset", only_env=1, only_generation=0)
         with self.running(factory, restarts=ON_EXCEPTION, timeouts=SHORT) as trainer:
             trainer.go_on(range(trainer.manager.n_workers))
@@ -344,7 +344,7 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.reset()
             trainer.go_on(range(manager.n_workers))
 
-    def test_an_exception_in_a_call_is_raised_and_replaces_nobody(self) -> None:
+    def test_an_exception_in_a_call_is_raised_and_replaces_no_worker(self) -> None:
         with self.running(faulty(BROKEN, at="call", only_env=1), restarts=ON_EXCEPTION) as trainer:
             with pytest.raises(EnvRaised) as raised:
                 trainer.manager.call("misbehave")
@@ -398,7 +398,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert of the lost rows of a batch of all environments what ``check_lost`` asserts of a StepInfo."""
+    """Assert for the lost rows of a batch of all environments what ``check_lost`` asserts for a StepInfo."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

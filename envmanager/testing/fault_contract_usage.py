@@ -26,7 +26,7 @@ from envmanager.testing.faults import SendSignal, faulty
 
 
 class UsageFaults(FaultyManagers):
-    """What makes no sense is refused in words, and ``close()`` works at any moment."""
+    """Wrong usage: it raises UsageError with a reason, and ``close()`` works at any moment."""
 
     # Options.
 

@@ -1,16 +1,14 @@
-"""Environments that go wrong, at the moment you choose: to see what your manager or trainer makes of it.
+"""Environments that fail at a chosen moment, to test how a manager or trainer handles it.
 
 ::
 
     SubprocessEnvManager(faulty(Die(3), after=5, only_env=0), n_envs=3)                 # env 0 exits in its sixth step
-    SubprocessEnvManager(faulty(Segfault(), only_generation=0), n_envs=3)               # heals with the first restart
-    SubprocessEnvManager(faulty([IgnoreSigterm(), HoldGil()], at="reset"), n_envs=3)    # one thing after the other
+    SubprocessEnvManager(faulty(Segfault(), only_generation=0), n_envs=3)               # only until the first restart
+    SubprocessEnvManager(faulty([IgnoreSigterm(), HoldGil()], at="reset"), n_envs=3)    # two faults in a row
 
-What goes wrong is a :class:`Fault`, or one of ``Sleep``, ``Raise`` and ``Die``; when and where it does is for
-:class:`FaultyEnvironment` to say.
-
-The rule: until then, and afterwards if there is one, it is an EchoEnvironment, so that a mix-up of environments, steps
-or actions shows.
+A fault is a :class:`Fault`, or one of ``Sleep``, ``Raise`` and ``Die``. The arguments of :class:`FaultyEnvironment` say
+when and where it strikes. Before and after the fault the environment is an EchoEnvironment, so that a mix-up of
+environments, steps or actions is detected.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ from envmanager.environment import EnvContext
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep, _perform
 
 _kept: list[Any] = []
-"""What faults leave behind in their process on purpose: memory, descriptors, threads, child processes."""
+"""Objects that faults leave in their process on purpose: memory, descriptors, threads, child processes."""
 
 
 class Fault:
-    """Something that goes wrong. It strikes before a call does its work, or spoils what the call returns."""
+    """A fault. It strikes before a call does its work, or spoils the call's result."""
 
     def strike(self) -> None:
-        """Go wrong before the call does its work."""
+        """Fail before the call does its work."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
-        """What the call returns in place of ``steps``; ``earlier`` is what it returned the last time."""
+        """Return the result of the call in place of ``steps``. ``earlier`` is the call's previous result."""
         return steps
 
 
@@ -54,14 +52,14 @@ class Fault:
 
 
 class TwoArgumentError(Exception):
-    """It can be pickled, but unpickling calls it with one argument."""
+    """An error that can be pickled but not unpickled: unpickling calls it with one argument."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class LockedError(Exception):
-    """It holds a lock, so it cannot be pickled. Its text has percent signs, which a careless logger trips over."""
+    """An error that holds a lock, so it cannot be pickled. Its text has percent signs, which break careless loggers."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")
@@ -70,7 +68,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """Raise what ``make_error()`` makes: for exceptions that cannot travel in a factory, as ``Raise(error)`` would."""
+    """Raise ``make_error()``: for exceptions that cannot be pickled with the factory, as ``Raise(error)`` must be."""
 
     make_error: Callable[[], BaseException]
 
@@ -80,7 +78,7 @@ class RaiseNew(Fault):
 
 @attrs.frozen
 class Recurse(Fault):
-    """Recurse without end: a RecursionError with a long traceback."""
+    """Recurse without end, which raises a RecursionError with a long traceback."""
 
     def strike(self) -> None:
         self.strike()
@@ -109,7 +107,7 @@ class IgnoreSigterm(Fault):
 
 @attrs.frozen
 class Stop(Fault):
-    """Be stopped by SIGSTOP: alive, but no thread runs."""
+    """Stop the process with SIGSTOP: it is alive, but no thread runs."""
 
     def strike(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -131,7 +129,7 @@ class Segfault(Fault):
 
 @attrs.frozen
 class ExhaustMemory(Fault):
-    """A MemoryError: the address space may grow by ``spare_bytes`` from now on, and more is asked for."""
+    """Raise a MemoryError: limit the growth of the address space to ``spare_bytes``, and allocate twice as much."""
 
     spare_bytes: int = 64 << 20
 
@@ -146,7 +144,7 @@ class ExhaustMemory(Fault):
 
 @attrs.frozen
 class Leak(Fault):
-    """Keep memory and descriptors and never give them back."""
+    """Allocate memory and open descriptors, and never release them."""
 
     n_bytes: int = 1 << 20
     n_descriptors: int = 1
@@ -175,7 +173,7 @@ class Print(Fault):
 
 @attrs.frozen
 class CloseOutput(Fault):
-    """Close stdout and stderr: the next descriptors opened get their numbers."""
+    """Close stdout and stderr, so that the next descriptors to be opened get their numbers."""
 
     def strike(self) -> None:
         os.close(1)
@@ -195,7 +193,7 @@ class ReadInput(Fault):
 
 
 def surroundings() -> dict[str, Any]:
-    """What an environment may change for all of its process, as values that can be compared and sent."""
+    """Return the settings of the process that an environment may change, as values to compare and pickle."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
     return {
         "cwd": os.getcwd(),
@@ -209,7 +207,7 @@ def surroundings() -> dict[str, Any]:
 
 @attrs.frozen
 class Meddle(Fault):
-    """Change everything that ``surroundings`` looks at."""
+    """Change everything that ``surroundings`` returns."""
 
     def strike(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
@@ -225,7 +223,7 @@ class Meddle(Fault):
 
 @attrs.frozen
 class StartSimulator(Fault):
-    """Start a child process that sleeps, ignores SIGTERM, and is never waited for."""
+    """Start a child process that sleeps and ignores SIGTERM, and never wait for it."""
 
     def strike(self) -> None:
         _kept.append(subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; exec sleep 600"]))
@@ -233,7 +231,7 @@ class StartSimulator(Fault):
 
 @attrs.frozen
 class SendSignal(Fault):
-    """Send a signal to another process: with the trainer's ``pid``, a Ctrl-C at just this moment."""
+    """Send a signal to another process. With the trainer's ``pid`` it is a Ctrl-C at a chosen moment."""
 
     pid: int
     number: int = signal.SIGINT
@@ -257,7 +255,7 @@ class Change(Fault):
 
 @attrs.frozen
 class ReuseArrays(Fault):
-    """Return the same arrays every time, with new contents. Strike at every step: ``times=sys.maxsize``."""
+    """Return the same arrays every time, with new contents. Use it with ``times=sys.maxsize``, for all steps."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> AgentSteps:
         if earlier is None:
@@ -269,12 +267,12 @@ class ReuseArrays(Fault):
 
 
 def inform(make_info: Callable[[], Mapping[str, Any]]) -> Change:
-    """The fault of returning an ``info`` that ``make_info()`` makes."""
+    """Return a fault that puts ``make_info()`` into the infos of a step."""
     return Change(lambda steps: attrs.evolve(steps, info=[dict(make_info()) for _ in range(len(steps))]))
 
 
 Anything = Fault | Sleep | Raise | Die
-"""What FaultyEnvironment takes, or a sequence of them."""
+"""A fault that FaultyEnvironment accepts, alone or in a sequence."""
 At = Literal["start", "reset", "step", "call", "close"]
 
 
@@ -282,11 +280,12 @@ class FaultyEnvironment(EchoEnvironment):
     """An EchoEnvironment in which ``fault`` (or several, in order) strikes.
 
     ``at`` says in which call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
-    The first ``after`` calls go well, the next ``times`` do not, those after them go well again; each new object counts
-    anew. ``only_env`` and ``only_generation`` leave all others healthy: with ``only_generation=0`` a restart heals.
-    A step takes ``sleep_s``, so that those who go on while another hangs do not keep all cores busy.
+    The first ``after`` calls succeed, the next ``times`` fail, later ones succeed again; each new object counts from 0.
+    With ``only_env`` and ``only_generation`` all other environments are healthy: with ``only_generation=0`` a restart
+    repairs it. Each step sleeps ``sleep_s``, so that the healthy environments do not keep all cores busy while one
+    hangs.
 
-    ``context`` and ``seeds`` (one per reset) tell what it was given.
+    ``context`` is the factory's argument, and ``seeds`` lists the seed of each reset.
     """
 
     def __init__(
@@ -326,16 +325,16 @@ class FaultyEnvironment(EchoEnvironment):
         self._strike("close")
 
     def misbehave(self) -> str:
-        """Where a fault strikes that waits for a call; otherwise it returns "fine"."""
+        """Return "fine", unless a fault with ``at="call"`` strikes."""
         self._strike("call")
         return "fine"
 
     def surroundings(self) -> dict[str, Any]:
-        """The ``surroundings`` of the worker's process."""
+        """Return the ``surroundings`` of the worker's process."""
         return surroundings()
 
     def _strike(self, at: str) -> bool:
-        """Go wrong if it is time; whether it was."""
+        """Let the faults strike if it is their call. Return whether it was."""
         if at != self._at:
             return False
         self._n_calls += 1
@@ -360,5 +359,5 @@ class FaultyEnvironment(EchoEnvironment):
 
 
 def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
-    """A factory of FaultyEnvironments; ``when`` are their other arguments."""
+    """Return a factory of FaultyEnvironments with this fault; ``when`` are their other arguments."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

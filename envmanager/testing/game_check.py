@@ -1,11 +1,11 @@
-"""Finds what is wrong with a Godot game that is to be an environment, and says so in plain words.
+"""The check of a Godot game that is to be an environment.
 
 ::
 
-    game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed once more ──▶ findings
+    game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
-The rule: as in ``environment_check``, one Finding per question, each with what to do about it. The game runs in a real
-engine, through the same code as in a training.
+As in ``environment_check``, there is one Finding per question, with advice. The game runs in a real engine, through the
+same code as in a training.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _STEP_S = 20.0
 def check_game(
     game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
 ) -> list[Finding]:
-    """What was found about the game, in the order in which it was looked at. Takes ``2 * n_steps`` steps.
+    """Check a game and return the findings in order. Takes ``2 * n_steps`` environment steps.
 
-    ``engine``: as in a config.
+    ``engine``: engine options as in a config.
     """
     return list(_findings(game, dict(engine or {}), n_steps, seed))
 
@@ -82,8 +82,8 @@ def _missing_addon(game: str) -> Finding | None:
     return Finding(
         "starts",
         "problem",
-        f"{game} has no addons/envmanager, so it cannot speak with a trainer.",
-        f"`envmanager godot install-addon {game}` puts it there.",
+        f"{game} has no addons/envmanager, so it cannot connect to a trainer.",
+        f"Run `envmanager godot install-addon {game}`.",
     )
 
 
@@ -94,7 +94,7 @@ def _threads_findings(game: str) -> Iterator[Finding]:
             "threads",
             "note",
             "Godot starts a thread for each core of the machine, and they wake one another in each tick.",
-            f"{THREADS}=1 under [threading] in project.godot: an engine that is trained has one core.",
+            f"Set {THREADS}=1 under [threading] in project.godot: in a training, an engine has one core.",
         )
 
 
@@ -105,10 +105,10 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 
 @attrs.define
 class _Played:
-    """What one reset and the steps after it gave."""
+    """The data of one reset and the steps after it."""
 
     rows: list[dict[str, list[bytes]]] = attrs.field(factory=list)
-    """By step and behavior, the bytes of each array."""
+    """Bytes of each array, by step and behavior."""
     n_ended: int = 0
     n_agent_steps: int = 0
     took_s: float = 0.0
@@ -122,16 +122,16 @@ def _play_findings(manager: EnvManager, n_steps: int, seed: int) -> Iterator[Fin
         return
     rate = first.n_agent_steps / max(first.took_s, 1e-9)
     yield Finding(
-        "steps", "ok", f"{n_steps} steps of {N_ARENAS} arenas fit their specs: {rate:,.0f} steps of agents per second."
+        "steps", "ok", f"{n_steps} steps of {N_ARENAS} arenas fit their specs: {rate:,.0f} agent steps per second."
     )
     if first.n_ended:
-        yield Finding("episodes", "ok", f"{first.n_ended} episodes of agents ended.")
+        yield Finding("episodes", "ok", f"{first.n_ended} agent episodes ended.")
     else:
         yield Finding(
             "episodes",
             "note",
             f"No episode ended within {n_steps} steps.",
-            "An arena ends one by end_episode(), an agent by end(); give long ones a limit.",
+            "An arena ends its episode with end_episode(), an agent with end(); limit long episodes.",
         )
     again = _play(manager, n_steps, seed)
     if again.failure is not None:
@@ -168,7 +168,7 @@ def _note(played: _Played, infos: list[StepInfo]) -> None:
 
 
 def _failure(error: EnvManagerError) -> Finding:
-    advice = "Mend the script; the game goes on after it with null." if isinstance(error, EnvRaised) else ""
+    advice = "Fix the script; after such an error the game goes on with null." if isinstance(error, EnvRaised) else ""
     return Finding("steps", "problem", str(error).strip(), advice)
 
 
@@ -180,7 +180,7 @@ def _seeding_finding(first: _Played, again: _Played) -> Finding:
                 "seeding",
                 "problem",
                 f"The same seed and actions give other data from step {at_step} on ({names}).",
-                "Draw random numbers from the arena's rng, never from randf(); place bodies by place_2d() or "
-                "place_3d(); reset all that the game remembers.",
+                "Draw random numbers from the arena's rng, never from randf(); place bodies with place_2d() or "
+                "place_3d(); reset all state of the game.",
             )
     return Finding("seeding", "ok", f"The same seed and actions give the same {len(first.rows) - 1} steps.")

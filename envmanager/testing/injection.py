@@ -1,19 +1,18 @@
-"""Faults at random in the workers of a running manager, with exact books.
+"""Random faults in the workers of a running manager, with an exact record of them.
 
 ::
 
     with chaos(manager, rate=0.5, seed=0) as report:
         …                                               # train
-    …                                                   # go on until manager.stats().restarts == report.faults
+    …                                                   # until manager.stats().restarts == report.faults
 
-    kill      SIGKILL                                   a fault: the process is gone
+    kill      SIGKILL                                   a fault: the process has ended
     freeze    SIGSTOP, and never resumed                a fault: the manager must time the worker out
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
-The rule: every fault shows exactly once in what the manager reports. So a process is only hit once its worker has
-handed out two steps since it was opened: the second was asked for meanwhile, so it is this process that responded, the
-worker is not being replaced, and what its last replacement was for has been reported. Exact as long as nothing else
-ends workers.
+The rule: the manager reports every fault exactly once. So a process is only hit after two steps of its worker were
+delivered since it was opened: the second was requested after that, so this process responded, the worker is not being
+replaced, and the cause of its last replacement was reported. This is exact if nothing else ends workers.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""How often to look for a worker to hit while there is none: all have just been hit, or the trainer does not step."""
+"""Interval of looking for a worker to hit if there is none: all were just hit, or the trainer does not step."""
 
 
 @attrs.frozen
 class Injection:
-    """What was done to one generation of a worker, ``at_s`` by ``time.monotonic()``."""
+    """A signal sent to one generation of a worker, at ``at_s`` of ``time.monotonic()``."""
 
     worker_id: int
     generation: int
@@ -53,28 +52,28 @@ class Injection:
 
 @attrs.define
 class ChaosReport:
-    """What was done to the workers so far, oldest first."""
+    """The injections so far, oldest first."""
 
     injected: list[Injection] = attrs.field(factory=list)
 
     @property
     def kills(self) -> int:
-        """How many workers were killed."""
+        """Number of workers killed."""
         return self._count("kill")
 
     @property
     def freezes(self) -> int:
-        """How many workers were stopped for ever."""
+        """Number of workers stopped for ever."""
         return self._count("freeze")
 
     @property
     def pauses(self) -> int:
-        """How many workers were stopped for a moment."""
+        """Number of workers stopped for a moment."""
         return self._count("pause")
 
     @property
     def faults(self) -> int:
-        """How many replacements that must bring about: kills and freezes."""
+        """Number of kills and freezes, each of which must lead to a replacement."""
         return sum(each.kind in _LETHAL for each in list(self.injected))
 
     def _count(self, kind: Kind) -> int:
@@ -85,12 +84,12 @@ class ChaosReport:
 def chaos(
     manager: EnvManager, rate: float, seed: int, *, kinds: Sequence[Kind] = get_args(Kind), pause_s: float = 0.1
 ) -> Iterator[ChaosReport]:
-    """While the block runs, ``rate`` injections a second on average, of ``kinds``, into workers of ``manager``.
+    """Inject ``rate`` signals a second on average, of ``kinds``, into workers of ``manager`` while the block runs.
 
-    The gaps between them are exponential; fewer come when no worker may be hit. ``pause_s`` must be well below the
-    manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; who is hit depends also on who may be. Each generation
-    of a worker gets one fault at most; one that comes shortly before the end of the block shows in the manager's stats
-    only when the trainer steps on. Raises UsageError for a manager without processes. Linux only.
+    The gaps between them are exponential; there are fewer while no worker may be hit. ``pause_s`` must be well below
+    the manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; which worker is hit depends also on which may be.
+    Each generation of a worker gets one fault at most. The manager's stats count a fault shortly before the end of the
+    block only after the trainer steps again. Raises UsageError for a manager without processes. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
@@ -111,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """The process of one generation, opened, and how many steps its worker had handed out after that."""
+    """The process of one generation, opened, and the number of its worker's steps that were delivered by then."""
 
     generation: int
     pid: int
@@ -128,7 +127,7 @@ class _Process:
 
 
 class _Injector:
-    """What the thread does. Only ``stopped`` is set by another."""
+    """The work of the thread. Other threads only set ``stopped``."""
 
     def __init__(
         self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
@@ -166,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Do it to some worker; False when there is none that may be hit now."""
+        """Send the signal to a random worker. Return False if none may be hit now."""
         candidates = self._look()
         if not candidates:
             return False
@@ -175,7 +174,7 @@ class _Injector:
             self._doomed.add((worker_id, process.generation))
         try:
             signal.pidfd_send_signal(process.pidfd, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-        except ProcessLookupError:  # it has just ended, for a reason of its own
+        except ProcessLookupError:  # it has just ended for another reason
             return False
         self.report.injected.append(Injection(worker_id, process.generation, kind, time.monotonic()))
         if kind == "pause":
@@ -185,7 +184,7 @@ class _Injector:
         return True
 
     def _look(self) -> list[tuple[int, _Process]]:
-        """The workers that may be hit now, and their processes."""
+        """Return the workers that may be hit now, with their processes; open new processes."""
         found = []
         for worker in self._manager.stats().workers:
             process = self._processes.get(worker.worker_id)
@@ -200,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Open a worker's process, in place of the one before it."""
+        """Open a worker's process, and close its previous one."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)
@@ -210,6 +209,6 @@ class _Injector:
             pidfd = os.pidfd_open(worker.pid)
         except ProcessLookupError:
             return
-        # Looked up only now: a number of which steps were handed out later is a process that lived when it was opened.
+        # Read after opening: if more steps than this are delivered, the process was alive when it was opened.
         steps = self._manager.stats().workers[worker.worker_id].steps
         self._processes[worker.worker_id] = _Process(worker.generation, worker.pid, pidfd, steps)

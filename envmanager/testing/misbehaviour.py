@@ -3,9 +3,9 @@
 ::
 
     garbage          in the answer to the first step        busy=3@configure     in the answer to configure
-    half@3           in the answer to the third             wrong_token          (of the start: without a moment)
+    half@3           in the answer to the third             wrong_token          at the start, without a moment
 
-The rule: up to that moment, and after it where that is possible, the engine does all as it should.
+Before that moment, and after it if it can go on, the engine keeps the protocol.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from envmanager.errors import UsageError
 from envmanager.godot.frames import HEADER, Kind, pack
 
 AT_START = ("stranger", "silent_stranger", "silent", "wrong_token", "other_major")
-"""What an engine does wrong before anything was asked of it."""
+"""Modes that strike before the first request."""
 
 _FOREVER_S = 600
-"""Nobody waits so long; and if the one who should end it was killed, it ends all the same."""
+"""Time after which a hanging engine ends by itself, in case the process that should kill it was killed."""
 
 
 def _header(frame: bytes) -> list[int]:
@@ -47,15 +47,15 @@ SPOILED: dict[str, Callable[[bytes], bytes]] = {
     "reserved": lambda frame: _with_header(frame, zeros=1),
     "empty": lambda frame: _with_header(frame, length=0)[: HEADER.size],
 }
-"""What is sent in the place of the right answer."""
+"""Functions from the right answer to the one sent in its place, by mode."""
 
 
 @attrs.define
 class Misbehaviour:
-    """One thing that goes wrong: ``mode``, or ``mode=3`` where it is done so often, and ``@moment``.
+    """A fault of a fake engine, written ``mode``, or ``mode=3`` to repeat it, and ``@moment``.
 
-    The moment is the number of a step, the first being 1, or what is answered: "configure", "reset" or "call", each
-    time. ``pause_s`` passes between two bytes or two busy frames.
+    The moment is the number of a step, the first being 1, or the request to which the answer is wrong every time:
+    "configure", "reset" or "call". ``pause_s`` is the time between two bytes or two busy frames.
     """
 
     mode: str = ""
@@ -65,7 +65,7 @@ class Misbehaviour:
 
     @classmethod
     def of(cls, text: str, *, pause_s: float = 0.0) -> Misbehaviour:
-        """From ``mode[=times][@moment]``; UsageError for a mode that there is not."""
+        """Parse ``mode[=times][@moment]``; raise UsageError for an unknown mode."""
         left, _, moment = text.partition("@")
         mode, _, times = left.partition("=")
         if mode and mode not in MODES:
@@ -74,9 +74,9 @@ class Misbehaviour:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Misbehaviour:
-        """That of the variables ENVMANAGER_FAKE_MODE, _PAUSE_S and _ONCE.
+        """Read the variables ENVMANAGER_FAKE_MODE, _PAUSE_S and _ONCE.
 
-        ONCE is the path of a file that does not exist yet: the first engine to make it misbehaves, later ones do not.
+        ONCE is the path of a file that does not exist yet: only the engine that creates it misbehaves.
         """
         chosen = cls.of(
             environ.get("ENVMANAGER_FAKE_MODE", ""), pause_s=float(environ.get("ENVMANAGER_FAKE_PAUSE_S", 0))
@@ -90,11 +90,11 @@ class Misbehaviour:
         return chosen
 
     def is_at_start(self, mode: str) -> bool:
-        """Whether this is what goes wrong at the start."""
+        """Return whether this is the fault's mode and one that strikes at the start."""
         return self.mode == mode and mode in AT_START
 
     def strikes(self, asked: Kind, step: int) -> bool:
-        """Whether it is time, as an answer goes out; ``step`` is the number of the last step that was asked for."""
+        """Return whether the answer to ``asked`` is to be wrong; ``step`` is the number of the last step requested."""
         if not self.mode or self.mode in AT_START:
             return False
         if asked is Kind.STEP:
@@ -103,14 +103,14 @@ class Misbehaviour:
         return self.moment == asked.name.lower()
 
     def send(self, connection: socket.socket, frame: bytes) -> None:
-        """Send the answer ``frame``, the wrong way; may not return."""
+        """Send the answer ``frame`` in the wrong way. May not return."""
         if self.mode in SPOILED:
             connection.sendall(SPOILED[self.mode](frame))
         else:
             _SENDS[self.mode](self, connection, frame)
 
     def pause(self) -> None:
-        """Let ``pause_s`` pass."""
+        """Sleep for ``pause_s``."""
         if self.pause_s:
             time.sleep(self.pause_s)
 
@@ -168,7 +168,7 @@ MODES = (*AT_START, *SPOILED, *_SENDS)
 
 
 def _wait_for_the_end(connection: socket.socket) -> None:
-    """Say nothing more until the trainer hangs up, then end."""
+    """Send nothing more until the trainer closes the connection, then exit."""
     connection.settimeout(_FOREVER_S)
     while connection.recv(1 << 16):
         pass

@@ -28,7 +28,6 @@ UNWRITTEN = {
     "plugins.py",
     "policy.py",
     "registry.py",
-    "testing",
     "training",
 }
 

@@ -316,7 +316,7 @@ def test_an_id_whose_class_is_in_the_main_module_is_known_to_workers(
 
 def test_an_id_registered_with_what_cannot_be_pickled_is_refused_before_anything_starts(register: Any) -> None:
     register("Locked-v0", Mine, kwargs={"size": threading.Lock()})
-    with pytest.raises(UsageError, match=r"registered with Gymnasium .* cannot be pickled"):
+    with pytest.raises(UsageError, match=r"EnvSpec that Gymnasium has registered .* cannot be pickled"):
         SubprocessEnvManager("Locked-v0")
 
 

@@ -216,7 +216,7 @@ def test_what_a_replaced_worker_makes_is_the_same() -> None:
     }
     with make_manager({**config, "restarts": RestartPolicy(backoff_s=0.0)}) as manager:
         assert first_obs(manager) == [[8, 8]]
-        with pytest.raises(Exception, match="ended"):
+        with pytest.raises(Exception, match="died"):
             manager.call(lambda env: os._exit(3))
         assert first_obs(manager) == [[8, 8]]
         assert [worker.generation for worker in manager.stats().workers] == [1]

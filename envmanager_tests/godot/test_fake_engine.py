@@ -115,7 +115,12 @@ def test_a_call_that_fails_is_told_and_the_engine_goes_on(crowd):
         ("method", "nothing", [], "AttributeError: 'Crowd' object has no attribute 'nothing'"),
         ("method", "add", [], "TypeError: Crowd.add() missing 1 required positional argument: 'one'"),
         ("get", "_people", [], "TypeError: Object of type Population is not JSON serializable"),
-        ("method", "add_text", ["x" * 300_000], "UsageError: an answer of 1800021 bytes, where 1048576 are the most"),
+        (
+            "method",
+            "add_text",
+            ["x" * 300_000],
+            "UsageError: the answer has 1800021 bytes, more than the limit of 1048576",
+        ),
     ):
         with pytest.raises(Told) as told:
             crowd.call(what, name, *args)
@@ -172,7 +177,7 @@ def test_an_exception_is_told_also_where_an_environment_has_closed_the_output(tm
     [
         (faulty(Raise(KeyError("x")), at="start", only_env=1), "KeyError: 'x'", 1),
         (faulty(Raise(SystemExit(3)), at="start", only_env=1), "SystemExit: 3", None),
-        (Speaks, "UsageError: behavior 'default' has any object, which an engine cannot say", None),
+        (Speaks, "UsageError: behavior 'default' has any object, which the protocol cannot hold", None),
         ("envmanager_tests.godot.hosted:Missing", "UsageError: env 'envmanager_tests.godot.hosted:Missing' c", None),
     ],
     ids=["raises", "exits", "objects", "not there"],
