@@ -17,7 +17,7 @@
     │   └── ConfigError          a config that cannot be understood
     └── MissingExtra             an optional library is not installed; a ModuleNotFoundError too
 
-The text is for people: what happened, to which worker, during what, with what evidence, what to do. The fields are for
+The text is for people: what happened, to which worker, in which phase, the evidence, and what to do. The fields are for
 programs. The rule: both survive pickling.
 """
 
@@ -241,9 +241,10 @@ class ProtocolError(WorkerError):
 
 
 class RestartsExhausted(WorkerError):
-    """A worker failed more often than its RestartPolicy allows; ``first`` and ``last`` are the errors.
+    """A failure of a worker after the last restart that its RestartPolicy allows.
 
-    The text has the whole of the last one, and the headline of the first.
+    ``first`` and ``last`` are the errors of the window. The text has the whole of the last one, and the headline of the
+    first.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:

@@ -1,7 +1,6 @@
-"""The choices a user makes: one frozen object per concern, checked at birth.
+"""The options of a manager: one frozen object per concern.
 
-The rule: an object of this module that exists is valid. Combinations are checked where two options meet, in
-:class:`ManagerOptions`.
+The rule: an invalid object cannot be made. Combinations of options are checked in :class:`ManagerOptions`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS = ("forkserver", "spawn", "fork")
 
 WorkerCount = int | Literal["auto"] | None
+"""Number of workers: None for one per environment, ``"auto"`` for what a probe finds best."""
 LocalCount = int | Literal["auto"]
-"""How many workers: a number, None for one per environment, or ``"auto"``: as a probe finds best."""
+"""Number of environments that the trainer's process steps; ``"auto"`` for what a probe finds best."""
 
 
 def _number(value: Any) -> bool:
@@ -47,7 +47,7 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
 
 
 def at_least(least: int) -> Any:
-    """A validator: UsageError for anything but a whole number from ``least`` on."""
+    """Return a validator that raises UsageError for anything but a whole number from ``least`` on."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -69,18 +69,19 @@ def _local_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A validator: UsageError for anything but True or False."""
+    """Validate a bool: raise UsageError for anything but True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
 
 @attrs.frozen
 class Wait:
-    """How much to wait for before handing out what is ready, counted in workers.
+    """Number of workers that a step waits for.
 
-    ``min_ready``: wait for so many (capped by how many are in flight). ``max_ready``: hand out at most so many.
-    ``timeout_s``: after that, hand out what is ready, perhaps nothing; nothing is lost. ``max_lead``: a worker whose
-    steps handed out since the reset are so many ahead of the slowest worker's is held back.
+    ``min_ready``: the step waits until this many workers have responded, or all that are in flight. ``max_ready``: it
+    returns the responses of at most this many. ``timeout_s``: after this time it returns the responses that are there,
+    perhaps none; the others come later. ``max_lead``: a worker that is this many steps ahead of the slowest one since
+    the reset is held back.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -100,17 +101,17 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Whatever is ready, at least one: partial asynchronous steps."""
+        """Wait for any worker: partial asynchronous steps."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
     def all(cls, *, timeout_s: float | None = None) -> Wait:
-        """Everything in flight: synchronous steps."""
+        """Wait for all workers in flight: synchronous steps."""
         return cls(min_ready=cls.ALL, timeout_s=timeout_s)
 
     @classmethod
     def parse(cls, text: str | int | Wait) -> Wait:
-        """A Wait from ``"any"``, ``"all"`` or a number of workers."""
+        """Return a Wait for ``"any"``, ``"all"`` or a number of workers."""
         if isinstance(text, Wait):
             return text
         if isinstance(text, str) and text in _NAMED_WAITS:
@@ -126,7 +127,7 @@ _NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 
 
 def _whole_number(value: Any) -> int:
-    """``value``, perhaps a NumPy number, as an int; TypeError for a bool, a float or anything else."""
+    """Return a whole number, of NumPy too, as an int; raise TypeError for a bool, a float or anything else."""
     if isinstance(value, bool):
         raise TypeError("a bool is no number")
     return operator.index(value)
@@ -134,7 +135,7 @@ def _whole_number(value: Any) -> int:
 
 @attrs.frozen
 class Timeouts:
-    """How long a worker may take, in seconds, before it counts as hung and is stopped.
+    """Seconds that a worker may take before it counts as hung and is killed.
 
     ``math.inf`` is no limit, except for ``close_s``: ``close()`` always returns.
     """
@@ -147,7 +148,7 @@ class Timeouts:
 
 
 def one_of(*choices: str) -> Any:
-    """A validator: UsageError for anything else."""
+    """Return a validator that raises UsageError for anything but these choices."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -158,17 +159,17 @@ def one_of(*choices: str) -> Any:
 
 @attrs.frozen
 class RestartPolicy:
-    """What becomes of a worker that fails.
+    """The treatment of workers that fail.
 
     A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
     times within any ``within_s`` seconds. The first replacement starts at once, the k-th after a random time between
     the half and the whole of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s. With ``max_restarts=0`` the fault itself
     is raised.
 
-    ``on_exception``: an exception of the environment is its author's bug and is raised, or counts as a fault
+    ``on_exception``: an exception of the environment is raised, as its author's bug, or counts as a fault
     (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go
-    on without it (``"drop"``). ``recycle_after_steps``: replace a healthy worker after so many steps, for environments
-    that leak, at the end of one of its episodes; other episodes of the same worker are truncated there.
+    on without it (``"drop"``). ``recycle_after_steps``: replace a healthy worker after this many steps, for
+    environments that leak, at the end of one of its episodes; other episodes of the same worker are truncated there.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -180,7 +181,7 @@ class RestartPolicy:
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
-    """None, an int, or a list of these: what arrays and NumPy numbers say, in Python's own types."""
+    """Return None, an int, or a list of these; arrays and NumPy numbers become Python's own types."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         return [_one_seed(each) for each in plain]
@@ -206,9 +207,9 @@ def _optional_mapping(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen
 class ResetConfig:
-    """What a reset asks for: ``seed`` (None, one number, or one per environment) and ``options`` for the envs.
+    """The ``seed`` (None, one number, or one per environment) and the ``options`` of a reset.
 
-    The seeds may be NumPy numbers or an array; they are kept as ints.
+    Seeds may be NumPy numbers or an array; they are stored as ints.
     """
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
@@ -216,7 +217,7 @@ class ResetConfig:
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
-        """A ResetConfig from None, a ResetConfig, or a mapping with the keys ``seed`` and ``options``."""
+        """Return a ResetConfig for None, a ResetConfig, or a mapping with the keys ``seed`` and ``options``."""
         if config is None:
             return cls()
         if isinstance(config, ResetConfig):
@@ -230,7 +231,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """What a reset was asked for, by a config or by arguments of its own; UsageError when by both."""
+        """Return the config, or one of ``seed`` and ``options``. Raises UsageError when both are given."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -239,7 +240,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """As ``of``, checked against the number of environments."""
+        """Return ``of(config)``, checked against the number of environments."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -266,7 +267,7 @@ def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """The messages name keys and types but no values, which may be secret."""
+    """Validate a mapping of texts; the messages name keys and types but no values, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -309,7 +310,7 @@ def _optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class ManagerOptions:
-    """A manager as a config names it: ``kind`` says which, the rest says how.
+    """The table ``manager`` of a config: the kind of manager and its options.
 
     ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
 

@@ -1,11 +1,11 @@
-"""What is chosen by name and may come from other packages: kinds of managers, trainers, writers of metrics.
+"""Objects that are chosen by name and may come from other packages: kinds of managers, trainers, metrics writers.
 
 ::
 
     name ── KINDS of this library, "module:object" ──┐
         └── entry points of other packages ──────────┴──▶ the object, imported only now
 
-A package that cannot be imported is MissingExtra, with the pip command.
+A package that cannot be imported raises MissingExtra, with the pip command.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from envmanager.errors import MissingExtra
 
 @attrs.frozen
 class Plugins:
-    """Those of one entry point group. ``what`` is one of them in an error: ``"manager kind"``."""
+    """The plugins registered under one entry-point group. ``what`` names one in errors: ``"manager kind"``."""
 
     group: str
     what: str
 
     def names_with(self, own: Iterable[str]) -> list[str]:
-        """The names of all, ``own`` included, sorted."""
+        """Return the sorted names of all plugins and of ``own``."""
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """What a package adds under this name; None where none does. MissingExtra when it cannot be imported."""
+        """Import the plugin of this name; return None without one. Raises MissingExtra when it cannot be imported."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()

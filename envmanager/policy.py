@@ -1,4 +1,4 @@
-"""What turns observations into actions, one per behavior."""
+"""Policies: they turn observations into actions, one policy per behavior."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from envmanager.errors import UsageError
 
 
 class Policy(Protocol):
-    """Anything with this one method."""
+    """An object with the method ``get_action``."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """One action row per row of ``steps``, in order.
+        """Return one action row per row of ``steps``, in order.
 
         The rows are the agents of this policy's behavior that want an action, from all workers that are ready, so
-        their number changes from call to call. ``steps.agent_id`` tells who they are.
+        their number changes from call to call. ``steps.agent_id`` identifies the agents.
         """
         ...
 
 
 class RandomPolicy:
-    """Uniform actions, and the same ones for the same seed whatever else runs beside.
+    """A policy of uniform random actions that depend on the seed alone.
 
-    Each agent has a generator of its own, so what it does depends on the seed, its ``agent_id`` and how often it acted,
-    not on how many workers there are or in which order they respond. Unbounded floats are drawn from a standard normal.
-    Raises UsageError for actions that are not arrays: nothing says what such an object may be.
+    Each agent has a generator of its own, so its actions depend on the seed, its ``agent_id`` and how often it acted,
+    not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
+    Raises UsageError for actions that are not arrays: no spec says what such an object may be.
     """
 
     is_random = True
@@ -46,7 +46,7 @@ class RandomPolicy:
         self._generators: dict[int, np.random.Generator] = {}
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """A random action for each row."""
+        """Return a random action for each row."""
         generators = [self._generator(int(agent_id)) for agent_id in steps.agent_id]
         columns = [_draw(spec, generators) for spec in self._leaf_specs]
         action: Tree = build(self.spec.action, columns)

@@ -1,18 +1,18 @@
-"""Makes a manager from a config.
+"""Creation of a manager from a config.
 
 ::
 
     mapping ── structure ──▶ ManagerOptions ── kind ──▶ KINDS, or an entry point ──▶ EnvManager
 
-The rule: a config is understood wholly or refused wholly. Every key that is not known is named together with the
-nearest known one, and nothing is started before all of it has been checked. Files are read by the command line.
+The rule: nothing is started before the whole config has been checked; each unknown key is named together with the
+nearest known one. Files are read by the command line.
 
 A package adds a kind of its own with an entry point in its ``pyproject.toml``::
 
     [project.entry-points."envmanager.managers"]
     cluster = "my_package.managers:ClusterEnvManager"
 
-which names a callable that is used like the managers here: ``ClusterEnvManager(env_factory, n_envs, wait=…, …)``.
+The entry point names a callable that is used like the managers here: ``ClusterEnvManager(env_factory, n_envs, …)``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS = {
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
 }
-"""The kinds that come with this library, imported when they are chosen."""
+"""The kinds of this library; a kind is imported when it is chosen."""
 
 ENTRY_POINT_GROUP = "envmanager.managers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
@@ -50,19 +50,19 @@ _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 PROCESS_OPTIONS = frozenset(
     {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
 )
-"""Options about worker processes: a kind that has none may leave them out, and they are then unused."""
+"""Options about worker processes; a kind without any may lack these parameters and then ignores the options."""
 
 OF_ONE_KIND = frozenset({"engine", "cluster"})
-"""Options that only a kind with a parameter of that name gets, also if it takes any others."""
+"""Options passed only to a kind that has a parameter of this name; ``**options`` is not enough."""
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
-    """The manager that ``config`` describes, started: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
+    """Start the manager that ``config`` describes: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`~envmanager.options.ManagerOptions`; ``wait`` may be ``"any"``, ``"all"``, a
     number of workers or a mapping, ``timeouts`` a mapping. The environment is ``config["env"]`` or ``env_factory``;
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` hold for either.
-    Raises ConfigError for what cannot be understood, and MissingExtra for a kind that is known but not installed.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either.
+    Raises ConfigError for a mistake in the config, and MissingExtra for a known kind that is not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
     if (options.env is None) == (env_factory is None):
@@ -76,7 +76,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """What the kind gets: the environment, as an EnvRecipe when the options say how to make it."""
+    """Return the environment, as an EnvRecipe when the options say how to make it."""
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):
         return env_factory
@@ -89,7 +89,7 @@ def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
 
 
 def known_kinds() -> list[str]:
-    """The names of all kinds, those that other packages add included."""
+    """Return the names of all kinds, including those of other packages."""
     return _ADDED.names_with(KINDS)
 
 
@@ -102,7 +102,7 @@ def _find_kind(kind: str) -> Callable[..., Any]:
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """The options as keyword arguments, without those about processes that this kind does not have."""
+    """Return the options as keyword arguments, without those about processes that this kind does not have."""
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     defaults = ManagerOptions()

@@ -1,7 +1,6 @@
-"""Makes an options object of a mapping, as a config has it.
+"""Conversion of a mapping, such as a table of a config, into an options object.
 
-The rule: a mapping is understood wholly or refused wholly. Every mistake in it is named, an unknown key together with
-the nearest known one.
+The rule: every mistake in the mapping is named, an unknown key together with the nearest known one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """``config``, a mapping, as an object of the attrs class ``cls``; ConfigError names every mistake in it.
+    """Return the mapping ``config`` as an object of the attrs class ``cls``; ConfigError names every mistake in it.
 
     ``where`` goes before the keys in messages: with ``"run"`` an unknown key reads ``run.stepps``.
     """
@@ -41,7 +40,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 class _Misfit(ValueError):
-    """A value of the wrong type; the key is not known here."""
+    """A value of the wrong type; the caller adds its key."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
@@ -64,7 +63,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
-    # The classes check these themselves, and say what there is to choose from.
+    # The classes check these themselves, and list the choices.
     converter.register_structure_hook_func(
         lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
@@ -75,7 +74,7 @@ def _converter() -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Take an object of ``cls`` as it is, a shorthand for one, or a mapping."""
+    """Accept an object of ``cls``, a shorthand for one, or a mapping."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:
@@ -103,7 +102,7 @@ _CONVERTER = _converter()
 
 
 def _complaints(error: BaseException, path: str) -> Iterator[str]:
-    """One sentence per mistake that cattrs found, with the key written as a path."""
+    """Yield one sentence per mistake that cattrs found, with the key written as a path."""
     if isinstance(error, ForbiddenExtraKeysError):
         known = [field.alias for field in attrs.fields(error.cl)]
         for key in sorted(map(str, error.extra_fields)):
@@ -126,6 +125,6 @@ def _join(path: str, key: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """``; did you mean …?`` for a name that is not known, or the end of the sentence."""
+    """Return ``; did you mean …?`` with the known name nearest to ``name``, or a full stop without one."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {_join(prefix, matches[0])}?" if matches else "."

@@ -1,6 +1,6 @@
 """The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``bench``.
 
-The rule: without the extra ``cli`` the command still exists and says what to install.
+Without the extra ``cli`` the command still exists and says what to install.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NEEDED = ("typer", "rich")
 
 
 def main() -> int:
-    """Run the command line on ``sys.argv``; the exit code."""
+    """Run the command line on ``sys.argv`` and return the exit code."""
     try:
         return _main()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""The commands and their options: from words on the command line to a call.
+"""The commands and their options.
 
-The rule: nothing is done here. Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``,
-``tune.py`` and ``bench.py`` do the work.
+Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py``, ``train.py`` and ``bench.py``
+do the work.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ManagerOption = Annotated[
     str | None, typer.Option("--manager", metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess")
 ]
 NumberOfEnvsOption = Annotated[
-    int | None, typer.Option("--n-envs", metavar="N", help="How many environments.", show_default="1")
+    int | None, typer.Option("--n-envs", metavar="N", help="Number of environments.", show_default="1")
 ]
 WorkersOption = Annotated[
     str | None,
@@ -64,21 +64,21 @@ WorkersOption = Annotated[
         "--n-workers",
         "--workers",
         metavar="N|auto",
-        help="In how many workers.",
+        help="Number of workers.",
         show_default="one per environment",
     ),
 ]
 WaitOption = Annotated[
     str | None,
-    typer.Option("--wait", metavar="any|all|K", help="How many workers to wait for.", show_default="any"),
+    typer.Option("--wait", metavar="any|all|K", help="Number of workers to wait for in each step.", show_default="any"),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="TABLE.NAME=VALUE",
-        help="Set any option of the config, as --set manager.n_envs=16; the value is YAML. Any number of times; else "
-        "the config stays as it is.",
+        help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config "
+        "is unchanged if unset.",
     ),
 ]
 StartMethodOption = Annotated[
@@ -86,7 +86,7 @@ StartMethodOption = Annotated[
     typer.Option(
         "--start-method",
         metavar="forkserver|spawn|fork",
-        help="How worker processes begin.",
+        help="How worker processes are started.",
         show_default="forkserver",
     ),
 ]
@@ -99,7 +99,7 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code. A mistake in the call is one line on stderr."""
-    # Names of modules on the command line mean those in the present directory too, as with `python -m`.
+    # Modules of the current directory can be named on the command line, as with `python -m`.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if hasattr(sys.stdout, "reconfigure"):
@@ -162,9 +162,7 @@ def run_command(
     n_workers: WorkersOption = None,
     local_envs: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|auto", help="How many of them this process runs itself while it waits.", show_default="0"
-        ),
+        typer.Option(metavar="N|auto", help="Number of environments that this process steps itself.", show_default="0"),
     ] = None,
     wait: WaitOption = None,
     restarts: Annotated[
@@ -176,27 +174,30 @@ def run_command(
             show_default=str(RESTARTS["max_restarts"]),
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="How many environment steps.", show_default="10000")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of environment steps.", show_default="10000")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="The same seed gives the same episodes.", show_default="not seeded")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="MODULE:CALLABLE", help="Called with a behavior's name and spec; else random.")
+        str | None,
+        typer.Option(
+            metavar="MODULE:CALLABLE", help="Makes a policy of a behavior's name and spec; random actions if unset."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the summary there too.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the summary to this file too.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write where the time goes there, for ui.perfetto.dev.")
+        Path | None, typer.Option(metavar="FILE.json", help="Write a trace for ui.perfetto.dev: where the time goes.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
     verbose: VerboseOption = False,
     start_method: StartMethodOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run environments and show how fast they go and what they return.
+    """Run environments and show their speed and their returns.
 
-    Options given here come before those of --set, these before those of CONFIG, and the defaults are last. Ends with
-    exit code 0 when all steps were taken, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143
-    after SIGTERM.
+    A flag replaces the same option of --set, and --set replaces that of CONFIG.
+    The exit code is 0 when all steps were taken, 1 after an error, 2 after a
+    mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
     tables = override(tables, assignments or ())
@@ -238,13 +239,14 @@ def tune_command(
     manager: Annotated[str, typer.Option(metavar="KIND", help="subprocess or ray.")] = "subprocess",
     seconds: Annotated[float, typer.Option(min=1, help="For how long to try.")] = 30.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best as a config there.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
     start_method: StartMethodOption = None,
 ) -> None:
     """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
 
-    Exit code 0 when something was found, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143
-    after SIGTERM; then the best so far is kept.
+    Exit code 0 when something was found, 1 after an error, 2 after a mistake in
+    the call, 130 after Ctrl-C and 143 after SIGTERM; then the best so far is
+    kept.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
@@ -263,30 +265,32 @@ def train_command(
     n_envs: NumberOfEnvsOption = None,
     n_workers: WorkersOption = None,
     wait: WaitOption = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps of agents.", show_default="100000")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of agent steps.", show_default="100000")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the environments and of all that learns.", show_default="0")
+        int | None, typer.Option(min=0, help="Seed of the environments and the trainers.", show_default="0")
     ] = None,
     assignments: SetOption = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Where checkpoints go; runs/NAME OF CONFIG if unset.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="The folder of the training; runs/NAME OF CONFIG if unset."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin anew, and delete what an earlier training has left in DIR.")
+        bool, typer.Option("--force", help="Start over, and delete the files of an earlier training in DIR.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write how it went there too.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the result to this file too.")] = None,
     board: Annotated[
-        str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard there.")
+        str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no drawing.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Train policies and show how it goes; checkpoints are left behind, and the policies tried at the end.
+    """Train policies, write checkpoints, and evaluate the policies at the end.
 
-    Options given here come before those of --set, these before those of CONFIG, and the defaults are last. Ends with
-    exit code 0 when all steps were taken, 1 after an error, 2 after a mistake in the call, such as a DIR that holds a
-    training already. Ctrl-C (130) and SIGTERM (143) end the step that is being taken, and save.
+    A flag replaces the same option of --set, and --set replaces that of CONFIG.
+    The exit code is 0 when all steps were taken, 1 after an error, 2 after a
+    mistake in the call, such as a DIR that holds a training already. Ctrl-C (130)
+    and SIGTERM (143) end the step that is being taken, and save.
     """
     tables = override(load_config(config, TRAINING_TABLES), assignments or ())
     manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
@@ -314,28 +318,29 @@ def bench_command(
         list[str] | None, typer.Option(metavar="NAME,…", help="noop, cartpole, pong, …; all of them if unset.")
     ] = None,
     n_envs: Annotated[
-        list[int] | None, typer.Option(min=1, help="How many environments; those of each workload if unset.")
+        list[int] | None, typer.Option(min=1, help="Number of environments; those of each workload if unset.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often each contender runs; 5 if unset.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.01, help="For how long each time; 2 if unset.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of runs of each contender; 5 if unset.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="Seconds per run; 2 if unset.")] = None,
     contenders: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple; all if unset."),
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(metavar="PEER=PATH", help="The interpreter that has this peer installed; else this one."),
+        typer.Option(metavar="PEER=PATH", help="The interpreter that has this library installed; this one if unset."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write everything that was measured.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the figures there.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all measurements to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw plots into this folder.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke test: one short round of noop.")] = False,
     goals: Annotated[
-        bool, typer.Option("--goals", help="Compare with the goals of this project too; for its developers.")
+        bool, typer.Option("--goals", help="Compare with the goals of this project; for its developers.")
     ] = False,
 ) -> None:
     """Measure the managers beside other libraries, in interleaved rounds.
 
-    Ends with exit code 0, 1 when a contender failed, 2 after a mistake in the call, 130 after Ctrl-C.
+    The exit code is 0, 1 when a contender failed, 2 after a mistake in the call,
+    130 after Ctrl-C.
     """
     check_out(out)
     plan = plan_bench(
@@ -354,17 +359,17 @@ def bench_command(
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """A number if it is one; else as it is, for the option to judge."""
+    """Return a number for digits; any other text is returned unchanged, and the option checks it."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The table, with the flags that were given in place of its own values."""
+    """Return the table, in which the flags that were given replace its own values."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """The list ``metrics`` with TensorBoard in that directory, if given; what is no list is refused later."""
+    """Return the list ``metrics`` with TensorBoard in this directory; anything but a list is refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     others = [each for each in metrics or [] if each != "tensorboard" and not _names(each, "tensorboard")]
@@ -376,7 +381,7 @@ def _names(table: Any, name: str) -> bool:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """The table ``restarts`` with the flag, if given, in place of its own number; what is no table is refused later."""
+    """Return the table ``restarts`` with this ``max_restarts``; anything but a table is refused later."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -118,7 +118,7 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
     """Return one line per reason, with all contenders that it concerns."""
     concerned: dict[tuple[str, str], list[str]] = {}
     for out in left_out:
-        # What is missing is missing everywhere, and for the whole family.
+        # A missing library is missing in all cells, and for its whole family.
         everywhere = out.kind == "missing" and out.contender
         whom = family_of(out.contender) if everywhere else f"{out.contender} ({out.workload} {out.n_envs})"
         names = concerned.setdefault((out.kind, out.reason), [])

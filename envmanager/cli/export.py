@@ -1,4 +1,4 @@
-"""``envmanager export``: a policy of a training as a file for other programs."""
+"""``envmanager export``: write a policy of a training to a file for other programs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_p
 from envmanager.training.saved import SavedTraining
 
 N_CHECKED = 300
-"""How many observations are recorded for the check."""
+"""Number of observations recorded for the check."""
 
 
 @attrs.frozen(kw_only=True)
 class ExportPlan:
-    """What to export, and where to. ``out``: NAME.onnx or NAME.pt here if None, where NAME is the training's."""
+    """One export. ``out``: NAME.onnx or NAME.pt in the current directory if None, where NAME is the training's."""
 
     directory: Path
     checkpoint: str
@@ -31,9 +31,9 @@ class ExportPlan:
 
 
 def run_export(plan: ExportPlan) -> int:
-    """Export; the exit code, 128 + the signal's number when one ended it."""
+    """Export and return the exit code: 128 + the signal's number when a signal ended it."""
     check_format(plan.to, plan.opset)
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # of onnxruntime: what is tried here is nobody else's business
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime would report its use
     leave_cores()
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     policy = training.policy(plan.behavior)
@@ -51,7 +51,7 @@ def run_export(plan: ExportPlan) -> int:
     lines = [("checkpoint", f"{training.path}, behavior {policy.behavior!r}")]
     lines += [("input", f"{name}  {told}") for name, told in exported.inputs.items()]
     lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]
-    lines.append(("checked", f"acts alike on {exported.n_checked:,} observations"))
+    lines.append(("checked", f"same actions on {exported.n_checked:,} observations"))
     lines.append(("written", f"{out}, opset {plan.opset}" if plan.to == ONNX else str(out)))
     print("\n".join(f"{name:<12}{text}" for name, text in lines))
     return EXIT_DONE

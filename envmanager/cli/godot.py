@@ -1,4 +1,4 @@
-"""The commands about Godot games: a game to start from, the addon, a look at a game, and at a training."""
+"""The commands about Godot games: ``new``, ``install-addon``, ``check`` and ``watch``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from envmanager.godot.engines import find_major
 from envmanager.godot.projects import install_addon, new_project
 from envmanager.testing.game_check import check_game
 
-app = typer.Typer(help="Games of Godot as environments.", no_args_is_help=True)
+app = typer.Typer(help="Godot games as environments.", no_args_is_help=True)
 
 Major = Annotated[
     int | None,
-    typer.Option("--godot", metavar="4|3", help="For which major version of Godot.", show_default="that which is here"),
+    typer.Option("--godot", metavar="4|3", help="The major version of Godot.", show_default="the one installed here"),
 ]
 
 
@@ -38,19 +38,21 @@ def new_command(
 def install_addon_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with project.godot.")],
 ) -> None:
-    """Put the addon into a game, or its present version in the place of an older one."""
+    """Install the addon in a game, or replace an older version of it."""
     typer.echo(f"The addon is in {install_addon(directory)}.")
 
 
 @app.command("check")
 def check_command(
     game: Annotated[str, typer.Argument(metavar="GAME", help="A folder, a .pck, an exported game, or demo:NAME.")],
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to try.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
-    binary: Annotated[str | None, typer.Option(metavar="PATH", help="The engine; else one that is found.")] = None,
-    scene: Annotated[str | None, typer.Option(metavar="res://…", help="Else the project's main scene.")] = None,
+    binary: Annotated[str | None, typer.Option(metavar="PATH", help="The engine; one that is found if unset.")] = None,
+    scene: Annotated[
+        str | None, typer.Option(metavar="res://…", help="The scene; the project's main scene if unset.")
+    ] = None,
 ) -> None:
-    """Play a game with random actions, and say in plain words what is wrong with it.
+    """Play a game with random actions and report in plain words what is wrong with it.
 
     Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
     """
@@ -62,18 +64,21 @@ def check_command(
 @app.command("watch")
 def watch_command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME.")],
-    shown: Annotated[int, typer.Option(min=1, help="How many arenas.")] = 3,
+    shown: Annotated[int, typer.Option(min=1, help="Number of arenas.")] = 3,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="NAME|DIR", help="One checkpoint; else the newest, always.")
+        str | None, typer.Option(metavar="NAME|DIR", help="One checkpoint; always the newest if unset.")
     ] = None,
-    binary: Annotated[str | None, typer.Option(metavar="PATH", help="The engine; else that of the training.")] = None,
-    headless: Annotated[bool, typer.Option("--headless", help="Without a window.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Only so many steps; without an end if unset.")] = None,
+    binary: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The engine; that of the training if unset.")
+    ] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Open no window.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps of each arena; endless if unset.")] = None,
 ) -> None:
-    """Play the policies of a training in a window, in real time, and those of its next checkpoint when it is there.
+    """Play the policies of a training in a window, in real time, and load each newer checkpoint.
 
-    Ends when the window is closed, with exit code 0; 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C
-    and 143 after SIGTERM. The training may be over, or go on meanwhile.
+    Ends when the window is closed, with exit code 0; 1 after an error, 2 after a
+    mistake in the call, 130 after Ctrl-C and 143 after SIGTERM. The training may
+    be over, or go on meanwhile.
     """
     with loading():
         watch = importlib.import_module("envmanager.cli.watch")  # PyTorch takes a second to import

@@ -69,8 +69,7 @@ class LiveDisplay(Display):
         self._live.update(Group(*parts, *self._workers(stats)), refresh=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        # Through the console that draws, which puts it above the drawing; another writer in the same terminal would
-        # tear it.
+        # The console that draws prints a notice above the drawing; a second writer to the terminal would tear it.
         console = self._console if self._errors.is_terminal else self._errors
         console.print(Text(describe_notice(level, text), style=NOTICE_STYLES[level]), soft_wrap=True)
 

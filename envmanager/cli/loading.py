@@ -1,7 +1,7 @@
-"""While a command's libraries are imported, which takes up to seconds.
+"""Ctrl-C while a command imports its libraries, which takes up to seconds.
 
-The rule: nothing has been begun then that would have to be ended, so Ctrl-C leaves at once and without a word. An
-exception would do so only when no library on the way catches it.
+Nothing has been started then, so the process exits at once and silently. A KeyboardInterrupt would do so only if no
+library on the way caught it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Within this context Ctrl-C ends the process with exit code 130."""
+    """Return a context in which Ctrl-C ends the process with exit code 130."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # somebody else decides what Ctrl-C does: a shell that had it ignored, a program that calls this one
+        yield  # a shell that ignores Ctrl-C, or a program that calls this one, has a handler of its own
         return
     signal.signal(signal.SIGINT, _leave)
     try:

@@ -36,7 +36,7 @@ def run_play(plan: PlayPlan) -> int:
     """Play and return the exit code: 128 + the signal's number when a signal ended it."""
     leave_cores()
     if not has_display():
-        os.environ.setdefault("MUJOCO_GL", "egl")  # what MuJoCo takes by itself wants a screen
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a screen
     _check(plan)
     training = SavedTraining.open(plan.directory, plan.checkpoint)
     show = Show(plan, training.name)

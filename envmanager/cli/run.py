@@ -148,7 +148,7 @@ class Notices(logging.Handler):
             if self._hints and isinstance(event, events.Restarted):
                 self._hints = False
                 self._display.show_notice("note", HINT)
-        except Exception:  # as logging's own handlers do: a terminal that is gone must not end a step half-way
+        except Exception:  # as logging's own handlers: a closed terminal must not end a step half-way
             self.handleError(record)
 
     def __enter__(self) -> Notices:

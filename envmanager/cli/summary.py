@@ -1,7 +1,4 @@
-"""How a run went, as numbers, and as a JSON file.
-
-The rule: a file that other programs read is there wholly or not at all.
-"""
+"""The result of a run as numbers, and as a JSON file that is written wholly or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from envmanager.system.new_files import write_anew
 
 @attrs.frozen
 class RunSummary:
-    """How a run went. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
+    """The result of a run. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
 
     plan: Plan
     ended: str
@@ -34,14 +31,14 @@ class RunSummary:
         return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
 
     def returns(self) -> dict[str, float]:
-        """Mean, least and greatest return over all episodes; NaN without one."""
+        """Return the mean, least and greatest return over all episodes; NaN without one."""
         values = self.episodes.all_returns()
         if not values:
             return dict.fromkeys(("mean", "min", "max"), math.nan)
         return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain data; numbers that JSON cannot say are None."""
+        """Return the summary as plain data, with None for numbers that JSON does not have."""
         return {
             "ended": self.ended,
             "env": str(self.plan.manager.env),
@@ -66,7 +63,7 @@ class RunSummary:
 
 
 def sayable(data: Any) -> Any:
-    """Plain data in which None is said for numbers that JSON cannot say."""
+    """Return plain data with None for numbers that JSON does not have."""
     if isinstance(data, dict):
         return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -1,7 +1,7 @@
-"""The commands for what a training has left: ``evaluate``, ``play`` and ``export``, and the options that they share.
+"""The commands for a saved training: ``evaluate``, ``play`` and ``export``, and the options that they share.
 
-The rule: nothing is done here. ``evaluate.py``, ``play.py`` and ``export.py`` do the work; they are imported when their
-command is called, since PyTorch takes a second.
+``evaluate.py``, ``play.py`` and ``export.py`` do the work. They are imported when their command is called, since
+PyTorch takes a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RunArgument = Annotated[
 ]
 CheckpointOption = Annotated[
     str,
-    typer.Option(metavar="latest|best|STEP", help="Which checkpoint, also by its name."),
+    typer.Option(metavar="latest|best|STEP", help="The checkpoint: latest, best, its step, or its name."),
 ]
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
@@ -35,21 +35,22 @@ VerboseOption = Annotated[
 
 def evaluate_command(
     directory: RunArgument,
-    episodes: Annotated[int, typer.Option(min=1, help="How many, as many in each environment.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, dealt evenly to the environments.")] = 100,
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
-    n_envs: Annotated[int | None, typer.Option(min=1, help="How many environments; the training's if unset.")] = None,
+    n_envs: Annotated[int | None, typer.Option(min=1, help="Number of environments; the training's if unset.")] = None,
     manager: Annotated[
         str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
     ] = None,
     env: OtherEnvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data instead.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same data there too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Play whole episodes with the policies of a training, greedily, and say what they return and how long they are.
+    """Play whole episodes greedily with the policies of a training, and print their returns and lengths.
 
-    Ends with exit code 0, 1 after an error, 2 after a mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0, 1 after an error, 2 after a mistake in the call, 130 after
+    Ctrl-C and 143 after SIGTERM.
     """
     check_out(out)
     with loading():
@@ -70,7 +71,7 @@ def evaluate_command(
 
 def play_command(
     directory: RunArgument,
-    episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
     video: Annotated[
@@ -82,10 +83,10 @@ def play_command(
     ] = None,
     env: OtherEnvOption = None,
 ) -> None:
-    """Play the policies of a training, greedily, in a window or into a video.
+    """Show the policies of a training, playing greedily, in a window or in a video.
 
-    Ends with exit code 0, 1 after an error, 2 after a mistake in the call or where nothing can be shown, 130 after
-    Ctrl-C and 143 after SIGTERM.
+    The exit code is 0, 1 after an error, 2 after a mistake in the call or where
+    nothing can be shown, 130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
         command = importlib.import_module("envmanager.cli.play")
@@ -99,17 +100,21 @@ def export_command(
     directory: RunArgument,
     to: Annotated[str, typer.Option(metavar="onnx|torchscript", help="The format.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Here, with the name of the training, if unset.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file to write; NAME.onnx or NAME.pt, after the training, if unset."),
     ] = None,
-    behavior: Annotated[str | None, typer.Option(metavar="NAME", help="Whose policy; the only one if unset.")] = None,
+    behavior: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The behavior to export; the only one if unset.")
+    ] = None,
     checkpoint: CheckpointOption = "latest",
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Write a policy of a training, greedy, to a file for other programs, once it was found to act alike there.
+    """Write the greedy policy of a training to a file for other programs, and check that it acts the same there.
 
-    Ends with exit code 0, 1 after an error or when it acts otherwise (then no file is written), 2 after a mistake in
-    the call, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0, 1 after an error or when the actions differ (then no file
+    is written), 2 after a mistake in the call, 130 after Ctrl-C and 143 after
+    SIGTERM.
     """
     with loading():
         command = importlib.import_module("envmanager.cli.export")

@@ -21,13 +21,8 @@ KERNEL = {"_workers", "core", "env_manager.py", "godot", "ray_cluster", "system"
 # Folders and modules that are being rewritten. Each is deleted here when it is done; the set goes with the last one.
 UNWRITTEN = {
     "bench",
-    "cli",
     "observe",
-    "options.py",
     "placing",
-    "plugins.py",
-    "policy.py",
-    "registry.py",
     "training",
 }
 

@@ -223,7 +223,7 @@ def test_the_command_tells_names_and_writes_here_under_the_name_of_the_training(
     assert capsys.readouterr().out.splitlines()[1:] == [
         "input       obs  float32[batch, 4]",
         "output      action  int64[batch]",
-        "checked     acts alike on 300 observations",
+        "checked     same actions on 300 observations",
         "written     run.onnx, opset 17",
     ]
     assert (tmp_path / "run.onnx").is_file()
