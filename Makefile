@@ -59,14 +59,23 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench bench-godot coverage ray test-ray godot godot4 test-mlagents test-matrix clean
+.PHONY: help run test faults check docs soak bench bench-godot coverage ray test-ray test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
 
-run: $(RUN_STAMP) ## run eight CartPoles in worker processes
-	$(VENV)/bin/envmanager run --env CartPole-v1 --n-envs 8 --manager subprocess --steps 100000
+run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the run goes on
+	@echo "Eight simulators: worker 5 is slow (100 ms a step, the others about 4 ms), and"
+	@echo "worker 2 crashes every few seconds. It is replaced alone; the others go on."
+	@echo "This takes 15 seconds; Ctrl-C ends it."
+	@echo
+	@cd docs/examples && $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml
+	@echo
+	@echo "The code is in docs/examples/uneven_simulators.py. Waiting for all eight in each"
+	@echo "step, as most libraries do, is about twenty times as slow:"
+	@echo "    cd docs/examples"
+	@echo "    $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml --wait all --steps 1000"
 
 # Five at once on two cores: a good part of the tests waits for something.
 test: $(DEV_STAMP) ## run the tests, except the long ones
@@ -198,7 +207,7 @@ test-$(1): .venv-$(1)/.installed-test
 	fi; \
 	"$$$$found" -m venv .venv-$(1)
 	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[all,test]' '$(2)'
+	.venv-$(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[environments,cli,tensorboard,test]' '$(2)'
 	@touch $$@
 endef
 $(eval $(call test_on,$(OLDEST_PYTHON),$(OLDEST_NUMPY)))

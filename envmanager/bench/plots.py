@@ -8,6 +8,7 @@ from typing import Any
 
 from envmanager.bench.figures import Bars, Curve, bars, step_times, worker_step_costs
 from envmanager.bench.summary import CellSummary
+from envmanager.bench.workloads import ALL
 from envmanager.extras import needed_by
 from envmanager.system.new_files import replacing
 
@@ -62,14 +63,15 @@ def draw_costs(points: Sequence[tuple[int, float]]) -> Figure:
 
 
 def draw_bars(group: Bars) -> Figure:
-    """Steps per second of everyone in one cell."""
-    figure = Figure(figsize=(8, 0.28 * len(group.names) + 0.9), layout="constrained")
+    """Return a bar for each contender of one cell, under a title that says what a step of the workload does."""
+    figure = Figure(figsize=(8, 0.27 * len(group.names) + 1.0), layout="constrained")
     axes = figure.subplots()
     drawn = axes.barh(group.names, group.rates, color=[OURS if ours else PEER for ours in group.ours])
     axes.bar_label(drawn, [f"{rate:,.0f}" for rate in group.rates], padding=4, fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_title(f"{group.workload}, {group.n_envs} environments: steps per second (blue: envmanager)", fontsize=11)
+    axes.margins(x=0.12, y=0.01)
+    figure.suptitle(f"Steps per second of {group.n_envs} environments (blue: envmanager)", fontsize=11)
+    axes.set_title(ALL[group.workload].about, fontsize=9, color=LINEAR)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.tick_params(labelsize=9)
     _open_frame(axes)

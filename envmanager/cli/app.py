@@ -6,7 +6,6 @@ do the work.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -29,7 +28,7 @@ from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
 from envmanager.cli.overrides import override
 from envmanager.cli.plan import RESTARTS, Plan, check_out
-from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
+from envmanager.cli.run import exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
@@ -119,11 +118,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except EnvManagerError as error:
         _show_error(str(error))
         exit_code = exit_code_of(error)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _show_error(f"{error.filename or 'what the command prints'} cannot be written: {error.strerror}.")
-        exit_code = EXIT_NOT_WRITTEN
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
 
 
@@ -271,14 +265,6 @@ def train_command(
     n_envs: NumberOfEnvsOption = None,
     n_workers: WorkersOption = None,
     wait: WaitOption = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
-            show_default="3",
-        ),
-    ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of agent steps.", show_default="100000")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the environments and the trainers.", show_default="0")
@@ -303,14 +289,12 @@ def train_command(
 
     A flag replaces the same option of --set, and --set replaces that of CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, such as a DIR that holds a training already, 3 when a file
-    cannot be written, as on a full disk: the last checkpoint stays. Ctrl-C (130)
+    mistake in the call, such as a DIR that holds a training already. Ctrl-C (130)
     and SIGTERM (143) end the step that is being taken, and save.
     """
     tables = override(load_config(config, TRAINING_TABLES), assignments or ())
     manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
     manager_flags["n_workers"] = _number_or_text(n_workers)
-    manager_flags["restarts"] = _with_max_restarts(tables["manager"].get("restarts"), restarts)
     tables["manager"] = _with(tables["manager"], manager_flags)
     flags = {"steps": steps, "seed": seed, "metrics": _with_tensorboard(tables["training"].get("metrics"), board)}
     tables["training"] = _with(tables["training"], flags)

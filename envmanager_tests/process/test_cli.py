@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from envmanager_tests.start_methods import MARKED_START_METHODS
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 ENVS = """
 import gymnasium, numpy as np
@@ -166,6 +168,20 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method
     assert summary["ended"] == "done"
     assert (summary["restarts"], summary["episodes_lost"], summary["steps_lost"]) == (1, 1, 1)
     assert [worker["restarts"] for worker in summary["workers"]] == [1, 0]
+
+
+def test_the_example_of_make_run_goes_on_after_its_crash(folder):
+    config = "uneven_simulators.toml"
+    for file in (EXAMPLES / config, EXAMPLES / "uneven_simulators.py"):
+        shutil.copy(file, folder)
+
+    done = run(folder, "run", config, "--steps", 3000, "--plain", "--out", "a.json")
+
+    workers = json.loads((folder / "a.json").read_text())["workers"]
+    assert done.returncode == 0
+    assert "worker 2 died in step (SIGSEGV); restart 1 of " in done.stderr
+    assert [worker["worker_id"] for worker in workers if worker["restarts"]] == [2]
+    assert min(workers, key=lambda worker: worker["steps"])["worker_id"] == 5
 
 
 def test_a_worker_may_be_dropped_and_the_run_goes_on(folder):

@@ -11,11 +11,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import yaml
 
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
 from envmanager.godot.engines import find_major
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
-LONG = ("coming-from", "command-line", "godot", "policies", "testing", "training")
+LONG = ("coming-from", "command-line", "godot", "policies", "testing", "training", "who-learns", "writing-a-trainer")
 """Pages whose commands take many seconds, most of it for loading PyTorch, or for other tests."""
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
@@ -99,7 +101,7 @@ def save_titled(blocks: list[Block], folder: Path) -> None:
 
 def require_libraries(page: Path) -> None:
     """Skip a page about a library, or a program, that is not in every environment of the tests."""
-    if page.stem in ("coming-from", "training", "godot", "policies"):
+    if page.stem in ("coming-from", "training", "who-learns", "writing-a-trainer", "godot", "policies"):
         pytest.importorskip("torch")
     if page.stem == "policies":
         for library in ("moviepy", "onnxruntime", "pygame"):
@@ -182,11 +184,34 @@ def test_no_block_is_in_a_language_that_nobody_tries(page: Path) -> None:
     assert {block.language for block in blocks_of(page)} <= {"python", "bash", "console", "toml", "yaml", "text"}
 
 
-def test_links_of_the_readme_lead_to_files() -> None:
+def test_links_of_the_readme_are_absolute_and_lead_to_files_of_the_repository() -> None:
+    """Package indexes show the page too, and know no files beside it."""
+    (repository,) = re.findall(
+        r'^Source = "https://github\.com/(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M
+    )
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
 
-    assert links
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    here = rf"https://(?:github\.com/{repository}/blob|raw\.githubusercontent\.com/{repository})/main/(.+)"
+    paths = [found[1] if (found := re.fullmatch(here, link)) else link for link in links]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", ".github/workflows/ci.yml"])
+def test_targets_of_make_that_are_named_exist(name: str) -> None:
+    makefile, text = ((ROOT / each).read_text(encoding="utf-8") for each in ("Makefile", name))
+    workflow = yaml.safe_load(text)["jobs"]["more"]["strategy"]["matrix"]["target"] if name.endswith(".yml") else []
+    named = {*re.findall(r"(?:`|^|run: )make ([a-z][a-z0-9-]*)", text, re.M), *workflow}
+
+    assert named
+    assert named - set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.M)) == set()
+
+
+def test_the_workflow_tries_the_pythons_that_the_package_is_declared_for() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    declared = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python-version"] == declared
 
 
 def test_every_decision_is_listed() -> None:
@@ -206,3 +231,16 @@ def test_the_site_builds_without_warnings_and_holds_no_code_but_the_examples(
     assert (tmp_path / "reference.html").stat().st_size > 100_000
     code = {path for path in tmp_path.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")}
     assert code == {tmp_path / "examples" / path.name for path in (DOCS / "examples").glob("*.py")}
+    assert list(dead_links(tmp_path)) == []
+
+
+def dead_links(site: Path) -> Iterator[str]:
+    """Yield each link to a file or heading of the site that does not exist; mkdocs does not see those to docstrings."""
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    names = {page: set(re.findall(r' (?:id|name)="?([^"\s>]+)', text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        for link in re.findall(r' href="([^":]+)"', text):
+            path, _, name = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (name and name not in names.get(target, {name})):
+                yield f"{page.name}: {link}"

@@ -1,4 +1,4 @@
-"""The table of options in docs/training.md has all of them, with their defaults."""
+"""The table of options in docs/trainers.md has all of them, with their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envmanager.training.dqn import DQNOptions
 from envmanager.training.ppo import PPOOptions
 from envmanager.training.sac import SACOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 COLUMNS = {"ppo": PPOOptions, "dqn": DQNOptions, "sac": SACOptions}
 ABSENT = "–"
 
