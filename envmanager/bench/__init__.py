@@ -1,4 +1,4 @@
-"""``envmanager bench``: the managers of this library measured beside their peers, on the machine of whoever asks.
+"""``envmanager bench``: measures the managers of this library and other libraries on your machine.
 
 ::
 
@@ -8,8 +8,8 @@
     summary, targets ──▶ table, JSON, plots
 
 The rule: absolute figures are not compared. Every ratio is taken within one round, in which the bare environment runs
-first and last and the contenders between in shuffled order, each alone on the machine in a process of its own.
+first and last and the contenders between in shuffled order, each alone on the machine and in its own process.
 
-What runs in a zygote (``zygote``, ``measure``, ``contender``, ``peers``, ``envs``, and the tables) needs NumPy,
-Gymnasium and the library under measurement, but not attrs: a peer's interpreter need not have what this library needs.
+The modules that a zygote imports (``zygote``, ``measure``, ``contender``, ``peers``, ``envs``, and the tables) need
+NumPy, Gymnasium and the measured library, but not attrs, because a peer's interpreter need not have it.
 """

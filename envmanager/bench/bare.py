@@ -1,4 +1,4 @@
-"""What everything is measured by: the environment alone; of a Godot game, one engine with all arenas, by hand."""
+"""The baseline of all measurements: one environment alone; for a Godot game, one engine with all arenas, by hand."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from envmanager.bench.games import TICKS
 
 
 def make_bare(env: str, n_envs: int) -> Contender:
-    """The measure of a workload, running."""
+    """Return the baseline of a workload, started."""
     return BareEngine(env, n_envs) if env in TICKS else Bare(env, n_envs)

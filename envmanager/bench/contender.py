@@ -1,7 +1,7 @@
-"""What takes part: one way to run many environments.
+"""The contenders of the bench: each is one way to run many environments.
 
-The rule: a contender that is made has handed out its first observations, and its loop contains what a trainer's would
-and nothing else. Actions are drawn beforehand and are the same for all.
+A contender has returned its first observations when it is made. Its loop has only what a trainer's loop needs. Actions
+are drawn beforehand and are the same for all.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import numpy as np
 from envmanager.bench.envs import make_env
 
 N_BATCHES = 256
-"""So many batches of actions are drawn, and then come again."""
+"""Number of batches of actions that are drawn; they repeat after that."""
 
 COUNT_FOR_S = 0.5
 
 N_ACTIONS = {"pong": 6}
-"""How many actions an environment knows, where it is not two."""
+"""Number of actions of environments that have not two."""
 
 
 class Contender(ABC):
-    """``n_envs`` environments of one workload, running."""
+    """One way to run ``n_envs`` environments of one workload, started when it is made."""
 
-    def get_ready(self) -> None:  # noqa: B027  (most are)
-        """Find out what has to be known before it is timed."""
+    def get_ready(self) -> None:  # noqa: B027  (most need nothing)
+        """Count what must be known before the measurement."""
 
     @abstractmethod
     def run(self, n_calls: int) -> int:
-        """Ask for steps ``n_calls`` times; how many environment steps came back."""
+        """Step ``n_calls`` times; return the number of environment steps."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop all processes."""
 
 
 class Together(Contender):
-    """``envs`` of any library that steps all of them at once by ``step``; whoever makes one resets them."""
+    """A vector environment of any library, with a ``step`` of all environments. Subclasses reset it."""
 
     def __init__(self, envs: Any, env: str, n_envs: int) -> None:
         self._envs = envs
@@ -63,7 +63,7 @@ class Bare(Contender):
     """One environment in a ``for`` loop, without any library."""
 
     def __init__(self, env: str, n_envs: int) -> None:
-        self._env = make_env(env, n_envs - 1)  # not environment 0, which in one workload is a bad one
+        self._env = make_env(env, n_envs - 1)  # not environment 0, which is slow in the workload badworker
         self._env.reset(seed=0)
         self._actions = cycle(random_actions(env, 1)[:, 0].tolist())
 
@@ -80,10 +80,11 @@ class Bare(Contender):
 
 
 def share_of_steps(n_restarting: Callable[[], int], n_rows: int) -> float:
-    """Which share of the rows that a library hands out are steps, where an episode restarts in a row of its own.
+    """Return the share of a library's rows that are environment steps, if a restart has a row of its own.
 
-    ``n_restarting()``: asks for ``n_rows`` rows once more, and says how many episodes ended in them. Such a row of a
-    library is no step of an environment; counting them while it is timed would slow it down.
+    ``n_restarting()`` steps once, which gives ``n_rows`` rows, and returns the number of episodes that ended. For each
+    of these the library returns one row that is no environment step. They are counted before the measurement, which
+    counting would slow down.
     """
     deadline, n_calls, n_restarts = time.monotonic() + COUNT_FOR_S, 0, 0
     while n_calls < N_BATCHES and (time.monotonic() < deadline or not n_calls):
@@ -93,20 +94,20 @@ def share_of_steps(n_restarting: Callable[[], int], n_rows: int) -> float:
 
 
 def env_fns(env: str, n_envs: int) -> list[Any]:
-    """One callable per environment, which any process can unpickle."""
+    """Return one callable per environment, which any process can unpickle."""
     return [partial(make_env, env, env_id) for env_id in range(n_envs)]
 
 
 def random_actions(env: str, n_envs: int) -> Any:
-    """Random actions, int64 ``[N_BATCHES, n_envs]``."""
+    """Return random actions, int64 ``[N_BATCHES, n_envs]``."""
     return np.random.default_rng(0).integers(0, N_ACTIONS.get(env, 2), (N_BATCHES, n_envs))
 
 
 def random_pushes(n_envs: int) -> Any:
-    """Random actions of the Godot workloads, float32 ``[N_BATCHES, n_envs, 2]``."""
+    """Return random actions of the Godot workloads, float32 ``[N_BATCHES, n_envs, 2]``."""
     return np.random.default_rng(0).uniform(-1, 1, (N_BATCHES, n_envs, 2)).astype(np.float32)
 
 
 def repeated(env: str, n_envs: int) -> Any:
-    """An endless iterator over batches of random actions, int64 ``[n_envs]`` each."""
+    """Return an endless iterator over batches of random actions, int64 ``[n_envs]`` each."""
     return cycle(list(random_actions(env, n_envs)))

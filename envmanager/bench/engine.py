@@ -1,6 +1,6 @@
-"""One Godot engine driven by hand: the least that a trainer written in Python can do, with this library's addon.
+"""One Godot engine driven by hand: the minimum for a trainer written in Python, with this library's addon.
 
-The rule: no manager, no worker, no epoll. What is measured is the engine, the socket, and what a class here says.
+There is no manager, no worker and no epoll: engine and socket are measured, and the codec if a class uses it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from envmanager.godot.options import EngineOptions
 START_S = 60.0
 END_S = 5.0
 FRAME_PER_SECOND = 1
-"""Frames of the main loop per simulated second: all its ticks are in one, which is the fastest."""
+"""Frames of the main loop per simulated second. One is the fastest: it has all ticks of the second."""
 
 
 class Engine:
-    """An engine that plays ``n_envs`` arenas; what it answered to its configuration and to a first reset."""
+    """An engine with ``n_envs`` arenas, and its answers to the configuration and to a first reset."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="envmanager-bench-"))
@@ -67,25 +67,25 @@ class Engine:
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
 
     def ask(self, kind: Kind, body: bytes) -> bytes:
-        """The body of the answer to a request."""
+        """Send a request and return the body of the answer."""
         self.socket.sendall(pack(kind, 1, body))
         return self.read()
 
     def await_bytes(self) -> None:
-        """Return when something has come; it waits as the manager does."""
+        """Wait for bytes, in the same way as the manager."""
         self._spinner.wait(self._has_bytes, self._poll.poll)
 
     def _has_bytes(self) -> bool:
         return bool(self._poll.poll(0))
 
     def read(self) -> bytes:
-        """The body of the next frame."""
+        """Return the body of the next frame."""
         self.await_bytes()
         length, *_ = HEADER.unpack(self.socket.recv(HEADER.size, socket.MSG_WAITALL))
         return self.socket.recv(length, socket.MSG_WAITALL)
 
     def close(self) -> None:
-        """End the engine: it goes when its connection does."""
+        """Close the connection, at which the engine exits; kill it if it does not."""
         self.socket.close()
         try:
             self._process.wait(END_S)
@@ -96,7 +96,7 @@ class Engine:
 
 
 def _arrival(lobby: Lobby) -> socket.socket:
-    """The connection of the engine that is awaited."""
+    """Wait for the engine, and return its connection."""
     while (arrival := lobby.look()) is None:
         if not select.select([lobby.fd], [], [], START_S)[0]:
             raise TimeoutError(f"no engine has connected within {START_S:g} s")
@@ -107,7 +107,7 @@ def _arrival(lobby: Lobby) -> socket.socket:
 
 
 class BareEngine(Contender):
-    """Frames that were made beforehand are written, and the answers read and thrown away: nobody can be faster."""
+    """An upper limit for all trainers: frames are made beforehand, and answers are read and discarded."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -129,7 +129,7 @@ class BareEngine(Contender):
 
 
 class Codec(Contender):
-    """Connection and codec: arrays of actions become frames, and frames AgentSteps, all of it checked."""
+    """Connection and codec: actions are encoded to frames, frames decoded to AgentSteps, with all checks."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs

@@ -1,6 +1,6 @@
-"""The environments of the workloads, the same objects for this library and for every peer.
+"""Environments of the workloads, the same for this library and for every peer.
 
-The rule: made by ``make_env(name, env_id)``, which travels by name, so that any library can make them anywhere.
+``make_env(name, env_id)`` makes them. It is pickled by name, so that any library can call it in any process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPISODE_STEPS = 200
 
 
 class Trivial(gymnasium.Env):  # type: ignore[misc]
-    """Returns the same observation for 200 steps, then ends the episode."""
+    """An environment that returns the same observation for 200 steps, then ends the episode."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -42,7 +42,7 @@ class Trivial(gymnasium.Env):  # type: ignore[misc]
 
 
 class Sleeping(Trivial):
-    """As Trivial, but each step sleeps as long as ``sleep_s()`` says."""
+    """A Trivial environment whose steps sleep for ``sleep_s()``."""
 
     def __init__(self, sleep_s: Callable[[], float]) -> None:
         super().__init__(np.zeros(4, np.float32))
@@ -54,7 +54,7 @@ class Sleeping(Trivial):
 
 
 def make_env(name: str, env_id: int) -> Any:
-    """Environment ``env_id`` of the workloads whose ``env`` is ``name``."""
+    """Make environment ``env_id`` of the workloads whose ``env`` is ``name``."""
     return MAKERS[name](env_id)
 
 
@@ -63,7 +63,7 @@ def _noop(_: int) -> Any:
 
 
 def _bigobs(env_id: int) -> Any:
-    # Zeros that were never written are one page of memory, whatever their size: nothing would be read.
+    # Not zeros: unwritten ones share one page of memory, whatever their size, and reading them would be free.
     return Trivial(np.random.default_rng(env_id).integers(0, 256, 512 * 1024, np.uint8))
 
 
@@ -85,9 +85,9 @@ def _straggler(env_id: int) -> Any:
 
 
 def _one_in_ten(chance: random.Random) -> Iterator[float]:
-    """Of every ten steps one, at a place of chance, sleeps 10 ms and the others 1 ms.
+    """Yield sleeping times: in every ten steps a random one of 10 ms, the others of 1 ms.
 
-    Drawn one by one, a second's mean would be off by a tenth, and with it the limit that it is the measure of.
+    If each were drawn by itself, the mean over a second would be off by a tenth, and so would the limit.
     """
     while True:
         slow = chance.randrange(10)

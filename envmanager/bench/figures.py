@@ -1,7 +1,4 @@
-"""The numbers behind the plots.
-
-The rule: no drawing here, so that the figures can be tested and read without matplotlib.
-"""
+"""Data of the plots, without drawing, so that it can be used and tested without matplotlib."""
 
 from __future__ import annotations
 
@@ -19,32 +16,30 @@ STEP_TIMES = {
     "ours-workers": "hybrid: one process per core, waiting for all",
     "ours-any": "asynchronous: one process per environment, waiting for any",
 }
-"""The curves of the figure of step times, which articles on several Gym environments usually have."""
+"""Curves of the figure of step times, which articles about parallel Gym environments usually show."""
 
 
 @attrs.frozen
 class Curve:
-    """Points over the number of environments."""
+    """A curve: points of (number of environments, value)."""
 
     label: str
     points: tuple[tuple[int, float], ...]
 
 
 def step_times(summaries: Sequence[CellSummary], workload: str = "scaling") -> list[Curve]:
-    """Seconds for one step of all environments; the last curve is the linear one, of the bare environment."""
+    """Return curves of the seconds for one step of all environments; the last is linear, of the bare environment."""
     cells = sorted((each for each in summaries if each.workload == workload), key=lambda each: each.n_envs)
     curves = [
         Curve(label, tuple((cell.n_envs, cell.n_envs / line.rate) for cell in cells if (line := cell.line(name))))
         for name, label in STEP_TIMES.items()
     ]
-    linear = Curve(
-        "linear: so many times the bare environment", tuple((c.n_envs, c.n_envs / c.bare_rate) for c in cells)
-    )
+    linear = Curve("linear: n times the bare environment", tuple((c.n_envs, c.n_envs / c.bare_rate) for c in cells))
     return [curve for curve in (*curves, linear) if curve.points]
 
 
 def worker_step_costs(summaries: Sequence[CellSummary], workload: str = "sleepers") -> Curve:
-    """Microseconds of the trainer's CPU time for one step of one worker."""
+    """Return the trainer's CPU time for one worker step, in microseconds."""
     cells = sorted((each for each in summaries if each.workload == workload), key=lambda each: each.n_envs)
     lines = [(cell.n_envs, cell.line("ours-any")) for cell in cells]
     return Curve("waiting for any", tuple((n, 1e6 * line.cores / line.rate) for n, line in lines if line))
@@ -52,7 +47,7 @@ def worker_step_costs(summaries: Sequence[CellSummary], workload: str = "sleeper
 
 @attrs.frozen
 class Bars:
-    """The labels of one cell's contenders by their steps/s, the fastest first; ``ours`` marks those of this library."""
+    """The contenders of one cell with their steps/s, fastest first; ``ours`` marks those of this library."""
 
     workload: str
     n_envs: int
@@ -62,7 +57,7 @@ class Bars:
 
 
 def bars(summaries: Sequence[CellSummary]) -> list[Bars]:
-    """One group of bars for each cell that is about steps/s and in which a peer was measured."""
+    """Return one group of bars for each cell that shows steps/s and in which a peer was measured."""
     groups = []
     for summary in summaries:
         lines = sorted(summary.lines, key=lambda line: -line.rate)

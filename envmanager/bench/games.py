@@ -1,6 +1,6 @@
 """The game of the Godot workloads: the demo rolling_ball, and the same scene as a game of a peer.
 
-The rule: standard library only, because a peer's interpreter imports it, and one engine for all who take part.
+Standard library only, because a peer's interpreter imports it. All contenders use the same engine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from envmanager.bench.roster import CannotTakePart
 
 TICKS = {"ball": 1, "ball4": 4, "ball8": 8}
-"""By environment: physics ticks per action."""
+"""Physics ticks per action, by environment."""
 
 PLUGIN = "ENVMANAGER_BENCH_GODOT_RL"
-"""Names the folder with godot_rl_agents' plugin, which has ``addons/godot_rl_agents``."""
+"""Environment variable with the folder of godot_rl_agents' plugin, which has ``addons/godot_rl_agents``."""
 
 _PACKAGE = Path(__file__).parent
 _SCENE = _PACKAGE.parent / "godot" / "demos" / "rolling_ball" / "4" / "rolling_ball.tscn"
@@ -24,17 +24,17 @@ _PEER_GAME = _PACKAGE / "godot_rl_game"
 
 
 def find_engine() -> str:
-    """The Godot 4 that all use: $ENVMANAGER_GODOT, else one on PATH."""
+    """Return the Godot 4 of all contenders: $ENVMANAGER_GODOT, else one on PATH."""
     given = os.environ.get("ENVMANAGER_GODOT")
     for name in ("godot4", "godot") if given is None else (given,):
         found = shutil.which(os.path.expanduser(name))
         if found is not None and "godot3" not in os.path.basename(found):
             return os.path.abspath(found)
-    raise CannotTakePart("there is no Godot 4 on PATH nor in $ENVMANAGER_GODOT: `make godot4` brings one")
+    raise CannotTakePart("there is no Godot 4 on PATH or in $ENVMANAGER_GODOT: `make godot4` installs one")
 
 
 def find_plugin() -> Path:
-    """The addon of godot_rl_agents; CannotTakePart when nobody has brought it."""
+    """Return the folder of godot_rl_agents' addon; raise CannotTakePart if it was not fetched."""
     given = os.environ.get(PLUGIN)
     addon = None if given is None else Path(given).expanduser() / "addons" / "godot_rl_agents"
     if addon is None or not (addon / "sync.gd").is_file():
@@ -44,9 +44,9 @@ def find_plugin() -> Path:
 
 
 def make_peer_project(to: Path) -> Path:
-    """The demo's scene with an agent of godot_rl_agents in the place of the demo's own; the folder of the project.
+    """Make a project of the demo's scene with an agent of godot_rl_agents instead of the demo's; return its folder.
 
-    The bodies, their shapes and where they stand are those of the demo.
+    The bodies, their shapes and their positions are those of the demo.
     """
     shutil.copytree(_PEER_GAME, to)
     shutil.copytree(find_plugin(), to / "addons" / "godot_rl_agents")

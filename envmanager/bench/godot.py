@@ -1,6 +1,6 @@
-"""Engines of a manager as contenders: the game of the Godot workloads, stepped by a manager.
+"""Managers of Godot engines as contenders, with the game of the Godot workloads.
 
-The rule: engines are pinned and wait for any, as users' are unless they say otherwise.
+By default engines are pinned to cores and the manager waits for any, which are also the defaults of users.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from envmanager.godot.options import EngineOptions
 from envmanager.options import Timeouts
 
 START_S = 120.0
-"""As many engines as a cell may have, on as few cores as there may be."""
+"""Time limit for the start of all engines of a cell, on few cores."""
 LONG_TICKS = 8
-"""Per action, of every other engine where they are uneven."""
+"""Ticks per action of every other engine of an UnevenManager."""
 
 
 class Engines(Contender):
-    """``n_engines`` with ``n_envs`` arenas each, by ``step()`` with a policy whose actions were drawn beforehand.
+    """A manager of ``n_engines`` with ``n_envs`` arenas each, stepped with ``step()`` and a policy of drawn actions.
 
-    ``fixed_fps``: frames of the engine's main loop per simulated second; None: as many as ticks, the default.
+    ``fixed_fps``: frames of the engine's main loop per simulated second; None, the default of users: one per tick.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Engines(Contender):
 
 
 class Uneven(Engines):
-    """As Engines, but in every other one an action takes eight ticks."""
+    """A manager of engines, in every other one of which an action takes eight ticks."""
 
     def __init__(self, env: str, n_envs: int, *, n_engines: int, wait: str) -> None:
         super().__init__(env, n_envs, n_engines=n_engines, wait=wait, kind=UnevenManager)
 
 
 class UnevenHost(EngineHost):
-    """Has engines of two kinds."""
+    """The host of an UnevenManager: every other engine has LONG_TICKS."""
 
     def engine_options(self, worker_id: int) -> EngineOptions:
         own = super().engine_options(worker_id)
@@ -79,13 +79,13 @@ class UnevenHost(EngineHost):
 
 
 class UnevenManager(GodotEnvManager):
-    """Has an UnevenHost."""
+    """A manager of engines that differ in their ticks per action."""
 
     _host_class = UnevenHost
 
 
 class Drawn:
-    """A policy that has drawn one action for each agent beforehand, whatever it sees."""
+    """A policy that returns actions drawn once for each number of agents."""
 
     def __init__(self) -> None:
         self._by_count: dict[int, ActionInfo] = {}

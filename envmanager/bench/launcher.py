@@ -1,7 +1,7 @@
-"""Zygotes seen from the command: one per family, started when it is first needed, and its turns one after the other.
+"""The command's end of the zygotes: one per family, started when first needed, runs its turns one after the other.
 
-The rule: no turn outlives the launcher, and none takes longer than its limit. Each is a process group of its own, which
-is killed whatever it has started.
+The rule: no turn outlives the launcher or runs longer than its limit. Each is a process group, which is killed with all
+processes that it started.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from envmanager.bench.roster import FAMILIES, family_of
 CLOSE_S = 5.0
 OUTPUT_BYTES = 4096
 START_S = 120.0
-"""How long a library may take to be imported."""
+"""Time limit for the import of a library."""
 MORE_S = 10.0
-"""How long a turn may run past its own limit, at which it ends itself with a traceback."""
+"""Additional time for a turn past its own limit, at which it prints a traceback and exits."""
 
 
 class NotMeasured(Exception):
-    """A contender has no result. ``kind`` is ``"missing"``, ``"unable"`` or ``"failed"``; the text says why."""
+    """Raised if a contender has no result. ``kind`` is ``"missing"``, ``"unable"`` or ``"failed"``."""
 
     def __init__(self, kind: str, text: str, details: str = "") -> None:
         super().__init__(text)
@@ -55,9 +55,9 @@ class NotMeasured(Exception):
 
 
 class Launcher:
-    """Runs jobs, each in a new process of its contender's interpreter. A context manager.
+    """A launcher of jobs, each in a new process of its contender's interpreter. A context manager.
 
-    ``pythons``: interpreters by family; this one for all others.
+    ``pythons``: interpreters by family; other families use this one.
     """
 
     def __init__(self, pythons: Mapping[str, str]) -> None:
@@ -65,12 +65,12 @@ class Launcher:
         self._zygotes: dict[str, Zygote] = {}
         self._missing: dict[str, NotMeasured] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="envmanager-bench-")
-        # A folder with this package and nothing else: another interpreter's libraries must not be shadowed by ours.
+        # A folder with this package alone, so that no library here shadows one of another interpreter.
         os.symlink(Path(envmanager.__file__).parent, Path(self._folder.name, "envmanager"))
         self.versions: dict[str, dict[str, str]] = {}
 
     def run(self, job: Job) -> Measured:
-        """What the job's turn measured; NotMeasured when it has no result."""
+        """Run a job and return its result; raise NotMeasured if it has none."""
         family = family_of(job.contender)
         zygote = self._zygote(family)
         try:
@@ -94,7 +94,7 @@ class Launcher:
         return self._zygotes[family]
 
     def close(self) -> None:
-        """End all zygotes, and the turn that runs."""
+        """Kill all zygotes and the running turn."""
         for zygote in self._zygotes.values():
             zygote.close()
         self._folder.cleanup()
@@ -110,7 +110,7 @@ class Launcher:
 
 @attrs.define
 class Zygote:
-    """One zygote: its process, and the lines that it says, which a thread reads so that each wait has a deadline."""
+    """One zygote: its process, and the lines from it, which a thread reads so that each wait has a deadline."""
 
     python: str
     family: str
@@ -133,7 +133,7 @@ class Zygote:
                 stderr=self._output,
                 text=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (self.folder, own_path)))},
-                start_new_session=True,  # Ctrl-C is for the command, which ends the turns itself
+                start_new_session=True,  # a Ctrl-C must reach only the command, which kills the turns itself
             )
         except OSError as error:
             self._output.close()
@@ -142,41 +142,41 @@ class Zygote:
         self._reader.start()
 
     def wait_until_ready(self) -> dict[str, str]:
-        """The versions of what it has imported; NotMeasured when the library is missing."""
-        said = self._next(START_S)
-        if said["event"] == MISSING:
+        """Wait for the import, and return the versions of the packages; raise NotMeasured if the library is missing."""
+        message = self._next(START_S)
+        if message["event"] == MISSING:
             package = FAMILIES[self.family].package
-            raise NotMeasured("missing", f"{said['text']}: pip install {shlex.quote(package)}")
-        versions: dict[str, str] = said["versions"]
+            raise NotMeasured("missing", f"{message['text']}: pip install {shlex.quote(package)}")
+        versions: dict[str, str] = message["versions"]
         return versions
 
     def run(self, job: Job) -> Measured:
-        """What the job's turn measured."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its lines will tell
+        """Run a job and return its result; raise NotMeasured if it has none."""
+        with contextlib.suppress(BrokenPipeError):  # the zygote has ended, which is noticed below
             self._process.stdin.write(job_line(job))  # type: ignore[union-attr]
             self._process.stdin.flush()  # type: ignore[union-attr]
-        self.usable = False  # unless it says that the turn has ended
+        self.usable = False  # until the zygote reports the end of the turn
         result: Measured | NotMeasured | None = None
         try:
-            while (said := self._next(job.limit_s + MORE_S))["event"] != ENDED:
-                if said["event"] != STARTED:
-                    result = _result_of(said)
+            while (message := self._next(job.limit_s + MORE_S))["event"] != ENDED:
+                if message["event"] != STARTED:
+                    result = _result_of(message)
             self.usable = True
         finally:
             self._kill_turn()
         if result is None:
-            reason = f"its process ended (exit code {said['exit_code']}) without a result"
+            reason = f"its process ended (exit code {message['exit_code']}) without a result"
             raise NotMeasured("failed", reason, self._last_output())
         if isinstance(result, NotMeasured):
             raise result
         return result
 
     def close(self) -> None:
-        """End the zygote, and the turn that runs."""
+        """Kill the zygote and the running turn."""
         _kill_group(self._process.pid)
         self._process.wait()
         self._kill_turn()
-        # A turn that was forked a moment ago has yet to say its pid. The lines end when nobody is left to say any.
+        # A turn that was just forked has not sent its pid yet. The lines end when no process can write any more.
         with contextlib.suppress(queue.Empty):
             while self._lines.get(timeout=CLOSE_S):
                 self._kill_turn()
@@ -188,41 +188,41 @@ class Zygote:
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
         try:
-            said = self._lines.get(timeout=timeout_s)
+            message = self._lines.get(timeout=timeout_s)
         except queue.Empty:
-            raise NotMeasured("failed", f"it said nothing for {timeout_s:g} s and was stopped") from None
-        if said is None:
-            self._lines.put(said)  # the end stays the end
+            raise NotMeasured("failed", f"it did not respond for {timeout_s:g} s and was killed") from None
+        if message is None:
+            self._lines.put(message)  # for the next call
             raise NotMeasured("failed", f"the process that forks its turns ended (exit code {self._process.wait()})")
-        return said
+        return message
 
     def _read(self) -> None:
         for line in self._process.stdout:  # type: ignore[union-attr]
-            if not line.endswith("\n"):  # who was saying it has been killed
+            if not line.endswith("\n"):  # its writer was killed
                 break
-            said = json.loads(line)
-            if said["event"] == STARTED:  # noted here, where no Ctrl-C can come between hearing and noting it
-                self._turn_pid = said["pid"]
-            self._lines.put(said)
+            message = json.loads(line)
+            if message["event"] == STARTED:  # stored in this thread, which no Ctrl-C interrupts
+                self._turn_pid = message["pid"]
+            self._lines.put(message)
         self._lines.put(None)
 
     def _last_output(self) -> str:
-        """The end of what this library's turns have printed."""
-        fd = self._output.fileno()  # not by its position, which the process that writes shares
+        """Return the end of the output of this library's turns."""
+        fd = self._output.fileno()  # pread, since the writing process shares the file's position
         return os.pread(fd, OUTPUT_BYTES, max(0, os.fstat(fd).st_size - OUTPUT_BYTES)).decode(errors="replace")
 
     def _kill_turn(self) -> None:
-        """Stop what a turn has left running, or the turn itself."""
+        """Kill the turn, and all processes that it started."""
         if self._turn_pid is not None:
             _kill_group(self._turn_pid)
             self._turn_pid = None
 
 
-def _result_of(said: dict[str, Any]) -> Measured | NotMeasured:
-    if said["event"] == MEASURED:
-        return measured_of(said)
-    kind = "unable" if said["event"] == UNABLE else "failed"
-    return NotMeasured(kind, said["text"], said.get("traceback", ""))
+def _result_of(message: dict[str, Any]) -> Measured | NotMeasured:
+    if message["event"] == MEASURED:
+        return measured_of(message)
+    kind = "unable" if message["event"] == UNABLE else "failed"
+    return NotMeasured(kind, message["text"], message.get("traceback", ""))
 
 
 def _kill_group(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: figures without it say nothing."""
+"""Description of the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envmanager import __version__
 
 
 def facts() -> dict[str, Any]:
-    """The machine, the system and this library."""
+    """Return facts about the machine, the system and this library."""
     return {
         "cpus": os.cpu_count(),
         "cpus_usable": len(os.sched_getaffinity(0)),
@@ -25,7 +25,7 @@ def facts() -> dict[str, Any]:
 
 
 def cpu_name(cpuinfo: Path) -> str:
-    """What the processor calls itself."""
+    """Return the name of the processor, else its architecture."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

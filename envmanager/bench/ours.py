@@ -1,4 +1,4 @@
-"""The managers of this library as contenders: stepped as a trainer with its policy outside does, by send and recv."""
+"""The managers of this library as contenders, stepped with ``send`` and ``recv``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Auto", "Codec", "Engines", "InProcess", "Processes", "Share", "Stepp
 
 
 class Managed(Contender):
-    """A manager, by ``send`` and ``recv``."""
+    """A manager that is stepped with ``send`` and ``recv``."""
 
     def __init__(self, manager: EnvManager, env: str, n_envs: int) -> None:
         self._manager = manager
@@ -51,7 +51,7 @@ class InProcess(Managed):
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         super().__init__(SimpleEnvManager(env_fns(env, n_envs), n_envs, **options), env, n_envs)
 
-    def run(self, n_calls: int) -> int:  # one worker: every batch is of all environments, as those of the peers
+    def run(self, n_calls: int) -> int:  # one worker: every batch has all environments, as with the peers
         send, recv, env_ids = self._manager.send, self._manager.recv, self._env_ids
         for actions in islice(self._actions, n_calls):
             send(actions, env_ids)
@@ -72,21 +72,21 @@ class Processes(Managed):
 
 
 class Workers(Processes):
-    """As many processes as there are cores."""
+    """One process per core."""
 
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         super().__init__(env, n_envs, n_workers=min(count_cores(), n_envs), **options)
 
 
 class Turns(Processes):
-    """Two processes per core, and half of them waited for: while one half is served, the other has the cores."""
+    """Two processes per core; ``recv`` waits for half of them. While one half is served, the other uses the cores."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         super().__init__(env, n_envs, wait="half", n_workers=min(2 * count_cores(), n_envs))
 
 
 class Share(Workers):
-    """As Workers, but one process fewer: the trainer steps its share of the environments itself."""
+    """One process per core but one, for which the trainer steps its share of the environments itself."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         if count_cores() < 2 or n_envs < 2:
@@ -95,7 +95,7 @@ class Share(Workers):
 
 
 class Auto(Managed):
-    """Where and how the manager itself finds best."""
+    """The placement that ``kind="auto"`` chooses."""
 
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         config = {"kind": "auto", "n_envs": n_envs, **options}
@@ -103,7 +103,7 @@ class Auto(Managed):
 
 
 class Stepped(Contender):
-    """One environment per process, by ``step()`` with a policy that does nothing; all workers waited for."""
+    """One environment per process, stepped with ``step()``, which waits for all workers, and a trivial policy."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._manager = SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=Wait.all())
@@ -119,7 +119,7 @@ class Stepped(Contender):
 
 
 class NullPolicy:
-    """Action 0, whatever it sees."""
+    """A policy that always returns action 0."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return ActionInfo(np.zeros(len(steps), np.int64))

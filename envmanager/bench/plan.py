@@ -1,6 +1,6 @@
-"""What one call of ``envmanager bench`` is going to measure.
+"""The plan of one call of ``envmanager bench``.
 
-The rule: names are checked, and what is missing here is found, before anything is started.
+The rule: names are checked and missing libraries are found before a process is started.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan_bench(
     plot: Path | None = None,
     goals: bool = False,
 ) -> BenchPlan:
-    """A plan from what was said on the command line. Raises UsageError, and MissingExtra for what it needs itself."""
+    """Make a plan from the command line's options. Raises UsageError; MissingExtra without Gymnasium or matplotlib."""
     _require(plot)
     _make_folder(plot)
     names = _known(workloads, ALL, "workload") or (QUICK if quick else tuple(ALL))
@@ -94,7 +94,7 @@ def _make_folder(plot: Path | None) -> None:
 
 
 def _missing(workload: str) -> str:
-    """What to install for a workload; empty when it can run."""
+    """The text that says what to install for a workload; empty if it can run."""
     missing = [library for library in ALL[workload].requires if find_spec(library) is None]
     if not missing:
         return ""
@@ -102,7 +102,7 @@ def _missing(workload: str) -> str:
 
 
 def _known(given: Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:
-    """The names, split at commas; UsageError names the nearest known one of a name that is not."""
+    """Split names at commas; raise UsageError, with the nearest known name, for one that is unknown."""
     names = tuple(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
     known = list(known)
     for name in names:
@@ -120,7 +120,7 @@ def _wanted(contenders: Sequence[str]) -> tuple[str, ...]:
 
 
 def _taking_part(workload: str, wanted: Sequence[str], quick: bool) -> tuple[str, ...]:
-    """The workload's own; of families those among its own; and contenders that were named in full."""
+    """The workload's contenders, limited to the wanted families, and all contenders that are wanted by name."""
     own = QUICK_CONTENDERS if quick else ALL[workload].contenders
     if not wanted:
         return own
@@ -134,7 +134,7 @@ def _pace(pace: Pace, rounds: int | None, seconds: float | None) -> Pace:
 
 
 def _python(text: str) -> tuple[str, str]:
-    """A family and its interpreter from ``"tianshou=/path/to/python"``."""
+    """Parse ``"tianshou=/path/to/python"`` to a family and its interpreter."""
     family, equals, path = text.partition("=")
     if not equals or family not in FAMILIES or family in (BARE, "ours"):
         peers = ", ".join(name for name in FAMILIES if name not in (BARE, "ours"))

@@ -1,4 +1,4 @@
-"""The plots, as PNG files, drawn without a display."""
+"""Plots as PNG files, drawn without a display."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS, PEER, LINEAR = "#1f6feb", "#b8bec7", "#57606a"
 
 
 def draw_all(summaries: Sequence[CellSummary], folder: Path) -> list[Path]:
-    """Draw what these summaries have data for, into ``folder``; the files."""
+    """Draw the plots for which these summaries have data into ``folder``; return the files."""
     figures: dict[str, Figure] = {}
     if curves := step_times(summaries):
         figures["time-per-step.png"] = draw_step_times(curves)
@@ -35,7 +35,7 @@ def draw_all(summaries: Sequence[CellSummary], folder: Path) -> list[Path]:
 
 
 def draw_step_times(curves: Sequence[Curve]) -> Figure:
-    """Time per step of all environments against their number."""
+    """Draw the time for one step of all environments against their number."""
     figure, axes = _one_axes("number of environments", "time for one step of all environments (ms)")
     for curve in curves:
         numbers, seconds = zip(*curve.points, strict=True)
@@ -50,7 +50,7 @@ def draw_step_times(curves: Sequence[Curve]) -> Figure:
 
 
 def draw_costs(points: Sequence[tuple[int, float]]) -> Figure:
-    """What a worker step costs the trainer against the number of workers."""
+    """Draw the trainer's CPU time per worker step against the number of workers."""
     figure, axes = _one_axes("workers, each asleep for 50 ms per step", "trainer's CPU time per worker step (µs)")
     axes.plot(*zip(*points, strict=True), marker="o", color=OURS)
     axes.set_xscale("log", base=2)

@@ -1,6 +1,6 @@
-"""What the command and the processes that measure say to each other: one JSON object per line.
+"""Messages between the command and the processes that measure: one JSON object per line.
 
-The rule: standard library only, because both sides import it, in whatever interpreter.
+Standard library only, because both sides import it, the measuring side in a peer's interpreter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ READY, MISSING = "ready", "missing"
 """Whether a zygote could import its library."""
 
 STARTED, MEASURED, UNABLE, FAILED, ENDED = "started", "measured", "unable", "failed", "ended"
-"""Of a turn: its pid; then what it measured, or why it cannot take part, or its error; and that its process is gone."""
+"""Events of a turn: its pid; then its result, the reason why it cannot take part, or its error; its process's end."""
 
 
 @dataclass(frozen=True)
@@ -26,36 +26,36 @@ class Job:
     seconds: float
     warm_up_s: float
     limit_s: float
-    """After so long a turn that still runs counts as hung."""
+    """Time after which a turn counts as hung."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a turn took. ``cpu_s``: of the trainer's process with all its threads; ``all_cpu_s``: of its workers too."""
+    """The result of a turn. ``cpu_s``: CPU time of the trainer's process; ``all_cpu_s``: also that of its workers."""
 
     n_steps: int
     wall_s: float
     cpu_s: float
     all_cpu_s: float
     start_s: float
-    """From nothing but an imported library to the first observations of all environments."""
+    """Time from the imported library to the first observations of all environments."""
 
 
 def line_of(event: str, **fields: Any) -> str:
-    """One line that says ``event``."""
+    """Return the line of an event."""
     return json.dumps({"event": event, **fields}) + "\n"
 
 
 def job_line(job: Job) -> str:
-    """A job as a line."""
+    """Return a job as a line."""
     return json.dumps(asdict(job)) + "\n"
 
 
 def job_of(line: str) -> Job:
-    """The job that a line says."""
+    """Return the job of a line."""
     return Job(**json.loads(line))
 
 
 def measured_of(fields: dict[str, Any]) -> Measured:
-    """What the fields of a ``measured`` line say."""
+    """Return the result in the fields of a ``measured`` line."""
     return Measured(**{name: fields[name] for name in Measured.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""A measurement as plain data, for the JSON file."""
+"""Conversion of a measurement to plain data, for the JSON file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who can take part: the names of all contenders, what is behind them, and what must be installed for them.
+"""All contenders by name, with their classes and the packages that they need.
 
-The rule: names only. Nothing is imported before a zygote needs it.
+Names only: a library is imported by the zygote that needs it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class CannotTakePart(Exception):
-    """Raised by a contender that is not to be had here; the text says why."""
+    """Raised by a contender that cannot run here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Contenders that need the same library: the module here, the library, and the package that brings it."""
+    """Contenders that need the same library: the module here, the library, and the package to install."""
 
     module: str
     library: str
@@ -30,7 +30,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender: how it is called in tables and plots, and a class in its family's module, made with ``options``."""
+    """A contender: its label in tables and plots, and the class in its family's module, made with ``options``."""
 
     label: str
     maker: str
@@ -60,12 +60,12 @@ ROSTER = {
     "ours-processes-view": Entry("envmanager (a worker each, zero_copy)", "Processes", {"zero_copy": True}),
     "ours-workers": Entry("envmanager ({cores} workers)", "Workers"),
     "ours-workers-view": Entry("envmanager ({cores} workers, zero_copy)", "Workers", {"zero_copy": True}),
-    # Not waiting for all: for any, or for half of the workers.
+    # Waiting for any worker, or for half of the workers.
     "ours-any": Entry("envmanager (a worker each, any)", "Processes", {"wait": "any"}),
     "ours-half": Entry("envmanager (a worker each, half)", "Processes", {"wait": "half"}),
     # Two processes per core that take turns.
     "ours-turns": Entry("envmanager ({twice} workers, half)", "Turns"),
-    # Placed by the manager: with a share in the trainer's process, and whatever it finds best.
+    # With a share in the trainer's process; placed by the manager itself.
     "ours-share": Entry("envmanager ({rest} + local)", "Share"),
     "ours-auto": Entry("envmanager (auto)", "Auto"),
     "ours-auto-local": Entry("envmanager (auto, local)", "Auto", {"local_envs": "auto", "wait": "all"}),
@@ -123,11 +123,11 @@ ROSTER = {
 OUT_OF_REACH = {
     "mlagents": "it runs Unity builds, not these environments",
 }
-"""Libraries that one would expect here, and why they are not."""
+"""Libraries that are not measured, with the reason."""
 
 
 def label_of(contender: str, n_envs: int) -> str:
-    """``"envmanager (2 workers)"`` for ``"ours-workers"`` on two cores: how tables and plots call it."""
+    """Return the label for tables and plots: ``"envmanager (2 workers)"`` for ``"ours-workers"`` on two cores."""
     cores = count_cores()
     return ROSTER[contender].label.format(
         cores=min(cores, n_envs), twice=min(2 * cores, n_envs), rest=_counted(max(1, cores - 1))
@@ -139,17 +139,17 @@ def _counted(n_workers: int) -> str:
 
 
 def family_of(contender: str) -> str:
-    """``"ours"`` for ``"ours-simple"``."""
+    """Return the family of a contender: ``"ours"`` for ``"ours-simple"``."""
     return contender.partition("-")[0]
 
 
 def load_family(family: str) -> Any:
-    """The module of a family, its library imported; ImportError when there is none."""
+    """Import the module of a family, and with it its library; raise ImportError if that is not installed."""
     return importlib.import_module(f"envmanager.bench.{FAMILIES[family].module}")
 
 
 def make_contender(name: str, env: str, n_envs: int) -> Contender:
-    """The contender ``name`` on ``n_envs`` environments, running."""
+    """Return the contender ``name``, started with ``n_envs`` environments."""
     entry = ROSTER[name]
     maker = getattr(load_family(family_of(name)), entry.maker)
     made: Contender = maker(env, n_envs, **entry.options)

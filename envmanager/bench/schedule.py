@@ -1,7 +1,7 @@
-"""Rounds: which turns are taken, in which order, and what came of them.
+"""Rounds: the order of the turns, and their results.
 
 The rule: in every round of a cell (one workload with one number of environments) the bare environment runs first and
-last and the contenders between in an order of chance, so that a machine that gets slower or faster favours nobody.
+last and the contenders between in random order, so that a machine that gets slower or faster favours no contender.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envmanager.bench.workloads import ALL, BARE
 
 @attrs.frozen
 class Cell:
-    """One workload with one number of environments, and who takes part."""
+    """One workload with one number of environments, and its contenders."""
 
     workload: str
     n_envs: int
@@ -27,7 +27,7 @@ class Cell:
 
 @attrs.frozen
 class Turn:
-    """What one contender did in one round."""
+    """The result of one contender in one round."""
 
     workload: str
     n_envs: int
@@ -38,7 +38,7 @@ class Turn:
 
 @attrs.frozen
 class LeftOut:
-    """Why a contender has no result, or none any more."""
+    """The reason why a contender has no result, or no more results."""
 
     workload: str
     n_envs: int
@@ -50,34 +50,34 @@ class LeftOut:
 
 @attrs.frozen
 class Pace:
-    """How long the turns are and how many rounds there are."""
+    """Number of rounds, and length of the turns."""
 
     rounds: int = 5
     seconds: float = 2.0
     warm_up_s: float = 0.3
     limit_s: float = 120.0
-    """How much longer than that a turn may take to start and to end."""
+    """Additional time that a turn may take to start and to end."""
 
 
 @attrs.define
 class Results:
-    """All that was measured so far."""
+    """All results so far."""
 
     turns: list[Turn] = attrs.field(factory=list)
     left_out: list[LeftOut] = attrs.field(factory=list)
 
     def of(self, cell: Cell) -> list[Turn]:
-        """The turns of one cell."""
+        """Return the turns of one cell."""
         return [turn for turn in self.turns if (turn.workload, turn.n_envs) == (cell.workload, cell.n_envs)]
 
     def has_left_out(self, cell: Cell, contender: str) -> bool:
-        """Whether a contender has dropped out of a cell."""
+        """Return whether a contender was left out of a cell."""
         gone = ((out.workload, out.n_envs, out.contender) for out in self.left_out)
         return (cell.workload, cell.n_envs, contender) in gone
 
 
 def order_of_round(contenders: Sequence[str], chance: random.Random) -> list[str]:
-    """The bare environment first and last, the others shuffled between."""
+    """Return the order of a round: the bare environment first and last, the others shuffled between."""
     others = [contender for contender in contenders if contender != BARE]
     chance.shuffle(others)
     return [BARE, *others, BARE]
@@ -86,7 +86,7 @@ def order_of_round(contenders: Sequence[str], chance: random.Random) -> list[str
 def run_cell(
     cell: Cell, pace: Pace, results: Results, *, run: Callable[[Job], Measured], chance: random.Random
 ) -> Iterator[Turn | LeftOut]:
-    """Take all turns of a cell, into ``results``, and hand out each thing that came of them as it comes."""
+    """Run all turns of a cell. Add each result to ``results`` and yield it."""
     shows_start = ALL[cell.workload].shows == "start_s"
     seconds, warm_up_s = (0.0, 0.0) if shows_start else (pace.seconds, pace.warm_up_s)
     for number in range(pace.rounds):

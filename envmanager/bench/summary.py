@@ -1,6 +1,6 @@
-"""From turns to figures.
+"""Summaries of turns.
 
-The rule: a ratio is taken within a round; over the rounds goes the median.
+The rule: a ratio is taken within a round; the figure is its median over the rounds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Line:
     """Environment steps per second."""
     to_bare: float
     to_limit: float | None
-    """The share of what the sleeping allows; None for an environment that computes."""
+    """Share of the rate that sleeping environments allow at most; None for environments that compute."""
     cores: float
-    """What the trainer's process used, in cores."""
+    """CPU use of the trainer's process, in cores."""
     all_cores: float
-    """What it and its workers used."""
+    """CPU use of the trainer's process and its workers, in cores."""
     start_s: float
     rounds: int
 
 
 @attrs.frozen
 class CellSummary:
-    """What the turns of one workload with one number of environments come to."""
+    """The summary of one workload with one number of environments."""
 
     workload: str
     n_envs: int
@@ -45,7 +45,7 @@ class CellSummary:
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> CellSummary:
-        """The summary of the turns of one cell; there must be one of the bare environment."""
+        """Summarise the turns of one cell, of which one must be the bare environment's."""
         bare = _bare_rates(turns)
         names = dict.fromkeys(turn.contender for turn in turns if turn.contender != BARE and turn.round in bare)
         workload, n_envs = turns[0].workload, turns[0].n_envs
@@ -53,50 +53,50 @@ class CellSummary:
         return cls(workload, n_envs, median(bare.values()), lines, tuple(turns))
 
     def line(self, contender: str) -> Line | None:
-        """What one contender did, if it was measured."""
+        """Return the line of a contender, or None if it was not measured."""
         return next((line for line in self.lines if line.contender == contender), None)
 
     def ratio(self, one: str, other: str) -> float | None:
-        """How many times as fast ``one`` is; None unless both were measured in some same round."""
+        """Return how many times as fast ``one`` is as ``other``; None if no round has both."""
         ratios = [mine / theirs for mine, theirs in self.rates(one, other) if theirs]
         return median(ratios) if ratios else None
 
     def rates(self, one: str, other: str) -> list[tuple[float, float]]:
-        """The rates of both, by round."""
+        """Return the rates of both in each round that has both."""
         by_round = [
             {turn.round: rate_of(turn) for turn in self._turns if turn.contender == name} for name in (one, other)
         ]
         return [(rate, by_round[1][number]) for number, rate in by_round[0].items() if number in by_round[1]]
 
     def fastest(self, names: Sequence[str]) -> str | None:
-        """Which of these is fastest, if any was measured."""
+        """Return the fastest of these contenders, or None if none was measured."""
         lines = [line for line in self.lines if line.contender in names]
         return max(lines, key=lambda line: line.to_bare).contender if lines else None
 
     @property
     def bare_spread(self) -> float:
-        """How many times as fast the bare environment's fastest run is as its slowest: on a quiet machine about 1."""
+        """Rate of the bare environment's fastest run divided by its slowest's; about 1 on an idle machine."""
         rates = [rate for turn in self._turns if turn.contender == BARE and (rate := rate_of(turn))]
         return max(rates) / min(rates) if rates else 1.0
 
     @property
     def best_of_ours(self) -> str | None:
-        """Our fastest contender, if any was measured."""
+        """The fastest contender of this library, or None if none was measured."""
         return self.fastest([line.contender for line in self.lines if family_of(line.contender) == "ours"])
 
 
 def rate_of(turn: Turn) -> float:
-    """Environment steps per second."""
+    """Return environment steps per second."""
     return _per_s(turn, turn.measured.n_steps)
 
 
 def cores_of(turn: Turn) -> float:
-    """What the trainer's process used, in cores."""
+    """Return the CPU use of the trainer's process, in cores."""
     return _per_s(turn, turn.measured.cpu_s)
 
 
 def all_cores_of(turn: Turn) -> float:
-    """What the trainer's process and its workers used, in cores."""
+    """Return the CPU use of the trainer's process and its workers, in cores."""
     return _per_s(turn, turn.measured.all_cpu_s)
 
 
@@ -105,7 +105,7 @@ def _per_s(turn: Turn, amount: float) -> float:
 
 
 def _bare_rates(turns: Sequence[Turn]) -> dict[int, float]:
-    """By round, the mean of the bare environment's runs."""
+    """The mean rate of the bare environment's runs, by round."""
     bare = [turn for turn in turns if turn.contender == BARE]
     return {
         number: mean(rate_of(turn) for turn in bare if turn.round == number)

@@ -1,6 +1,6 @@
-"""What the managers of this library are meant to reach, and whether they did.
+"""Performance targets of this library's managers, and the measured values.
 
-The rule: every target is a ratio within a round, or a share of a core or a time that a user would notice.
+Every target is a ratio within a round, a share of a core, or a time that a user would notice.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ VIEWS = ("ours-simple-view", "ours-processes-view", "ours-workers-view")
 COPIES = ("ours-simple", "ours-processes", "ours-workers", "ours-share")
 NOT_WAITING_FOR_ALL = ("ours-any",)
 BY_HAND = ("ours-simple", "ours-processes", "ours-workers", "ours-any")
-"""What ``kind="auto"`` chooses from; views and local environments must be asked for."""
+"""Contenders among which ``kind="auto"`` chooses; views and local environments are options of their own."""
 GODOT_RL = ("godot_rl-fixed", "godot_rl-fastest")
-"""At its best: it does not wait for real time."""
+"""The fastest settings of godot_rl_agents, which do not wait for real time."""
 BY_STEP = ("ours-engine", "ours-engine-frames")
 PUFFERLIB = ("pufferlib-serial", "pufferlib-processes", "pufferlib-workers")
 
 
 @attrs.frozen
 class Target:
-    """The best of ``ours``, by the figure ``figure``, is to reach ``goal``; of several peers the fastest counts."""
+    """A goal for the figure ``figure`` of the best of ``ours``, compared with the fastest of ``peers``, if any."""
 
     workload: str
     n_envs: int
@@ -43,15 +43,15 @@ class Target:
 
     @property
     def at_most(self) -> bool:
-        """Whether less is better."""
+        """Whether a smaller value is better."""
         return self.figure in ("cores", "all_cores", "start_s", "extra_us")
 
 
 @attrs.frozen
 class Outcome:
-    """What was measured for a target; ``value`` and ``met`` are None when it was not measured.
+    """The measured value of a target; ``value`` and ``met`` are None if it was not measured.
 
-    ``met`` is None too for a cost of nothing or less: that is how much the measurement is off, and no cost.
+    ``met`` is None too for a cost of 0 or less, which is only the error of the measurement.
     """
 
     target: Target
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def is_lost_in_noise(self) -> bool:
-        """Whether it was measured, and is smaller than what can be measured."""
+        """Whether the measured cost is smaller than the error of the measurement."""
         return self.value is not None and self.target.at_most and self.value <= 0
 
     @property
@@ -117,11 +117,11 @@ TARGETS = (
         for n_envs in ALL[workload].sizes
     ),
 )
-"""What the design wants on a quiet machine of two cores, and a placement within a tenth of the best by hand."""
+"""Targets on an idle machine of two cores; automatic placement must be within a tenth of the best by hand."""
 
 
 def outcomes(summaries: Sequence[CellSummary]) -> list[Outcome]:
-    """What these summaries say about every target."""
+    """Return the outcome of every target in these summaries."""
     by_cell = {(summary.workload, summary.n_envs): summary for summary in summaries}
     return [_outcome(target, by_cell.get((target.workload, target.n_envs))) for target in TARGETS]
 
@@ -166,4 +166,4 @@ FIGURES: dict[str, Callable[[CellSummary, str, str | None], float | None]] = {
     "start_s": _field("start_s"),
     "extra_us": _extra_us,
 }
-"""How each figure is had from a summary, the name of one of ours, and that of a peer."""
+"""Functions that compute a figure from a summary, the name of one of our contenders, and that of a peer."""

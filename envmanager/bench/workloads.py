@@ -1,6 +1,6 @@
-"""The workloads: which environment, how many of them, what is measured, and who is measured by default.
+"""The table of workloads: environment, numbers of environments, figure, and default contenders.
 
-The rule: this is a table; the environments themselves are in :mod:`envmanager.bench.envs`.
+The environments themselves are in :mod:`envmanager.bench.envs`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RAY = ("ray-ours", "ray-ours-2", "ray-hand", "ray-hand-2", "rllib-actors", "rlli
 RLLIB = ("rllib-sync", "rllib-async")
 ASYNCHRONOUS = ("tianshou-shmem-any", "tianshou-shmem-half", "pufferlib-any", "pufferlib-half")
 SEPARATE = ("gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem", "pufferlib-processes")
-"""The synchronous peers that run one environment per process."""
+"""Synchronous peers with one environment per process."""
 GODOT_RL = ("godot_rl-default", "godot_rl-fixed", "godot_rl-fastest")
 ENGINES = ("ours-engine", "ours-engines-2", "ours-engines-4")
 ENVPOOL = ("envpool-sync", "envpool-async")
@@ -31,7 +31,7 @@ ENVPOOL = ("envpool-sync", "envpool-async")
 
 @dataclass(frozen=True)
 class Workload:
-    """``sizes``: the numbers of environments that are measured unless the user says others."""
+    """One workload. ``sizes``: the default numbers of environments."""
 
     name: str
     about: str
@@ -39,16 +39,16 @@ class Workload:
     sizes: tuple[int, ...]
     contenders: tuple[str, ...]
     shows: str = "rate"
-    """``"rate"``: steps/s and ratios. ``"cores"``: what the trainer uses. ``"start_s"``: the time to start."""
+    """Figure: ``"rate"`` (steps/s and ratios), ``"cores"`` (CPU use of the trainer), ``"start_s"`` (time to start)."""
     requires: tuple[str, ...] = ()
-    """Libraries besides Gymnasium."""
+    """Required libraries besides Gymnasium."""
     bad_s: float = 0.0
-    """How long a step of environment 0 takes, where that is unlike the others; 0: it is like them."""
+    """Time of a step of environment 0 in seconds if it differs from the others', else 0."""
     sleeps: bool = False
-    """Whether a step is all sleep, so that ``n`` environments could at best be ``n`` times as fast."""
+    """Whether steps only sleep, so that ``n`` environments can at best be ``n`` times as fast."""
 
     def limit(self, bare_rate: float, n_envs: int) -> float | None:
-        """The steps/s that ``n_envs`` environments cannot exceed, by what one of them (not the bad one) does alone."""
+        """Return the maximum steps/s of ``n_envs`` environments, by the rate of one that is not the bad one."""
         if not self.sleeps:
             return None
         return (n_envs - 1) * bare_rate + 1 / self.bad_s if self.bad_s else n_envs * bare_rate
@@ -102,7 +102,7 @@ ALL = {
         ),
         Workload(
             "waiting",
-            "each step sleeps 50 ms: what the trainer uses while it waits",
+            "each step sleeps 50 ms: CPU use of the trainer while it waits",
             "waiting",
             (8,),
             ("ours-any", "ours-processes", *SEPARATE, "tianshou-shmem-any", "pufferlib-any"),
@@ -166,4 +166,4 @@ ALL = {
         ),
     )
 }
-"""By name, in the order in which they are run."""
+"""Workloads by name, in the order of their runs."""

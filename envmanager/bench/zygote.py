@@ -5,9 +5,7 @@
     stdin: Job, Job, …        stdout: ready │ missing, then per turn: started, measured │ failed, ended
 
 Importing PyTorch or Gymnasium takes seconds, a fork of a process that has done so milliseconds; and every turn still
-begins in a process in which nothing has run before.
-
-The rule: whatever libraries print goes to stderr; stdout belongs to the lines.
+begins in a process in which nothing has run before. The output of libraries goes to stderr; stdout has only the lines.
 """
 
 from __future__ import annotations
@@ -55,24 +53,24 @@ def main(family: str) -> int:
 
 
 def serve(job: Job, lines: IO[str]) -> None:
-    """Fork, let the child take the turn, and say when it has ended."""
+    """Fork a child that takes the turn, wait for its end, and report it."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            os.setpgid(0, 0)  # so that all that it starts can be killed with it
+            os.setpgid(0, 0)  # so that all processes that it starts can be killed with it
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             code = take_turn(job, lines)
         finally:
-            os._exit(code)  # nothing of this process is run twice: neither its loop nor what it registered for its end
+            os._exit(code)  # the child must run neither this process's loop nor its exit handlers
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # what it has left running would disturb the next
+        os.killpg(pid, signal.SIGKILL)  # processes that it left running would disturb the next turn
     lines.write(line_of(ENDED, exit_code=os.waitstatus_to_exitcode(status)))
 
 
 def take_turn(job: Job, lines: IO[str]) -> int:
-    """Make the contender, measure it, say what it did; the exit code."""
+    """Make the contender, measure it and report the result; return the exit code."""
     lines.write(line_of(STARTED, pid=os.getpid()))
     faulthandler.dump_traceback_later(job.limit_s, exit=True)
     try:
@@ -86,7 +84,7 @@ def take_turn(job: Job, lines: IO[str]) -> int:
 
 
 def measured_line(job: Job) -> str:
-    """What the turn says in the end."""
+    """Measure the job's contender, and return the line of its result."""
     clocks = Clocks()
     started = time.monotonic()
     contender = make_contender(job.contender, ALL[job.workload].env, job.n_envs)
@@ -100,7 +98,7 @@ def measured_line(job: Job) -> str:
 
 
 def versions_of(family: str) -> dict[str, str]:
-    """Of Python, and of the packages that this family's contenders are made of."""
+    """Return the versions of Python and of the packages of this family."""
     found = {"python": sys.version.split()[0]}
     for package in ("numpy", "gymnasium", "ale-py", FAMILIES[family].package):
         with contextlib.suppress(PackageNotFoundError):

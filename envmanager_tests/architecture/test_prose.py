@@ -20,7 +20,6 @@ MOST = 0.03
 KERNEL = {"_workers", "core", "env_manager.py", "godot", "ray_cluster", "system"}
 # Folders and modules that are being rewritten. Each is deleted here when it is done; the set goes with the last one.
 UNWRITTEN = {
-    "bench",
     "observe",
     "placing",
     "training",

@@ -174,7 +174,7 @@ def test_a_zygote_that_hangs_or_dies_is_replaced_by_another(fake, mocker):
     mocker.patch.object(launcher_module, "MORE_S", 0.0)
     hangs = Job("gymnasium-sync", "noop", 2, 0.01, 0.0, 0.05)
     with fake("time.sleep(1000) if json.loads(line)['limit_s'] < 1 else sys.exit(3)") as launcher:
-        with pytest.raises(NotMeasured, match="said nothing"):
+        with pytest.raises(NotMeasured, match="did not respond"):
             launcher.run(hangs)
         with pytest.raises(NotMeasured, match=r"ended \(exit code 3\)"):
             launcher.run(JOB)

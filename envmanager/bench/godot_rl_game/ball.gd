@@ -1,5 +1,5 @@
 extends "res://addons/godot_rl_agents/controller/ai_controller_2d.gd"
-## The demo rolling_ball as an agent of godot_rl_agents: sees, does and is rewarded as in the demo's own script.
+## The demo rolling_ball as an agent of godot_rl_agents, with the observations, actions and rewards of the demo.
 
 const WIDTH := 400.0
 const MARGIN := 40.0

@@ -1,5 +1,5 @@
 extends Node2D
-## As many copies of the arena as `--arenas=N` says, on a square grid, and then godot_rl_agents' node that trains them.
+## Copies of the arena on a square grid, `--arenas=N` of them, and godot_rl_agents' node that trains them.
 
 const SPACING := 480.0
 const Sync := preload("res://addons/godot_rl_agents/sync.gd")
@@ -17,5 +17,5 @@ func _ready() -> void:
 		arena.position = Vector2(i % columns, i / columns) * SPACING
 		arena.visible = i == 0
 		add_child(arena)
-	# After the arenas: what they have noted of a tick goes with the observations of the same tick.
+	# After the arenas, so that a tick's observations include what the arenas recorded in the same tick.
 	add_child(Sync.new())

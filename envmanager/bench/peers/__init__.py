@@ -1,4 +1,4 @@
-"""Other libraries as contenders, one module each, by their public interfaces and with their own defaults.
+"""Other libraries as contenders, one module each, with their public interfaces and their own defaults.
 
-The rule: a module here imports its library at the top, so that importing it tells whether the library is there.
+The rule: a module here imports its library at the top, so that importing it fails if the library is missing.
 """

@@ -1,4 +1,4 @@
-"""EnvPool: environments of its own, in C++ and in threads of the trainer's process; it has Pong and CartPole."""
+"""EnvPool: its own environments in C++, in threads of the trainer's process; among them are Pong and CartPole."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _make(env: str, n_envs: int, batch_size: int) -> Any:
     if env not in TASKS:
-        raise CannotTakePart(f"it has no environment {env!r}: it runs its own, in C++")
+        raise CannotTakePart(f"it has no environment {env!r}: it runs only its own, in C++")
     task, options = TASKS[env]
     return envpool.make(task, env_type="gymnasium", num_envs=n_envs, batch_size=batch_size, **options)
 
 
 class Synchronous(Together):
-    """All environments waited for."""
+    """EnvPool waiting for all environments."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         super().__init__(_make(env, n_envs, n_envs), env, n_envs)
@@ -34,7 +34,7 @@ class Synchronous(Together):
 
 
 class Asynchronous(Contender):
-    """The first half of the environments that are ready, each time."""
+    """EnvPool waiting for the first half of the environments."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._batch_size = max(1, n_envs // 2)

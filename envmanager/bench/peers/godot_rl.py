@@ -1,8 +1,7 @@
-"""godot_rl_agents: JSON over TCP between one engine and Python, by its own GodotEnv.
+"""godot_rl_agents: JSON over TCP between one engine and Python, with its own GodotEnv.
 
-Observations stay the lists of dicts that GodotEnv gives; making arrays of them is left to whoever wants them.
-
-Its plugin plays the same scene as this library's addon, with the same engine.
+Observations stay the lists of dicts that GodotEnv returns; they are not made into arrays. Its plugin plays the same
+scene as this library's addon, with the same engine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ END_S = 5.0
 
 
 class OneEngine(Contender):
-    """``options``: how fast. ``speedup`` is how many times real time, ``framerate`` has the engine not wait at all."""
+    """One engine. With ``speedup`` it runs at that multiple of real time, with ``framerate`` it never waits."""
 
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         self._n_envs = n_envs
@@ -43,7 +42,7 @@ class OneEngine(Contender):
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self._env.reset()
-        self._actions = cycle([[own] for own in random_pushes(n_envs)])  # one kind of action
+        self._actions = cycle([[own] for own in random_pushes(n_envs)])  # a list with one entry per kind of action
 
     def run(self, n_calls: int) -> int:
         step = self._env.step
@@ -61,14 +60,14 @@ class OneEngine(Contender):
 
 
 def _prepare(folder: Path) -> Path:
-    """The program that it starts: the engine with the project, whose classes are made known first."""
+    """Import the project, so that the engine knows its classes; return the program that GodotEnv starts."""
     engine = find_engine()
     project = make_peer_project(folder / "game")
     command = [engine, "--headless", "--path", str(project), "--import"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_S, check=False)
     if done.returncode:
         raise CannotTakePart(f"the engine could not import its plugin: {done.stderr.decode(errors='replace')[-300:]}")
-    program = folder / "game.x86_64"  # it asks for this ending
+    program = folder / "game.x86_64"  # GodotEnv requires this suffix
     program.write_text(
         f'#!/bin/sh\nexec {shlex.quote(engine)} --path {shlex.quote(str(project))} --audio-driver Dummy "$@"\n'
     )

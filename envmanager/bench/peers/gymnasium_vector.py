@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments. An episode restarts in a row of its own after its end, which is their default."""
+"""Gymnasium's vector environments. By default the row after an episode's end is a reset and no environment step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ with needed_by("the contender gymnasium", extra="gymnasium"):
 
 
 class Vector(Together):
-    """``kind``: SyncVectorEnv, or AsyncVectorEnv with a process per environment."""
+    """A vector environment. ``kind``: SyncVectorEnv, or AsyncVectorEnv with a process per environment."""
 
     def __init__(self, env: str, n_envs: int, *, kind: str, **options: Any) -> None:
         super().__init__(getattr(gymnasium.vector, kind)(env_fns(env, n_envs), **options), env, n_envs)

@@ -1,4 +1,4 @@
-"""PufferLib's vector environments. An episode restarts in a row of its own after its end."""
+"""PufferLib's vector environments. The row after an episode's end is a reset and no environment step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ with needed_by("the contender pufferlib", extra=None):
     from pufferlib.emulation import GymnasiumPufferEnv
 
 MOST_PER_CORE = 8
-"""Its workers never sleep for long: of many more than there are cores each gets its turn too seldom to be measured."""
+"""Maximum of its workers per core. They do not sleep while they wait, so each of many more would run too seldom."""
 
 
 class Vector(Contender):
-    """``kind``: Serial or Multiprocessing. ``wait``: for all, for half, for any of them, in order of completion.
+    """A vector environment. ``kind``: Serial or Multiprocessing. ``wait``: for all, half or any of the environments.
 
-    ``per_core``: as many processes as cores, which is what it recommends, not one per environment.
+    ``per_core``: one process per core, which PufferLib recommends, instead of one per environment.
     """
 
     def __init__(self, env: str, n_envs: int, *, kind: str, wait: str = "all", per_core: bool = False) -> None:
@@ -67,9 +67,9 @@ class Vector(Contender):
 
 def _check(n_envs: int, n_workers: int) -> None:
     if n_workers > MOST_PER_CORE * count_cores():
-        raise CannotTakePart(f"{n_workers} processes that do not sleep are too many for {count_cores()} cores")
+        raise CannotTakePart(f"{n_workers} processes that wait without sleeping are too many for {count_cores()} cores")
     if n_envs % n_workers:
-        raise CannotTakePart(f"it cannot deal {n_envs} environments over {n_workers} processes")
+        raise CannotTakePart(f"it cannot split {n_envs} environments evenly over {n_workers} processes")
 
 
 def _wrapped(make: Any, buf: Any = None, seed: int = 0) -> Any:

@@ -1,7 +1,7 @@
-"""Ray: this library's manager on a cluster of this machine, and actors as people write them by hand.
+"""Ray: this library's manager on a cluster of this machine, and actors written by hand.
 
-By hand: an actor steps its environments one after the other and returns a tuple of lists; the trainer takes whichever
-``ray.wait`` hands it, one at a time, and sends that actor the next actions.
+By hand, an actor steps its environments one after the other and returns a tuple of arrays. In each call the trainer
+sends actions to all actors, and receives the results one by one, in the order of ``ray.wait``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ with needed_by("the contender ray", extra="ray"):
 
 
 class Actors(Managed):
-    """``RayEnvManager``: so many actors, by default one for each environment."""
+    """A RayEnvManager with ``n_workers`` actors, by default one per environment."""
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()
@@ -39,7 +39,7 @@ class Actors(Managed):
 
 
 class ByHand(Contender):
-    """Actors written by hand, and ``ray.wait``."""
+    """Actors written by hand, with ``ray.wait``."""
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()

@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, for whoever is measured on one."""
+"""A Ray cluster of this machine alone, for the contenders that need one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ with needed_by("the contender ray", extra="ray"):
     import ray
 
 EACH = 0.01
-"""What an actor says that it takes of a CPU, so that any number of them has room on this machine."""
+"""Share of a CPU that each actor declares, so small that any number of them fits on this machine."""
 
 
 def start_ray() -> None:
-    """Be a driver of such a cluster, if this process is none yet."""
+    """Start the cluster, unless this process has started one."""
     if not ray.is_initialized():
         ray.init(address="local", include_dashboard=False, log_to_driver=False)

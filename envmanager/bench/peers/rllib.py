@@ -1,4 +1,4 @@
-"""RLlib's environment runners: Gymnasium's vector environments, and episodes made of their steps."""
+"""RLlib's environment runners: Gymnasium's vector environments, with episodes made of their steps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ with needed_by("the contender rllib", extra=None):
 
 
 class Runner(Contender):
-    """One in this process. ``mode``: ``"sync"``, or ``"async"`` with a process per environment.
+    """One runner in this process. ``mode``: ``"sync"``, or ``"async"`` with a process per environment.
 
-    All environments are number 0's like.
+    All environments are like environment 0.
     """
 
     def __init__(self, env: str, n_envs: int, *, mode: str) -> None:
@@ -43,7 +43,7 @@ MOST = 16
 
 
 class Runners(Contender):
-    """Runners in actors, by default one for each environment: in each call each takes a step of its environments."""
+    """Runners in actors, by default one per environment. In each call each steps its environments once."""
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()
@@ -70,7 +70,7 @@ class Runners(Contender):
 
 
 def _sample(runner: Any, n_steps: int) -> int:
-    """Called in the actor, which keeps the episodes: what they would cost on their way is not counted."""
+    """Sample in the actor; return only the number of steps, so that sending the episodes is not measured."""
     return sum(len(episode) for episode in runner.sample(num_timesteps=n_steps, random_actions=True))
 
 

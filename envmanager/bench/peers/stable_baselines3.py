@@ -1,6 +1,6 @@
 """Stable-Baselines3's VecEnvs.
 
-SubprocVecEnv is started by fork: its default, forkserver, has every worker import PyTorch, which takes long and makes
+SubprocVecEnv is started by fork. With its default, forkserver, every worker imports PyTorch, which takes long and makes
 no step faster.
 """
 
@@ -16,7 +16,7 @@ with needed_by("the contender sb3", extra=None):
 
 
 class Vector(Together):
-    """``kind``: DummyVecEnv, or SubprocVecEnv with a process per environment."""
+    """A VecEnv. ``kind``: DummyVecEnv, or SubprocVecEnv with a process per environment."""
 
     def __init__(self, env: str, n_envs: int, *, kind: str, **options: Any) -> None:
         super().__init__(getattr(vec_env, kind)(env_fns(env, n_envs), **options), env, n_envs)

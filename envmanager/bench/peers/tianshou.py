@@ -1,6 +1,6 @@
 """Tianshou's vector environments.
 
-They do not restart episodes themselves; that is left to the caller, here as in its collectors.
+They do not restart episodes themselves; the caller does, here as in Tianshou's collectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ with needed_by("the contender tianshou", extra=None):
 
 
 class Vector(Contender):
-    """``kind``: DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv. ``wait``: for all, for half, for any of them."""
+    """A vector environment. ``kind``: Dummy-, Subproc- or ShmemVectorEnv. ``wait``: for all, half or any of them."""
 
     def __init__(self, env: str, n_envs: int, *, kind: str, wait: str = "all") -> None:
         wait_num = {"all": None, "half": max(1, n_envs // 2), "any": 1}[wait]

@@ -15,7 +15,7 @@ with needed_by("the contender torchrl", extra=None):
 
 
 class Vector(Contender):
-    """``kind``: SerialEnv, or ParallelEnv with a process per environment."""
+    """A batched environment. ``kind``: SerialEnv, or ParallelEnv with a process per environment."""
 
     def __init__(self, env: str, n_envs: int, *, kind: str) -> None:
         makers = [partial(_wrapped, make) for make in env_fns(env, n_envs)]
