@@ -112,7 +112,7 @@ class _Bench:
         if not self.console.is_terminal:
             return
         total = self.plan.pace.rounds * (len(cell.contenders) + 1)
-        what = f"{rate_of(came):,.0f} steps/s" if isinstance(came, Turn) else came.reason
+        what = f"{rate_of(came):,.0f} env steps/s" if isinstance(came, Turn) else came.reason
         whom = label_of(came.contender, cell.n_envs)
         text = f"{cell.workload}, {cell.n_envs} environments: {number + 1}/{total} {whom}: {what}"
         width = self.console.width - 1

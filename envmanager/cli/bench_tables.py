@@ -65,7 +65,7 @@ def _columns(summary: CellSummary) -> list[tuple[str, Callable[[Line], str]]]:
         return "" if ratio is None else f"{ratio:.3g}"
 
     columns: list[tuple[str, Callable[[Line], str]]] = [
-        ("steps/s", lambda line: f"{line.rate:,.0f}"),
+        ("env steps/s", lambda line: f"{line.rate:,.0f}"),
         ("x bare", lambda line: f"{line.to_bare:.3g}"),
     ]
     if ALL[summary.workload].sleeps:

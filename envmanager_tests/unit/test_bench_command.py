@@ -100,7 +100,7 @@ def test_a_terminal_sees_who_ran_last_until_the_table_comes():
 
     _, text = measure(console)
 
-    assert "1/6 the bare environment, alone: 100 steps/s" in text
+    assert "1/6 the bare environment, alone: 100 env steps/s" in text
     assert re.search(r"\r {79}\r\nnoop, 8 environments", text)
 
 
