@@ -327,7 +327,7 @@ def test_a_terminal_gets_a_live_display(folder):
     exit_code, seen = in_a_terminal(folder, "run", "--env", "CartPole-v1", "--n-envs", 2, "--steps", 500)
 
     assert exit_code == 0
-    assert "/500 steps" in seen
+    assert "/500 env steps" in seen
     assert "\x1b[?25l" in seen  # the cursor is hidden while it draws …
     assert "\x1b[?25h" in seen  # … and shown again
 
@@ -340,7 +340,7 @@ def test_what_happens_to_a_worker_is_told_above_the_live_display(folder):
     first = seen.index("Warning: worker 0 died in step (SIGKILL)")
     assert exit_code == 0
     assert re.search(r"(\x1b\[1A\x1b\[2K)+(\x1b\[\d+m)*$", seen[:first]), "the drawing was not taken away before"
-    assert "/300 steps" in seen[first:], "nor drawn again below"
+    assert "/300 env steps" in seen[first:], "nor drawn again below"
 
 
 def test_plain_is_plain_in_a_terminal_too(folder):
