@@ -56,7 +56,7 @@ def run_evaluation(plan: EvaluationPlan, *, verbose: bool = False) -> int:
 
 
 def leave_cores() -> None:
-    """Have PyTorch use one core and leave the others to the workers."""
+    """Limit PyTorch to one core; the others are for the workers."""
     torch.set_num_threads(1)
 
 
