@@ -196,7 +196,7 @@ def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class _BufferViews:
-    """A RowBuffer with views of each row's leaves. Assigning through a stored view takes a third of making one first.
+    """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long.
 
     The last element of each row in ``obs`` is the Casting of its environment.
     """

@@ -28,7 +28,7 @@ Call = tuple[Any, Mapping[str, Any]]
 
 @attrs.frozen
 class Prepared:
-    """The factory of an EnvRecipe: the maker of the environment, its wrappers, and the modules to import before."""
+    """The factory of an EnvRecipe: modules to import first, the maker of the environment, and its wrappers."""
 
     make: Call
     wrappers: Sequence[Call] = ()

@@ -44,7 +44,7 @@ def real_number(value: Any, path: str, casting: Casting | None = None, *, field:
 
 
 def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``real_number``; raise SpecMismatch also if it is NaN or infinite."""
+    """Return ``value`` as a float; raise SpecMismatch if it is not one real number, or if it is NaN or infinite."""
     number = real_number(value, path, casting)
     if not math.isfinite(number):
         raise SpecMismatch(path, "finite", str(number))

@@ -1,4 +1,4 @@
-"""The command's end of the zygotes: one per family, started when first needed, runs its turns one after the other.
+"""The command's side of the zygotes. Each runs the turns of one family in sequence, and is started when first needed.
 
 The rule: no turn outlives the launcher or runs longer than its limit. Each is a process group, which is killed with all
 processes that it started.

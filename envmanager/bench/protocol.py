@@ -42,17 +42,17 @@ class Measured:
 
 
 def line_of(event: str, **fields: Any) -> str:
-    """Return the line of an event."""
+    """Encode an event as a line."""
     return json.dumps({"event": event, **fields}) + "\n"
 
 
 def job_line(job: Job) -> str:
-    """Return a job as a line."""
+    """Encode a job as a line."""
     return json.dumps(asdict(job)) + "\n"
 
 
 def job_of(line: str) -> Job:
-    """Return the job of a line."""
+    """Decode the line of a job."""
     return Job(**json.loads(line))
 
 

@@ -27,7 +27,7 @@ class Cell:
 
 @attrs.frozen
 class Turn:
-    """The result of one contender in one round."""
+    """One turn: a contender's result in one round."""
 
     workload: str
     n_envs: int

@@ -86,17 +86,17 @@ class CellSummary:
 
 
 def rate_of(turn: Turn) -> float:
-    """Return environment steps per second."""
+    """Return the environment steps per second of a turn."""
     return _per_s(turn, turn.measured.n_steps)
 
 
 def cores_of(turn: Turn) -> float:
-    """Return the CPU use of the trainer's process, in cores."""
+    """Return the CPU use of the trainer's process in a turn, in cores."""
     return _per_s(turn, turn.measured.cpu_s)
 
 
 def all_cores_of(turn: Turn) -> float:
-    """Return the CPU use of the trainer's process and its workers, in cores."""
+    """Return the CPU use of the trainer's process and its workers in a turn, in cores."""
     return _per_s(turn, turn.measured.all_cpu_s)
 
 

@@ -102,7 +102,7 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """The same for generations with different agents: old ones that do not return do not act, new ones join."""
+    """Join generations with different agents: old agents that do not return do not act, new ones are added."""
     place = {agent_id: row for row, agent_id in enumerate(first.agent_id.tolist())}
     back = [place.get(agent_id, -1) for agent_id in old.agent_id.tolist()]
     returns = np.array(back) >= 0

@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """The dtype as the object that NumPy's arrays share; that of an unpickled space is equal but another object."""
+    """NumPy's own dtype object, which arrays share. That of an unpickled space is equal, but another object."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)

@@ -136,7 +136,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set ``env.name`` of each environment, to its value in a list or tuple, or to the one value given."""
+        """Set ``env.name``. A list or tuple has one value per environment; any other value is set in all."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:

@@ -126,5 +126,5 @@ class _Talks(EchoEnvironment):
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Take a parameter that ``call`` has too."""
+        """Return ``env_ids``, a parameter with the name of one of ``call``'s."""
         return env_ids

@@ -53,7 +53,7 @@ class DataContract:
             batch = manager.recv(Wait.all())
             assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
 
-    # What does not fit.
+    # Data that does not fit.
 
     @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
     def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:

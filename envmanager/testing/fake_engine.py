@@ -79,7 +79,7 @@ class Hosted:
     context: Mapping[str, Any]
 
     def factory(self, configure: Configure) -> GroupFactory:
-        """Return the factory of the requested number of environments."""
+        """Return the factory of the environments, one for each requested arena."""
         loaded = self._loaded()
         if isinstance(loaded, GroupFactory):
             if len(loaded.contexts) != configure.arenas:

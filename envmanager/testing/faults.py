@@ -68,7 +68,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """Raise ``make_error()``: for exceptions that cannot be pickled with the factory, as ``Raise(error)`` must be."""
+    """Raise ``make_error()``, which runs in the worker. For errors that cannot be pickled, which ``Raise`` requires."""
 
     make_error: Callable[[], BaseException]
 
@@ -89,7 +89,7 @@ class Recurse(Fault):
 
 @attrs.frozen
 class HoldGil(Fault):
-    """Sleep in native code without giving up the GIL: no other thread runs, no Python signal handler either."""
+    """Sleep in native code and keep the GIL, so that neither other threads nor Python signal handlers run."""
 
     seconds: float = 600
 
@@ -189,7 +189,7 @@ class ReadInput(Fault):
             pass
 
 
-# What belongs to the whole process.
+# State of the whole process.
 
 
 def surroundings() -> dict[str, Any]:

@@ -165,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Send the signal to a random worker. Return False if none may be hit now."""
+        """Send a signal of this kind to a random worker. Return False if none may be hit now."""
         candidates = self._look()
         if not candidates:
             return False

@@ -1,4 +1,4 @@
 """Other libraries as contenders, one module each, with their public interfaces and their own defaults.
 
-The rule: a module here imports its library at the top, so that importing it fails if the library is missing.
+Each module imports its library at the top, so that its own import fails if the library is missing.
 """
