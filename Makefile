@@ -84,7 +84,7 @@ test: $(DEV_STAMP) ## run the tests, except the long ones
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
 
-check: $(DEV_STAMP) ## format, lint, types, architecture, openings of docstrings
+check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
