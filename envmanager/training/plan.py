@@ -21,9 +21,12 @@ from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
 from envmanager.options import ManagerOptions, at_least
 from envmanager.registry import structure
-from envmanager.training import run_folder
 from envmanager.training.rounds import Rounds
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in that of a training."""
+CONTROL = "control.toml"
+"""File in which a person changes a training that runs; the training only reads it."""
 ANY_BEHAVIOR = "*"
 """In the table ``trainers``: every behavior that has no entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
@@ -122,12 +125,12 @@ class TrainingPlan:
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
-        return self.directory / run_folder.CHECKPOINTS
+        return self.directory / CHECKPOINTS
 
     @property
     def control(self) -> Path:
         """Where a person may put the file that changes the training while it runs."""
-        return self.directory / run_folder.CONTROL
+        return self.directory / CONTROL
 
 
 def _as_plain(value: Any) -> Any:

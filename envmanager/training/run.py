@@ -39,7 +39,7 @@ from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.evaluator import Evaluator
 from envmanager.training.figures import Figures
 from envmanager.training.learners import KEPT, LearnersChanged
-from envmanager.training.plan import ANY_BEHAVIOR, TrainingOptions, TrainingPlan
+from envmanager.training.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, TrainingPlan
 from envmanager.training.result import TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
@@ -230,7 +230,7 @@ class TrainingRun:
     def _carry_out(self, asked: Control) -> None:
         assert self.controller is not None
         if asked.frozen is not None:
-            self.controller.freeze_only(asked.frozen, cause=run_folder.CONTROL)
+            self.controller.freeze_only(asked.frozen, cause=CONTROL)
         if asked.checkpoint:
             self._save(self.controller)
 

@@ -21,10 +21,8 @@ from pathlib import Path
 from envmanager.errors import UsageError
 from envmanager.observe import csv_metrics, tensorboard
 from envmanager.training import checkpoints, episode_log, records
+from envmanager.training.plan import CHECKPOINTS
 
-CHECKPOINTS = "checkpoints"
-CONTROL = "control.toml"
-"""What a person may put there; a training reads it only: see ``envmanager.training.control``."""
 _FILES: dict[str, Callable[[Path], bool]] = {
     episode_log.FILE: episode_log.is_of_others,
     csv_metrics.FILE: csv_metrics.is_of_others,

@@ -28,8 +28,9 @@ from envmanager.errors import UsageError
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy
 from envmanager.registry import structure
-from envmanager.training import checkpoints, run_folder
+from envmanager.training import checkpoints
 from envmanager.training.checkpoints import BEST, LATEST, Checkpoint
+from envmanager.training.plan import CHECKPOINTS, CONTROL
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainers import PART, make_trainer, restore, table_for
 
@@ -119,7 +120,7 @@ class SavedTraining:
     def name(self) -> str:
         """That of the training's folder, or of the checkpoint's where it stands alone."""
         folder = self.path.resolve().parent
-        return folder.parent.name if folder.name == run_folder.CHECKPOINTS else self.path.name
+        return folder.parent.name if folder.name == CHECKPOINTS else self.path.name
 
     @property
     def n_steps(self) -> int:
@@ -254,12 +255,12 @@ def find(path: Path, checkpoint: str | int = LATEST) -> Path:
 
 
 def _directory_in(path: Path) -> Path:
-    for directory in (path / run_folder.CHECKPOINTS, path):
+    for directory in (path / CHECKPOINTS, path):
         if (directory / LATEST).is_file():
             return directory
     raise UsageError(
         f"there is no checkpoint in {path}: name the folder that `envmanager train` writes to, such as runs/NAME. A "
-        f"training writes one at its end, every training.checkpoint_every steps, and when {run_folder.CONTROL} says so."
+        f"training writes one at its end, every training.checkpoint_every steps, and when {CONTROL} says so."
     )
 
 

@@ -19,6 +19,7 @@ from envmanager import UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, run_folder
 from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog
+from envmanager.training.plan import CHECKPOINTS
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import find
 
@@ -80,7 +81,7 @@ def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> Non
 
 
 def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
-    save(tmp_path / run_folder.CHECKPOINTS, 1)
+    save(tmp_path / CHECKPOINTS, 1)
     tables = {**CONFIG, "manager": {"kind": "simple", "env": "never:made"}}
     plan = TrainingPlan.parse(tables, tmp_path)
 

@@ -67,6 +67,13 @@ def test_what_needs_no_library_imports_without():
     assert json.loads(said) == {}
 
 
+def test_the_command_line_imports_with_the_libraries_of_its_extra_alone():
+    of_the_extra = {"typer", "click", "rich", "yaml", "tomli", "shellingham", "pygments", "markdown_it", "mdurl"}
+    code = f"CORE |= {of_the_extra | {'annotated_doc'}}" + EVERY
+
+    assert json.loads(in_a_bare_interpreter(code, "envmanager.cli.app")) == {}
+
+
 def test_contracts_without_pytest_say_what_to_install():
     code = """
 import envmanager.testing
