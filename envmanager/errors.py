@@ -15,6 +15,7 @@
     ├── ManagerClosed            a call after close()
     ├── UsageError               a call that makes no sense now, or options that do not fit together
     │   └── ConfigError          a config that cannot be understood
+    ├── NotWritten               a file could not be written, as on a full disk; an OSError too
     └── MissingExtra             an optional library is not installed; a ModuleNotFoundError too
 
 The text is for people: what happened, to which worker, in which phase, the evidence, and what to do. The fields are for
@@ -283,6 +284,10 @@ class UsageError(EnvManagerError):
 
 class ConfigError(UsageError):
     """A config that cannot be understood."""
+
+
+class NotWritten(EnvManagerError, OSError):
+    """A file could not be written, for example because the disk is full; an OSError too."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):

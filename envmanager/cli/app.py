@@ -6,6 +6,7 @@ do the work.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -28,7 +29,7 @@ from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
 from envmanager.cli.overrides import override
 from envmanager.cli.plan import RESTARTS, Plan, check_out
-from envmanager.cli.run import exit_code_of, run
+from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
@@ -118,6 +119,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except EnvManagerError as error:
         _show_error(str(error))
         exit_code = exit_code_of(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _show_error(f"{error.filename or 'what the command prints'} cannot be written: {error.strerror}.")
+        exit_code = EXIT_NOT_WRITTEN
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
 
 
@@ -289,7 +295,8 @@ def train_command(
 
     A flag replaces the same option of --set, and --set replaces that of CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, such as a DIR that holds a training already. Ctrl-C (130)
+    mistake in the call, such as a DIR that holds a training already, 3 when a file
+    cannot be written, as on a full disk: the last checkpoint stays. Ctrl-C (130)
     and SIGTERM (143) end the step that is being taken, and save.
     """
     tables = override(load_config(config, TRAINING_TABLES), assignments or ())

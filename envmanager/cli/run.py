@@ -24,7 +24,7 @@ from envmanager.cli.display import Display
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary, write_json
 from envmanager.data.specs import BehaviorSpec
-from envmanager.errors import EnvManagerError, UsageError
+from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from envmanager.env_manager import EnvManager
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
@@ -61,7 +61,9 @@ def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
 
 
 def exit_code_of(error: EnvManagerError) -> int:
-    """Return 2 for a mistake in the call, 1 for an error while running."""
+    """Return 2 for a mistake in the call, 3 for a file that cannot be written, 1 for any other error while running."""
+    if isinstance(error, NotWritten):
+        return EXIT_NOT_WRITTEN
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envmanager.errors import UsageError
-from envmanager.system.new_files import append_to, replacing
+from envmanager.system.new_files import append_to, replacing, reporting
 
 _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """Writes rows into a new file at ``path``, after those of ``kept``. Raises UsageError where none can be made."""
+    """Writes rows into a new file at ``path``, after those of ``kept``. Raises NotWritten."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
-        try:
+        with reporting(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 text = _text(file)
@@ -30,8 +30,6 @@ class CsvFile:
                 text.detach()
             self._file = _text(append_to(path))
             self._writer = csv.writer(self._file)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 
     def write(self, row: Sequence[Any]) -> None:
         """Add a row. Raises OSError."""

@@ -19,16 +19,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from envmanager.errors import NotWritten
+
 _SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """Flags with which no link is followed and no child inherits the file; Windows has neither, and needs neither."""
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """Raise NotWritten, which names ``path``, in place of an OSError."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except OSError as error:
+        raise NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of ``path`` when the context ends; when it fails, nothing has changed.
 
-    It is closed then: Windows renames no open file. Raises OSError.
+    It is closed then: Windows renames no open file. Raises NotWritten.
     """
+    with reporting(path), _replacing(path) as file:
+        yield file
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # O_EXCL: nobody has put a file or a link there. What it makes gets the mode that the umask leaves.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
@@ -52,6 +71,6 @@ def append_to(path: Path) -> BinaryIO:
 
 
 def write_anew(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, wholly or not at all. Raises OSError."""
+    """Write ``text`` to ``path``, wholly or not at all. Raises NotWritten."""
     with replacing(path) as file:
         file.write(text.encode())

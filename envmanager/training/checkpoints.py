@@ -27,7 +27,7 @@ from urllib.parse import quote
 import attrs
 import numpy as np
 
-from envmanager.errors import UsageError
+from envmanager.errors import NotWritten, UsageError
 from envmanager.extras import needed_by
 from envmanager.system.new_files import write_anew
 from envmanager.training.array_files import ArrayFile
@@ -55,25 +55,41 @@ class Checkpoint:
 def save(directory: Path, n_steps: int, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write the checkpoint after ``n_steps``, make it the latest, and return its folder.
 
-    Raises OSError; the checkpoint before is then unchanged. Of the checkpoints that the same run wrote, the last
+    Raises NotWritten; the checkpoint before is then unchanged. Of the checkpoints that the same run wrote, the last
     ``keep`` and the best stay. Everything else in the directory stays too.
     """
-    name = f"{n_steps:012d}"
     run = checkpoint.facts.get("run")
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
-    checkpoint = Checkpoint({**checkpoint.facts, "number": number}, checkpoint.arrays)
+    try:
+        finished = _write(directory, n_steps, Checkpoint({**checkpoint.facts, "number": number}, checkpoint.arrays))
+        write_anew(directory / LATEST, finished.name)
+    except (OSError, SafetensorError) as error:
+        last = named(directory / LATEST)
+        is_there = last is not None and last.is_dir()
+        advice = (
+            f"The last one is whole, {last}: go on from it with --resume." if is_there else "There is none before it."
+        )
+        reason = getattr(error, "strerror", None) or error
+        raise NotWritten(
+            f"the checkpoint after {n_steps:,} steps cannot be written to {directory}: {reason}. {advice}"
+        ) from error
+    prune(directory, run, keep=keep)
+    return finished
+
+
+def _write(directory: Path, n_steps: int, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint under a name that says that it is not finished, then rename it."""
+    name = f"{n_steps:012d}"
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
-    unfinished.mkdir()  # anew, so nobody has put links into it
+    unfinished.mkdir()  # a new folder, so nobody has put links into it
     try:
-        _write(unfinished, checkpoint)
+        _write_files(unfinished, checkpoint)
         finished = _free(directory, name)
         unfinished.rename(finished)
     except BaseException:
         remove(unfinished, checkpoint.facts)
         raise
-    write_anew(directory / LATEST, finished.name)
-    prune(directory, run, keep=keep)
     return finished
 
 
@@ -88,7 +104,7 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Make this checkpoint the best of its directory, where an evaluation brought ``mean``. Raises OSError."""
+    """Make this checkpoint the best of its directory, where an evaluation brought ``mean``. Raises NotWritten."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
@@ -188,7 +204,7 @@ def facts_and_arrays(
     return Checkpoint(facts, {name: arrays for name, (arrays, _) in states.items()})
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
+def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     (folder / _STATE).write_text(json.dumps(checkpoint.facts, indent=1))
     _flush(folder / _STATE)
     for file, arrays in checkpoint.arrays.items():

@@ -6,6 +6,9 @@ are written into a new file, which takes the place of the old one when it holds 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +19,7 @@ from envmanager.errors import UsageError
 from envmanager.observe import csv_files
 from envmanager.observe.csv_files import CsvFile
 
+_logger = logging.getLogger("envmanager")
 FILE = "episodes.csv"
 _COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "length")
 _BEFORE_LENGTHS = ("steps", "seconds", "behavior", "agent_id", "return")
@@ -46,11 +50,12 @@ class EpisodeLog:
     """Writes ``directory/episodes.csv`` anew. ``resumed_at``: keeps the episodes up to so many steps instead.
 
     ``seconds`` is the time that those took: add it to the times of what is written. A line is on its way to the disk as
-    soon as it is written. Raises UsageError where no such file can be made, or one of somebody else's is.
+    soon as it is written. Raises NotWritten where no file can be made, UsageError for one that no training wrote.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
-        path = directory / FILE
+        path = self._path = directory / FILE
+        self._is_incomplete = False
         kept = [] if resumed_at is None else [end for end in read(path) if end.steps <= resumed_at]
         self.seconds = kept[-1].seconds if kept else 0.0
         if is_of_others(path):
@@ -63,11 +68,22 @@ class EpisodeLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with self._surviving():
+            self._file.close()
 
     def write(self, end: EpisodeEnd) -> None:
-        """Add an episode."""
-        self._file.write(_row(end))
+        """Add an episode. A row that cannot be written is missing, which is logged once."""
+        with self._surviving():
+            self._file.write(_row(end))
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # a full disk must not end hours of training
+            if not self._is_incomplete:
+                self._is_incomplete = True
+                _logger.warning("%s misses episodes from here on: %s.", self._path, error.strerror or error)
 
 
 def _row(end: EpisodeEnd) -> tuple[object, ...]:

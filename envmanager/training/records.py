@@ -26,7 +26,7 @@ from envmanager import __version__
 from envmanager.errors import UsageError
 from envmanager.observe.metrics import Metrics
 from envmanager.options import Wait
-from envmanager.system.new_files import write_anew
+from envmanager.system.new_files import reporting, write_anew
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"
@@ -36,17 +36,15 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write both files. Raises UsageError where they cannot be, or would replace somebody else's."""
+    """Write both files. Raises NotWritten, or UsageError where they would replace a file that no training wrote."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
             raise UsageError(f"{path} was not written by a training: move it, or train elsewhere.")
         about = {"wrote": "envmanager train", "version": __version__, "directory": _directory()}
-        try:
+        with reporting(path):
             directory.mkdir(parents=True, exist_ok=True)
             write_anew(path, json.dumps({OURS: about, **content}, indent=2) + "\n")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def read(directory: Path) -> dict[str, Any] | None:

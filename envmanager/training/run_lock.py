@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envmanager.errors import UsageError
+from envmanager.system.new_files import reporting
 
 try:
     import fcntl
@@ -35,33 +36,58 @@ _logger = logging.getLogger("envmanager")
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the lock of ``directory`` until the context ends; the folder is made if it does not exist.
+    """Hold the lock of ``directory`` until the context ends. A folder that is made for it is removed if it stays empty.
 
-    Raises UsageError when another training holds it, which may be one in this process. On a file system without locks
-    a warning is logged, and nothing is held.
+    Raises UsageError when another training holds it, which may be one in this process, and NotWritten where no file can
+    be made. On a file system without locks a warning is logged, and nothing is held.
     """
-    path = directory / FILE
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        file = os.fdopen(descriptor, "r+b", buffering=0)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}. Train elsewhere (--dir).") from error
-    with file:
-        is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)  # else reading could block
-        holder = file.read(_LONGEST).decode(errors="replace").strip() if is_file else ""
-        if not is_file or not _MARK.startswith(holder[: len(_MARK)]):
-            raise UsageError(f"{path} was not written by a training: move it, or train elsewhere (--dir).")
-        _lock(file, directory, holder.removeprefix(_MARK))
+    is_new = not directory.exists()
+    with _locked(directory / FILE) as file:
         _held.add(file)
         try:
             _write(file, f"{_MARK}process {os.getpid()} on {platform.node()}\n")
             yield
         finally:
             if file in _held:  # else this is a forked child, which has closed it
-                _write(file, "")
                 _held.remove(file)
-                _unlock(file)
+                _write(file, "")
+                with contextlib.suppress(OSError):
+                    if is_new and os.listdir(directory) == [FILE]:
+                        (directory / FILE).unlink()
+                        directory.rmdir()
+                with contextlib.suppress(OSError):
+                    if fcntl is not None:  # a child that was forked just now may not have closed its descriptor yet
+                        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Open and lock the file; again if the training that held it has removed it meanwhile with its empty folder."""
+    while True:
+        file = _opened(path)
+        try:
+            holder = file.read(_LONGEST).decode(errors="replace").strip()
+            if not _MARK.startswith(holder[: len(_MARK)]):
+                raise _of_others(path)
+            _lock(file, path.parent, holder.removeprefix(_MARK))
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _opened(path: Path) -> BinaryIO:
+    with reporting(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):  # a pipe could block, a link lead anywhere
+            raise _of_others(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        return os.fdopen(descriptor, "r+b", buffering=0)
+
+
+def _of_others(path: Path) -> UsageError:
+    return UsageError(f"{path} was not written by a training: move it, or train elsewhere (--dir).")
 
 
 def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
@@ -80,13 +106,6 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
             directory,
             error.strerror or error,
         )
-
-
-def _unlock(file: BinaryIO) -> None:
-    """Release the lock also if a child that was forked just now has not closed its copy of the descriptor yet."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _write(file: BinaryIO, text: str) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envmanager import UsageError
+from envmanager import NotWritten, UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, run_folder
-from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog
+from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, read
 from envmanager.training.plan import CHECKPOINTS
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import find
@@ -213,6 +217,70 @@ def test_a_training_that_goes_on_keeps_its_checkpoint_until_the_next_is_whole(
     assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000400"]
 
 
+TRAINS_ON_A_DISK_THAT_FILLS_UP = """
+import resource, sys
+from envmanager.cli.app import run_command_line
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(run_command_line(sys.argv[2:]))
+"""
+
+
+def test_a_full_disk_ends_the_command_with_one_line_and_a_code_of_its_own_and_the_last_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    table = {"kind": "dqn", "capacity": 3000, "learning_starts": 64, "train_every": 64, "hidden": [4]}
+    options = {"steps": 3000, "checkpoint_every": 200, "evaluation_episodes": 0, "keep": 1}
+    config = tmp_path / "dqn.json"
+    config.write_text(json.dumps({**CONFIG, "training": options, "trainers": {"default": table}}))
+    arguments = ["train", str(config), "--dir", str(tmp_path / "run"), "--plain"]
+    command = [sys.executable, "-c", TRAINS_ON_A_DISK_THAT_FILLS_UP, "50000", *arguments]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    directory = tmp_path / "run" / "checkpoints"
+    (last,) = (path for path in directory.iterdir() if path.is_dir())
+    assert line.startswith("Error: the checkpoint after ")
+    assert str(last) in line
+    assert "--resume" in line
+    n_steps = checkpoints.load_latest(directory).facts["parts"]["controller"]["n_steps"]
+    assert int(last.name) == n_steps > 0
+    assert run_command_line([*arguments, "--resume", "--steps", str(n_steps + 10)]) == 0
+
+
+def test_the_first_checkpoint_that_cannot_be_written_is_told_without_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_flush", full)
+    with pytest.raises(
+        NotWritten, match=r"after 300 steps cannot be written to .*: No space left on device\. There is"
+    ):
+        train(tmp_path)
+
+
+def test_episodes_that_cannot_be_written_are_missing_and_the_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EpisodeLog(tmp_path) as log:
+        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 10, before[1]))
+        try:
+            for steps in (20, 30):
+                log.write(EpisodeEnd(steps, 1.0, "default", 0, 2.0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        log.write(EpisodeEnd(40, 1.0, "default", 0, 2.0))
+
+    steps = [end.steps for end in read(tmp_path / FILE)]
+    assert (steps[0], steps[-1]) == (10, 40), "once there is room again it goes on"
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
 def test_a_training_that_has_its_steps_is_resumed_without_starting_or_changing_anything(tmp_path: Path) -> None:
     train(tmp_path)
     before = {name: os.stat(tmp_path / name) for name in files_of(tmp_path)}
@@ -339,7 +407,7 @@ def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, victim: Path) -> None:
     with pytest.raises(UsageError, match="not a folder"):
         train(victim)
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(NotWritten, match="cannot be written"):
         EpisodeLog(victim / "run")
 
 

@@ -64,6 +64,15 @@ def test_two_that_begin_in_an_empty_folder_do_not_both_train(tmp_path: Path) -> 
         TrainingRun(TrainingPlan.parse(CONFIG, tmp_path / "run"), OthersBegin()).go()
 
 
+def test_a_folder_in_which_nothing_was_written_is_removed_again(tmp_path: Path) -> None:
+    with run_lock.held(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+    with run_lock.held(tmp_path / "run"):
+        (tmp_path / "run" / "notes").touch()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"notes", run_lock.FILE}
+
+
 def test_force_and_a_training_that_has_ended_leave_the_lock_file(tmp_path: Path) -> None:
     file = tmp_path / run_lock.FILE
     TrainingRun(TrainingPlan.parse(CONFIG, tmp_path), OthersBegin()).go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -161,6 +162,27 @@ def test_the_same_seed_gives_the_same_episodes(capsys, tmp_path):
 
     a, b, c = (json.loads((tmp_path / name).read_text())["episode_returns"] for name in "abc")
     assert a == b != c
+
+
+def test_a_summary_that_cannot_be_written_is_one_line_and_exit_code_3(capsys, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    exit_code, out, err = run(capsys, *CART_POLE, "--steps", 10, "--out", tmp_path / "a.json")
+
+    assert exit_code == 3
+    assert "all steps taken" in out
+    assert " ".join(err.split()) == f"Error: {tmp_path / 'a.json'} cannot be written: No space left on device."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_cannot_be_printed_is_one_line_and_exit_code_3(capsys, monkeypatch):
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        exit_code, _, err = run(capsys, *CART_POLE, "--steps", 10, "--plain")
+    assert exit_code == 3
+    assert " ".join(err.split()) == "Error: what the command prints cannot be written: No space left on device."
 
 
 def test_numbers_that_json_cannot_say_are_null(capsys, tmp_path):

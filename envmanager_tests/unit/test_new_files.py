@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envmanager.cli.plan import check_out
-from envmanager.errors import UsageError
+from envmanager.errors import NotWritten, UsageError
 from envmanager.system.new_files import append_to, replacing, write_anew
 
 
@@ -70,7 +70,7 @@ def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, m
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
     (tmp_path / ".a.json.guessed.part").symlink_to(victim)
 
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotWritten, match="File exists"):
         write_anew(tmp_path / "a.json", "x")
 
     assert victim.read_text() == "precious"
@@ -115,3 +115,16 @@ def test_what_is_no_regular_file_is_refused_as_out(tmp_path):
     for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null")):
         with pytest.raises(UsageError, match="no regular file"):
             check_out(path)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_what_was_there_stays(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("before")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotWritten, match=r"a\.json cannot be written: No space left on device\."):
+        write_anew(tmp_path / "a.json", "after")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "before"
