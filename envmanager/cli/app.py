@@ -271,6 +271,14 @@ def train_command(
     n_envs: NumberOfEnvsOption = None,
     n_workers: WorkersOption = None,
     wait: WaitOption = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
+            show_default="3",
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of agent steps.", show_default="100000")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the environments and the trainers.", show_default="0")
@@ -302,6 +310,7 @@ def train_command(
     tables = override(load_config(config, TRAINING_TABLES), assignments or ())
     manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
     manager_flags["n_workers"] = _number_or_text(n_workers)
+    manager_flags["restarts"] = _with_max_restarts(tables["manager"].get("restarts"), restarts)
     tables["manager"] = _with(tables["manager"], manager_flags)
     flags = {"steps": steps, "seed": seed, "metrics": _with_tensorboard(tables["training"].get("metrics"), board)}
     tables["training"] = _with(tables["training"], flags)

@@ -420,6 +420,13 @@ def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Pa
     assert max(end.total for end in ends) <= 9
 
 
+def test_a_flag_says_how_often_workers_are_replaced(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(config, "--restarts", "7", "--steps", "64") == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["manager"]["restarts"]["max_restarts"] == 7
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

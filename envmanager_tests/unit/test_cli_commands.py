@@ -22,7 +22,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions
+from envmanager.options import ManagerOptions, RestartPolicy
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]
@@ -558,6 +558,7 @@ def test_every_help_says_what_holds_when_an_option_is_not_given(capsys, words, c
         (["run"], "--manager", ManagerOptions().kind),
         (["run"], "--restarts", Plan.parse({"env": "CartPole-v1"}, {}).manager.restarts.max_restarts),
         (["train"], "--manager", ManagerOptions().kind),
+        (["train"], "--restarts", RestartPolicy().max_restarts),
     ],
 )
 def test_the_defaults_that_a_help_tells_are_those_of_the_options(words, option, default):
