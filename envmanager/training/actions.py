@@ -1,7 +1,7 @@
-"""From a network's features to a distribution over the actions of a spec, and from what was drawn to real actions.
+"""Distributions over the actions of a spec, from a network's outputs; and real actions from what was drawn.
 
-The rule: what was drawn (*raw*) is what log-probabilities are about; the environment gets it shifted, scaled and
-clipped to its bounds.
+The rule: log-probabilities belong to the *raw* action, as it was drawn. The environment gets the raw action shifted,
+scaled and clipped to its bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """Whole numbers within bounds, one or several independent ones (discrete, multi-discrete, multi-binary)."""
+    """A categorical distribution for each whole number of an action (discrete, multi-discrete, multi-binary)."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -38,33 +38,36 @@ class Discrete(nn.Module):
         self.raw = ArraySpec((len(self.counts),), np.int64)
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """One per number."""
+        """Return one distribution per number."""
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """What belongs to each distribution."""
+        """Split raw actions into the part of each distribution."""
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The opposite of ``split``."""
+        """Join the parts that ``split`` returns."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """The raw action of the highest probability."""
+        """Return the raw action of the highest probability."""
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Actions ``[n, *shape]`` that fit the spec."""
+        """Return actions ``[n, *shape]`` that fit the spec."""
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """The same within a module that is exported."""
+        """Do what ``to_environment`` does, with operations that can be exported."""
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
 class Continuous(nn.Module):
-    """Floats: a Gaussian each, whose spread does not depend on the observation. -1 and 1 are the finite bounds."""
+    """A Gaussian for each float of an action; its spread does not depend on the observation.
+
+    Raw values of -1 and 1 stand for the bounds, where they are finite.
+    """
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -74,35 +77,35 @@ class Continuous(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
         low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
-        with np.errstate(invalid="ignore"):  # infinite ones are left out
+        with np.errstate(invalid="ignore"):  # for infinite bounds, which np.where leaves out
             self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
             self._half = np.where(is_bounded, (high - low) / 2, 1.0)
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """One for all numbers."""
+        """Return one distribution for all numbers."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """What belongs to each distribution."""
+        """Split raw actions into the part of each distribution."""
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The opposite of ``split``."""
+        """Join the parts that ``split`` returns."""
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """The raw action of the highest density."""
+        """Return the raw action of the highest density."""
         return inputs
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Actions ``[n, *shape]`` that fit the spec."""
+        """Return actions ``[n, *shape]`` that fit the spec."""
         shaped = raw.reshape(-1, *self.spec.shape)
         action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """The same within a module that is exported."""
+        """Do what ``to_environment`` does, with operations that can be exported."""
         shaped = raw.reshape(-1, *self.spec.shape)
         value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
         low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
@@ -110,7 +113,7 @@ class Continuous(nn.Module):
 
 
 class ActionHeads(nn.Module):
-    """All leaves of an action spec, as one distribution: what a network must put out, and what comes of it."""
+    """One distribution for all leaves of an action spec. A network must put out ``n_inputs`` numbers for it."""
 
     def __init__(self, spec: Tree) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class ActionHeads(nn.Module):
         self.n_inputs = sum(self._sizes)
         self.raw_columns: dict[str, ArraySpec] = {f"raw{index}": head.raw for index, head in enumerate(self._all)}
         self.counts: list[int] = [count for head in self._all for count in getattr(head, "counts", ())]
-        """How many choices each number has that is one; those of continuous actions are none."""
+        """Number of choices of each whole number in the action; continuous numbers have no entry."""
         kinds = [isinstance(head, Discrete) for head in self._all for _ in range(head.n_inputs)]
         self._choices = [place for place, is_choice in enumerate(kinds) if is_choice]
 
@@ -129,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """The inputs with which no choice is drawn, or counts, that is not allowed, bool[n, sum(counts)]."""
+        """Return the inputs with forbidden choices at probability 0. ``allowed``: bool[n, sum(counts)]."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)
@@ -137,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Raw actions by column, and their log-probabilities ``[n]``."""
+        """Draw raw actions; return them by column, with their log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -147,11 +150,11 @@ class ActionHeads(nn.Module):
         return raws, log_prob
 
     def likeliest(self, inputs: Tensor) -> dict[str, Tensor]:
-        """The raw actions of the highest probability, by column."""
+        """Return the raw actions of the highest probability, by column."""
         return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
 
     def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of raw actions and the entropies, each ``[n]``."""
+        """Return the log-probabilities of raw actions and the entropies, each ``[n]``."""
         log_prob = entropy = torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -161,11 +164,11 @@ class ActionHeads(nn.Module):
         return log_prob, entropy
 
     def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
-        """The tree of actions that the environment gets."""
+        """Return the tree of actions for the environment."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """The leaves of the same, within a module that is exported."""
+        """Return the leaves of what ``to_environment`` returns, with operations that can be exported."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -178,12 +181,12 @@ def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
 
 
 def _dtype_of(spec: ArraySpec) -> torch.dtype:
-    """What ``to_tensor`` makes of it: whole numbers of a dtype that tensors do not have are int64."""
+    """Return the dtype of a spec's tensors; whole numbers of a dtype that tensors do not have are int64."""
     return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    """Independent parts of one action, ``[n]`` or ``[n, k]`` each, as ``[n]``."""
+    """Sum the values of independent parts of an action, ``[n]`` or ``[n, k]`` each, to ``[n]``."""
     flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
     total = flat[0]
     for value in flat[1:]:
@@ -198,7 +201,7 @@ def _head(spec: ArraySpec) -> nn.Module:
 
 
 def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest and the highest of each number, infinite where there is none."""
+    """Return the lower and the upper bound of each number, infinite where the spec has none."""
     low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
     high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
     return low, high

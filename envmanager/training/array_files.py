@@ -1,6 +1,6 @@
-"""The arrays of a file, each read when it is asked for.
+"""Arrays in a file, each read on first use.
 
-A checkpoint holds a replay of gigabytes beside the weights; who only wants to act reads the weights.
+A checkpoint may hold a replay of gigabytes beside the weights. A program that only acts reads the weights alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """A file of safetensors as arrays by name. It may be deleted meanwhile: what is open stays readable.
+    """The arrays of a safetensors file, by name. An open file stays readable when it is deleted.
 
-    Raises OSError or SafetensorError when it cannot be read, at once.
+    The constructor raises OSError or SafetensorError when the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

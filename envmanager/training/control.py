@@ -3,11 +3,11 @@
 ::
 
     # RUN/control.toml
-    frozen = ["target"]       # these act greedily and do not learn, all others do; [] for nobody
+    frozen = ["target"]       # these behaviors act greedily and do not learn, all others learn; [] freezes none
     checkpoint = true         # write one now, once each time the file is changed
 
-The rule: a file is carried out once each time it is changed, and wholly or not at all. What is wrong with it is logged
-once, and the training goes on as it was.
+The rule: a file is carried out once each time it is changed, and wholly or not at all. A mistake in it is logged once,
+and the training goes on unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 EVERY_S = 1.0
-"""How often it is looked at, at the most."""
+"""Shortest time between two looks at the file, in seconds."""
 LARGEST = 65_536
 ALLOWED = 'Allowed are frozen = ["a behavior", …] and checkpoint = true or false.'
 _logger = logging.getLogger("envmanager")
@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """What a file asks for. ``frozen``: exactly these, or None for no change."""
+    """The requests of a control file. ``frozen``: all behaviors to freeze, or None for no change."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -51,13 +51,13 @@ class Control:
 
 @attrs.frozen
 class _Source:
-    """The text of a file, and where in it something is."""
+    """The text of a file; finds the line for an error message."""
 
     path: Path
     text: str
 
     def wrong(self, what: str, *sought: str) -> ConfigError:
-        """An error that names the line with the first of ``sought`` that is found."""
+        """Return an error with the line of the first of ``sought`` that the text contains."""
         line = next((line for line in map(self._line_of, sought) if line), 1)
         return ConfigError(f"{self.path}, line {line}: {what} {ALLOWED} Nothing in it was carried out.")
 
@@ -69,7 +69,7 @@ class _Source:
 
 
 class ControlFile:
-    """Looks whether ``path`` was changed. ``seen``: the state of it that was carried out already, see ``state``."""
+    """The control file at ``path``. ``seen``: the ``state`` of the version that was carried out already."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: Collection[int] | None = None) -> None:
         self._path = path
@@ -79,13 +79,13 @@ class ControlFile:
 
     @property
     def state(self) -> list[int] | None:
-        """What tells the file that was carried out last from any later one, for a checkpoint; None for none."""
+        """Time, size and inode of the file that was carried out last, for a checkpoint; None before any."""
         return None if self._state is None else list(self._state)
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """Have ``carry_out`` do what the file asks for if it was changed, at most every ``EVERY_S`` seconds.
+        """Pass the file's requests to ``carry_out`` if the file was changed; look at most every ``EVERY_S`` seconds.
 
-        ``now`` is by ``time.monotonic``. What is wrong with the file, or refused with a UsageError, is logged.
+        ``now`` is from ``time.monotonic``. Mistakes in the file are logged, and so is a UsageError of ``carry_out``.
         """
         if now < self._due:
             return
@@ -94,7 +94,7 @@ class ControlFile:
             source = self._changed()
             if source is not None:
                 self._carry_out(source, carry_out)
-        except ConfigError as error:  # whoever wrote the file cannot catch it, and the training has to go on
+        except ConfigError as error:  # the training goes on; the log reaches the person who wrote the file
             _logger.warning("%s", error)
 
     def _carry_out(self, source: _Source, carry_out: Callable[[Control], Any]) -> None:
@@ -105,10 +105,10 @@ class ControlFile:
             raise source.wrong(str(error), "frozen") from error
 
     def _changed(self) -> _Source | None:
-        """The file if it is another one than was seen last; from now on it was seen."""
+        """Return the file if it has changed since the last call, else None."""
         try:
             found = self._path.stat()
-        except OSError:  # there is none, mostly
+        except OSError:  # mostly because there is no such file
             return None
         state = (found.st_mtime_ns, found.st_size, found.st_ino)
         if state == self._state:
@@ -123,10 +123,10 @@ class ControlFile:
 
 
 def _understood(source: _Source, behaviors: Collection[str]) -> Control:
-    """What a file asks for. Raises ConfigError."""
+    """Parse a control file. Raises ConfigError."""
     try:
         tables = tomllib.loads(source.text)
-    except (ValueError, RecursionError) as error:  # the parser raises these itself: too many digits, nested too deep
+    except (ValueError, RecursionError) as error:  # too many digits or too deep nesting: not TOMLDecodeError
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else source.text.count("\n") + 1
         raise ConfigError(

@@ -6,8 +6,8 @@
           ▲                                                                                     │
           └──────────────────── acts from the next step on ─────────────────────────────────────┘
 
-The rule: a trainer is updated only when no step that is still in flight would then be staler than ``max_policy_lag``
-versions; until then the trainer collects. Nothing is thrown away. Who learns changes only between two steps.
+The rule: a trainer is updated only when no step in flight would then be more than ``max_policy_lag`` versions old;
+until then it collects steps. No step is thrown away. Trainers are frozen and unfrozen only between two steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from envmanager.training.rounds import RoundCount, Rounds
 from envmanager.training.trainer import Trainer
 
 _EPISODES_KEPT = 1000
-"""For means: behaviors of which few episodes end should be among them too."""
+"""Number of recent episodes kept for means; enough to include behaviors whose episodes end rarely."""
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen
 class Update:
-    """One update of one trainer, and when it was. ``figures`` are what the trainer said of it."""
+    """One update of one trainer, after ``n_steps`` agent steps. ``figures`` are what ``Trainer.update`` returned."""
 
     behavior: str
     version: int
@@ -49,11 +49,11 @@ class Update:
 class TrainerController:
     """Trains every behavior of a manager, each by a trainer of its own.
 
-    Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: by how many versions a step may have
-    been chosen before it is learned from; 0 waits for all steps before each update, and each trainer has a default.
-    ``rounds``: who learns when; without them all do that are not frozen. ``on_update`` is told of each update,
-    ``on_change`` when somebody is frozen or learns again.
-    Exceptions of the manager (a worker that failed for good, a bad action) come out of ``step`` and ``train``.
+    Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: how many versions old a step may be
+    when a trainer learns from it; with 0 each update waits for all steps in flight. Each trainer has a default.
+    ``rounds``: which behaviors learn in which round; without rounds all that are not frozen learn. ``on_update`` is
+    called after each update, ``on_change`` when a behavior is frozen or learns again.
+    ``step`` and ``train`` raise the manager's exceptions (a worker that failed for good, a bad action).
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class TrainerController:
         self.manager = manager
         self.trainers = dict(trainers)
         self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
-        """Those that were learned from: what others play with this manager, an evaluation, does not count."""
+        """Returns of the episodes played for training. An evaluation with the same manager does not count."""
         self.n_steps = 0
-        """How many steps of agents the trainers have learned from or will."""
+        """Number of agent steps that the trainers have learned from or will learn from."""
         self.rounds = rounds
         self._wait = None if wait is None else Wait.parse(wait)
         self._max_policy_lag = max_policy_lag
@@ -92,7 +92,7 @@ class TrainerController:
             self._change(self.frozen, self._round)
         self._learners.on_change = on_change
 
-    # Who learns.
+    # Freezing.
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -101,12 +101,12 @@ class TrainerController:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The behaviors that were frozen, whoever's round it is."""
+        """The behaviors that were frozen. Those that only wait for their round are not among them."""
         return frozenset(self._learners.frozen)
 
     @property
     def changes(self) -> list[LearnersChanged]:
-        """Who was frozen and unfrozen, oldest first; the last thousand."""
+        """The last thousand changes of what is frozen, oldest first."""
         return list(self._learners.changes)
 
     @property
@@ -116,46 +116,46 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether nothing of the round that has begun is played yet; without rounds always."""
+        """Whether no step of the present round has been played; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
-        """From the next step on, have it act greedily; its trainer collects nothing and is not updated.
+        """Let a behavior act greedily from the next step on; its trainer collects nothing and is not updated.
 
-        Call it between two steps. Raises UsageError for a behavior without a trainer, or when nobody would learn.
+        Call it between two steps. Raises UsageError for a behavior without a trainer, or when no other learns.
         """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Let its trainer learn again, with rounds when it is its turn; from steps that are chosen from now on."""
+        """Let a behavior learn again, from steps chosen from now on; with rounds, when its round comes."""
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these and no others. Raises what ``freeze`` does, and then nobody has changed."""
+        """Freeze these behaviors and no others. Raises what ``freeze`` does; then nothing has changed."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
         self._change(behaviors, self._round, cause)
 
     def toggle(self, behavior: str) -> None:
-        """Freeze a behavior, or let it learn again, before the next step; from anywhere, another thread too.
+        """Freeze a behavior, or unfreeze a frozen one, before the next step. Any thread may call this.
 
-        Raises UsageError for a behavior without a trainer. That nobody would learn is found out later, and logged.
+        Raises UsageError for a behavior without a trainer. If no behavior would learn, a warning is logged later.
         """
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
 
     def state(self) -> dict[str, Any]:
-        """Who learns, and how far the round is, for a checkpoint: plain data."""
+        """Return what is frozen, and how far the round is, as plain data for a checkpoint."""
         facts: dict[str, Any] = {"frozen": sorted(self.frozen)}
         if self.rounds is not None:
             facts["round"] = {"number": self._round.number, "steps": self._n_played()}
         return facts
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """As ``state`` told, before the first reset; behaviors that are no more are passed over."""
+        """Restore what ``state`` returned, before the first reset. Behaviors without a trainer are ignored."""
         frozen = self.trainers.keys() & set(facts["frozen"])
         self._require_learners(frozen)
         self._change(frozen, RoundCount(**facts["round"]) if "round" in facts else self._round, "resumed")
@@ -163,16 +163,16 @@ class TrainerController:
     # Playing and learning.
 
     def reset(self, config: ResetConfig | Mapping[str, Any] | None = None) -> None:
-        """Begin new episodes everywhere, and hand the policies to the manager."""
+        """Set the policies of the manager and reset all its environments."""
         self._learners.begin()
         infos = self.manager.reset(config)
         self._ready = []
         self._take(infos)
 
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
-        """Step and update until ``n_steps`` steps of agents in all have been taken, or ``until()``.
+        """Step and update until ``n_steps`` agent steps in all have been taken, or ``until()`` returns True.
 
-        Raises UsageError when nobody learns.
+        Raises UsageError when all behaviors are frozen.
         """
         self._require_learners(self.frozen)
         self._goal = n_steps
@@ -182,7 +182,10 @@ class TrainerController:
             self.step()
 
     def step(self, wait: Wait | None = None) -> list[Update]:
-        """One step of the manager, and the updates for which that was enough. ``wait``: other than usual."""
+        """Step the manager once, update each trainer that is ready, and return the updates.
+
+        ``wait`` replaces the ``wait`` of the controller for this step.
+        """
         self._obey_toggles()
         self._step(self._wait if wait is None else wait)
         if self.rounds is None:
@@ -210,7 +213,7 @@ class TrainerController:
     def _update_all(self, is_ready: Callable[[Trainer], bool]) -> list[Update]:
         updates = []
         for behavior, trainer in self.trainers.items():
-            # Many environments may bring enough for several at once; who is told of one may freeze it.
+            # Many environments may bring enough for several updates at once; on_update may freeze the behavior.
             while not trainer.frozen and is_ready(trainer):
                 updates.append(self._update(behavior, trainer))
         return updates
@@ -228,16 +231,16 @@ class TrainerController:
         return update
 
     def _note_dropped(self) -> None:
-        """Nobody waits for a worker that was given up for good."""
+        """Take dropped workers off the steps in flight, so that no update waits for them."""
         if self.manager.events.count(events.Dropped) != len(self._dropped):
             self._dropped = {worker.worker_id for worker in self.manager.stats().workers if worker.dropped}
             for worker_id in self._dropped:
                 self._learners.in_flight.came(worker_id)
 
-    # Rounds, and what others ask for.
+    # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze these; with rounds it is this one, or the next in which somebody learns who is not frozen."""
+        """Freeze these behaviors. With rounds, go on to the next round in which an unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)
@@ -252,7 +255,7 @@ class TrainerController:
         )
 
     def _n_played(self) -> int:
-        """How many steps of the round every environment has taken."""
+        """Number of steps that every environment has taken in this round."""
         return self._round.played(set(range(self.manager.n_workers)) - self._dropped)
 
     def _require_learners(self, frozen: Set[str]) -> None:
@@ -269,7 +272,7 @@ class TrainerController:
             behavior = self._toggles.popleft()
             try:
                 self.freeze_only(self.frozen ^ {behavior}, cause="toggle")
-            except UsageError as error:  # who asked has gone on long ago, so this cannot be raised to them
+            except UsageError as error:  # the call of toggle() returned long ago, so it cannot raise this
                 _logger.warning("%s", error)
 
 

@@ -5,7 +5,7 @@
 
     StepStore (every observation once) ── Replay: rows, n steps along their chain ──▶ batches ──▶ new version
 
-The rule: the replay holds whatever agents did, in whichever order it came; what follows a row is found by its links.
+The rule: the replay holds steps in the order in which they came; the next step of the same agent is found by a link.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class DQNOptions(ReplayOptions):
-    """The usual names, besides those that ReplayOptions has. Steps are those of agents, not frames."""
+    """Options of DQN, under their usual names. Steps are agent steps, not frames."""
 
     double: bool = True
     duelling: bool = True
     prioritized: bool = False
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
-    """Of the weights that make up for the priorities; grows to 1 over the training."""
+    """Exponent of the importance-sampling weights; grows to 1 over the training."""
     target_every: int = 1_000
-    """How many batches the target network is left alone for."""
+    """Number of batches between two updates of the target network."""
     epsilon: float = 1.0
     final_epsilon: float = 0.05
     exploration_steps: int = 10_000
-    """How many steps epsilon takes to fall to its final value."""
+    """Number of agent steps over which epsilon falls to its final value."""
     max_grad_norm: float = 10.0
     action_mask: bool = True
-    """Take no action that the key ``action_mask`` of the observations forbids, where they have one."""
+    """Whether to obey the key ``action_mask`` of the observations, if they have one."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -57,7 +57,7 @@ class DQNOptions(ReplayOptions):
 
 
 class QNetwork(nn.Module):
-    """An encoder, and behind it the value of every action; ``FORBIDDEN`` where the mask does not allow it."""
+    """A network of an encoder and one value per action; the value is ``FORBIDDEN`` where the mask forbids it."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class QNetwork(nn.Module):
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """``[n, n_actions]``."""
+        """Return the values ``[n, n_actions]``."""
         out: Tensor = self.last(self.encoder(obs))
         if self.duelling:
             value, advantage = out[:, :1], out[:, 1:]
@@ -82,7 +82,7 @@ class QNetwork(nn.Module):
 
 
 class EpsilonGreedyPolicy:
-    """The action of the highest value, or with probability ``epsilon`` any, among those that are allowed."""
+    """A policy that takes the allowed action of the highest value, or with probability ``epsilon`` a random one."""
 
     def __init__(
         self, model: QNetwork, heads: ActionHeads, n_actions: int, device: torch.device, seed: int, epsilon: float
@@ -97,9 +97,9 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Actions for the environment; in the outputs their numbers.
+        """Return actions for the environment; their numbers are in the outputs.
 
-        Raises NothingAllowed when the mask of an agent forbids all.
+        Raises NothingAllowed when the mask of an agent forbids all actions.
         """
         allowed = self._model.mask.allowed(steps)
         explores = self.generator.random(len(steps)) < self.epsilon
@@ -119,7 +119,7 @@ class EpsilonGreedyPolicy:
 
 
 class BestAction(nn.Module):
-    """What the greedy policy does, from the leaves of an observation to the action."""
+    """The greedy policy as a module: from the leaves of an observation to the action."""
 
     def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class BestAction(nn.Module):
 
 
 class DQN(OffPolicyTrainer):
-    """Deep Q-learning, for one discrete action and any observations."""
+    """A trainer by deep Q-learning, for one discrete action and any observations."""
 
     options: DQNOptions
     model: QNetwork
@@ -192,7 +192,7 @@ class DQN(OffPolicyTrainer):
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
         self._optimizer.step()
-        if options.prioritized:  # else a GPU need not be waited for
+        if options.prioritized:  # otherwise nothing here waits for a GPU
             self.replay.was_wrong_by(batch.rows, (value.detach() - goal).abs().cpu().numpy())
         if self._n_batches % options.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -200,11 +200,11 @@ class DQN(OffPolicyTrainer):
 
     @torch.no_grad()
     def _goal(self, batch: Batch) -> Tensor:
-        """What the values of the actions taken should be."""
+        """Return the TD targets of the actions taken."""
         after = self.target(batch.next_obs)
         judge = self.model(batch.next_obs) if self.options.double else after
         best = after.gather(1, judge.argmax(1, keepdim=True)).squeeze(1)
-        best = best.masked_fill(best == FORBIDDEN, 0.0)  # where nothing is allowed nothing comes any more
+        best = best.masked_fill(best == FORBIDDEN, 0.0)  # an observation with no allowed action has no future reward
         return batch.reward + batch.discount * best
 
 

@@ -1,7 +1,7 @@
 """Every episode of a training as a line of a CSV file, for plots of returns.
 
-The rule: a training that is resumed goes on with the same episodes, without those that came after the checkpoint. They
-are written into a new file, which takes the place of the old one when it holds them all.
+The rule: a resumed training keeps the episodes up to its checkpoint and drops those after it. The kept ones are written
+to a new file, which replaces the old one once it is complete.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _logger = logging.getLogger("envmanager")
 FILE = "episodes.csv"
 _COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "length")
 _BEFORE_LENGTHS = ("steps", "seconds", "behavior", "agent_id", "return")
-"""Of trainings that did not note lengths: such a file is read, and goes on with the columns of now."""
+"""Columns of files from before lengths were recorded. Such a file is read, and rewritten with today's columns."""
 
 
 @attrs.frozen
 class EpisodeEnd:
-    """``steps`` and ``seconds`` since the training began, for all agents; ``total`` is the return.
+    """One finished episode of one agent. ``total`` is its return.
 
-    ``length``: how many actions the agent took; None where an earlier version did not note it.
+    ``steps``: agent steps of the whole training when it ended, ``seconds``: time since the training began.
+    ``length``: the agent's steps in the episode; None in files of an earlier version.
     """
 
     steps: int
@@ -42,15 +43,15 @@ class EpisodeEnd:
 
     @property
     def env_id(self) -> int:
-        """The environment that the agent plays in."""
+        """Number of the environment in which the agent plays."""
         return self.agent_id >> AGENT_BITS
 
 
 class EpisodeLog:
-    """Writes ``directory/episodes.csv`` anew. ``resumed_at``: keeps the episodes up to so many steps instead.
+    """Writes ``directory/episodes.csv``, a new one; with ``resumed_at`` the episodes up to that many steps stay.
 
-    ``seconds`` is the time that those took: add it to the times of what is written. A line is on its way to the disk as
-    soon as it is written. Raises NotWritten where no file can be made, UsageError for one that no training wrote.
+    ``seconds`` is the time of the last episode kept: add it to the times of new ones. Each line is flushed at once.
+    Raises NotWritten where no file can be made, UsageError where the file was not written by a training.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -72,7 +73,7 @@ class EpisodeLog:
             self._file.close()
 
     def write(self, end: EpisodeEnd) -> None:
-        """Add an episode. A row that cannot be written is missing, which is logged once."""
+        """Append an episode. The first failure to write is logged; rows that cannot be written are left out."""
         with self._surviving():
             self._file.write(_row(end))
 
@@ -92,9 +93,9 @@ def _row(end: EpisodeEnd) -> tuple[object, ...]:
 
 
 def read(path: Path) -> list[EpisodeEnd]:
-    """The episodes in a file, in order; none where there is no file. A last line that was cut short is left out.
+    """Return the episodes in a file, in order; none without a file. An incomplete last line is left out.
 
-    Raises UsageError for a file that holds something else.
+    Raises UsageError for a file that is not a list of episodes.
     """
     rows = csv_files.rows_of(path, _COLUMNS, _BEFORE_LENGTHS)
     try:
@@ -114,10 +115,10 @@ def read(path: Path) -> list[EpisodeEnd]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Whether something is there that no EpisodeLog has written; a link is none of ours."""
+    """Return whether ``path`` exists and no EpisodeLog wrote it. A symbolic link counts as not written by one."""
     return csv_files.is_of_others(path, _COLUMNS, _BEFORE_LENGTHS)
 
 
 def holds_episodes(path: Path) -> bool:
-    """Whether a training has written any episode there."""
+    """Return whether the file holds any episode of a training."""
     return csv_files.holds_rows(path)

@@ -1,7 +1,7 @@
-"""Evaluation of policies over a number of episodes that is dealt to the environments before they play.
+"""Evaluation of policies over a number of episodes. Each environment gets its share of them before it begins.
 
-Taking the first episodes that end would favour short ones; here an environment that has played its share waits for the
-others.
+Taking the first episodes that end would favour short ones. Here the episodes count that each environment was to play,
+however long they take.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from envmanager.policy import Policy
 
 @attrs.frozen
 class Evaluation:
-    """The returns and lengths of whole episodes, the first ones of every agent after a reset, by behavior.
+    """Returns and lengths of whole episodes, by behavior: the first episodes of every agent after a reset.
 
-    Both are in the same order. A length counts agent steps. ``n_episodes``: how many episodes the environments played;
-    where several agents have a behavior, each of them has a return in each.
+    A return is the sum of one agent's rewards in one episode, a length its number of agent steps; both lists are in the
+    same order. ``n_episodes``: episodes that the environments played. With several agents each has a return per
+    episode.
     """
 
     returns_of: Mapping[str, list[float]]
@@ -34,22 +35,22 @@ class Evaluation:
 
     @property
     def returns(self) -> list[float]:
-        """The returns of all behaviors."""
+        """Returns of all agents of all behaviors."""
         return [one for returns in self.returns_of.values() for one in returns]
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of all behaviors."""
+        """Lengths of all agents of all behaviors."""
         return [one for lengths in self.lengths_of.values() for one in lengths]
 
     @property
     def mean(self) -> float:
-        """The mean over all behaviors' returns."""
+        """Mean over the returns of all agents of all behaviors."""
         return mean_and_spread(self.returns)[0]
 
     @property
     def spread(self) -> float:
-        """The standard deviation over all behaviors' returns."""
+        """Standard deviation over the returns of all agents of all behaviors."""
         return mean_and_spread(self.returns)[1]
 
 
@@ -59,7 +60,7 @@ def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Return how many of ``n_episodes`` each environment plays: as many each, and the first ones one more."""
+    """Divide ``n_episodes`` evenly among the environments; the first ones get one more where there is a rest."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -73,8 +74,8 @@ def evaluate(
 ) -> Evaluation:
     """Reset ``manager``, then let ``policies`` play until every agent has ended its episodes.
 
-    ``episodes_per_env``: one number, or one of each environment. Takes as long as the slowest environment needs for
-    them. Episodes that were lost with a worker are played again; those of a worker that is dropped are left out.
+    ``episodes_per_env``: one number, or one for each environment. The call lasts until the slowest environment has
+    played its episodes. Episodes lost with a worker are played again; those of a dropped worker are left out.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None

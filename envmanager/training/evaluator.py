@@ -5,8 +5,8 @@
     training's manager    step ─ step ─ update ─ step ─ │            │ step ─ update ─ …
     evaluator's manager                                 │ 20 episodes │
 
-The rule: the training does not notice. Its environments, the episodes in them, the steps in flight and all generators
-are afterwards as they were before; only time has passed.
+The rule: an evaluation does not affect the training. Its environments, their episodes, the steps in flight and all
+random generators are the same afterwards as before.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 _GENERATION = 2**31 - 1
-"""No worker's: so seeds of evaluations are none of the training's."""
+"""A generation that no worker has, so that evaluations share no seed with the training."""
 
 
 class Evaluator:
-    """Plays ``n_episodes`` with greedy policies, each time the same: from the same seeds. Close it.
+    """Plays ``n_episodes`` with greedy policies, from the same seeds each time. A context manager.
 
-    ``options`` are those of the training's ``manager``. Raises what making a manager does.
+    ``options`` are the options of the training's ``manager``. Raises what ``make_manager`` raises.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -55,9 +55,9 @@ class Evaluator:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
-        """Play; None when ``is_over()`` came first."""
+        """Play the episodes and return the evaluation; None as soon as ``is_over()``."""
         for trainer in trainers.values():
-            trainer.pause()  # one policy from beginning to end, and the one that a checkpoint then has
+            trainer.pause()  # one policy from beginning to end, the same as in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
         before = generators.states()
         try:
@@ -73,9 +73,9 @@ class Evaluator:
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
-    """A manager like the training's ``manager``, no larger than ``n_episodes`` need.
+    """Return options of a manager like the training's ``manager``, with at most ``n_episodes`` environments.
 
-    Raises ConfigError when there can be only one.
+    Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """
     kind = options.kind
     if kind == "auto":
@@ -99,7 +99,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
 
 
 def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the training's engines, without a window and without their cores."""
+    """Return the engine options of the training, without a window and without pinned cores."""
     if options.get("attach") is not None:
         raise ConfigError(
             "training.evaluate_every needs environments of its own, and a game that is attached is the only one: leave "

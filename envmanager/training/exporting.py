@@ -1,4 +1,4 @@
-"""A greedy policy as a file that needs neither this library nor its environment: ONNX or TorchScript.
+"""Export of a greedy policy to a file that needs neither this library nor the environment: ONNX or TorchScript.
 
 ::
 
@@ -40,24 +40,24 @@ with needed_by("envmanager.training", extra="torch"):
 
 ONNX, TORCHSCRIPT = "onnx", "torchscript"
 SUFFIXES = {ONNX: ".onnx", TORCHSCRIPT: ".pt"}
-"""The formats, and how their files are called."""
+"""File suffix of each format."""
 OPSET = 17
 OPSETS = range(11, 21)
-"""The versions of ONNX's operators that can be written."""
+"""Versions of the ONNX operator set that can be written."""
 RTOL, ATOL = 1e-4, 1e-5
-"""How close a continuous action must be to the policy's own. Discrete ones must be equal."""
+"""Tolerances between a continuous action of the file and of the policy. Discrete actions must be equal."""
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
-"""Leaves of observations ``[n, …]`` to leaves of actions ``[n, …]``."""
+"""A function from the leaves of observations ``[n, …]`` to the leaves of actions ``[n, …]``."""
 
 
 class ExportFailed(EnvManagerError):
-    """The policy could not be exported, or what came out acts otherwise. No file was written."""
+    """The policy could not be exported, or the exported one acts differently. No file was written."""
 
 
 @attrs.frozen
 class Exported:
-    """What is in the file: names, with what they hold of each row. ``n_checked``: on how many observations."""
+    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations compared."""
 
     file: Path
     inputs: dict[str, str]
@@ -66,7 +66,7 @@ class Exported:
 
 
 def check_format(to: str, opset: int = OPSET) -> None:
-    """Raise UsageError for a format that there is not, and MissingExtra where it cannot be written here."""
+    """Raise UsageError for an unknown format or opset, and MissingExtra where a library for it is missing."""
     if to not in SUFFIXES:
         raise UsageError(f"a policy is exported to {' or '.join(map(repr, SUFFIXES))}, not to {to!r}.")
     if opset not in OPSETS:
@@ -80,18 +80,19 @@ def check_format(to: str, opset: int = OPSET) -> None:
 def export_policy(
     policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
 ) -> Exported:
-    """Write the policy to ``file``, once it was found to act alike on ``observations``, a tree of ``[n, …]``.
+    """Export the policy, check that it acts the same on ``observations``, a tree of ``[n, …]``, and write ``file``.
 
-    ``to``: ``"onnx"`` or ``"torchscript"``. Inputs are the leaves of an observation in the order of the spec, called
-    ``obs``, or ``obs_KEY`` where there are several; outputs are those of the action, ``action`` or ``action_KEY``, as
-    the environment gets them. The first axis of each is the batch, of any size. ``opset``: of ONNX, 11 to 20.
+    ``to``: ``"onnx"`` or ``"torchscript"``. The inputs are the leaves of an observation in the order of the spec, named
+    ``obs``, or ``obs_KEY`` where there are several. The outputs are the leaves of the action as the environment gets
+    them, ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset`` is for ONNX, 11 to
+    20.
 
     Raises UsageError for a trainer that cannot be exported, and ExportFailed.
     """
     check_format(to, opset)
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
-    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may act on, elsewhere
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may act on elsewhere
     seen = _leaves_of(spec.observation, observations)
     example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
     try:
@@ -112,9 +113,9 @@ def export_policy(
 
 
 def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
-    """At least ``n`` observations that a behavior has when all play greedily where they were trained, ``[n, …]``.
+    """Play greedily in the environment of the training; return at least ``n`` observations of a behavior, ``[n, …]``.
 
-    Raises UsageError when it hardly ever acts.
+    Raises UsageError when the behavior acts too rarely.
     """
     options = training.manager_options(env=env)
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
@@ -136,11 +137,11 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
 
 _MOST_ENVS = 4
 _MOST_STEPS = 100
-"""For each observation that is wanted."""
+"""Largest number of steps per observation wanted."""
 
 
 class _Recorder:
-    """A policy that remembers what it was shown."""
+    """A policy that records its observations and leaves the actions to another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -154,12 +155,12 @@ class _Recorder:
 
 
 def leaf_names(spec: Tree, root: str) -> list[str]:
-    """A name for each leaf, made of the keys that lead to it: ``obs``, ``obs_camera``, ``obs_0``."""
+    """Return a name for each leaf, made of its keys: ``obs``, ``obs_camera``, ``obs_0``."""
     names: list[str] = []
     for path in paths(spec, root):
         name = re.sub(r"\W+", "_", path.replace("'", "")).strip("_")
         number = 2
-        while name in names:  # of {"a_b": …, "a": {"b": …}}
+        while name in names:  # {"a_b": …, "a": {"b": …}} has both
             name, number = f"{name}_{number}", number + 1
         names.append(name)
     return names
@@ -179,7 +180,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """In a dtype that tensors have."""
+    """Convert an array to a dtype that tensors have."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -202,12 +203,12 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """By the exporter that traces: the newer one needs two libraries more, and fixes the size of the batch."""
+    """Export with the tracing exporter: the newer one needs two more libraries, and fixes the size of the batch."""
     import onnx
 
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # that it is the older one; what is wrong in what comes out is found out below
+        warnings.simplefilter("ignore")  # it warns that it is the older exporter; errors in its output are found below
         torch.onnx.export(
             module,
             example,
@@ -260,7 +261,10 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Raise ExportFailed unless ``run`` acts as the policy does, in batches of one and of several; how many it saw."""
+    """Compare ``run`` with the policy, in batches of one and of several; return the number of observations.
+
+    Raises ExportFailed for a difference.
+    """
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

@@ -1,15 +1,15 @@
-"""The numbers of a training, for its metrics writers: of each behavior every ``EVERY_S`` seconds, and at the end.
+"""Metrics of a training, passed to its writers: for each behavior every ``EVERY_S`` seconds, and at the end.
 
 ::
 
-    default/loss …           what its trainer says of an update          evaluation/return, evaluation/length
-    default/return, length   means of its last hundred episodes          default/evaluation_return, …
+    default/loss …           figures of an update                        evaluation/return, evaluation/length
+    default/return, length   means of the last hundred returns           default/evaluation_return, …
     default/frozen           0 or 1                                      training/steps_per_s
-    return/mean, length/mean of all behaviors                            envmanager/…  the manager's statistics
+    return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Behaviors that learn together are updated in the same moment, so each has a clock of its own.
+Behaviors that learn together are updated at the same moment, so each has its own clock.
 
-The rule: a writer that fails is left out from then on, loudly, and the training goes on.
+The rule: a writer that fails is removed with a warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """Says of several things whether each is due: every ``every_s`` seconds, the first time at once."""
+    """A clock per key, each due every ``every_s`` seconds; the first time at once."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._due: dict[str | None, float] = {}
 
     def is_due(self, what: str | None, now: float) -> bool:
-        """Whether it is; then it is not for a while. ``now`` is by ``time.monotonic``."""
+        """Return whether a key's clock is due; if so, restart it. ``now`` is from ``time.monotonic``."""
         is_due = now >= self._due.get(what, -math.inf)
         if is_due:
             self._due[what] = now + self._every_s
@@ -46,7 +46,7 @@ class Clocks:
 
 
 class Figures:
-    """Hands numbers to writers, by kind."""
+    """Collects the metrics of a training and passes them to the writers."""
 
     EVERY_S = 0.5
 
@@ -66,7 +66,7 @@ class Figures:
             self._try(name, lambda writer: writer.close())
 
     def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Hand them what comes from now on, and close them at the end."""
+        """Add writers, which get all metrics from now on and are closed at the end."""
         self._writers.update(writers)
 
     def started(self, controller: TrainerController) -> None:
@@ -110,7 +110,7 @@ class Figures:
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
     def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
-        """What is not of one behavior."""
+        """Write the metrics that belong to no single behavior."""
         episodes = controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
         scalars |= self._rate(controller, now)
@@ -118,7 +118,7 @@ class Figures:
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 
     def _rate(self, controller: TrainerController, now: float) -> dict[str, float]:
-        """Steps per second since it was last told, in this run."""
+        """Agent steps per second since the last call, in this run."""
         before, n_steps = self._rate_from, controller.n_steps
         self._rate_from = now, n_steps
         if before is None or now <= before[0]:
@@ -147,5 +147,5 @@ def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) ->
 
 
 def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Without those of ``names`` that are none, because no episode has ended yet."""
+    """Leave out those of ``names`` that are NaN because no episode has ended."""
     return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

@@ -5,8 +5,8 @@
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame is known by its content, whichever stack it came in, and shared while it is among the last ``WINDOW``
-ones. So all frames of a row are there until the frames that came since fill the whole memory but the window.
+The rule: a frame is recognized by its content, in any stack, and shared while it is among the last ``WINDOW`` frames.
+So all frames of a row stay until newer frames fill the whole memory except the window.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 WINDOW = 4096
-"""How many frames back one may be and still be shared."""
+"""Number of latest frames among which equal ones are shared."""
 
 
 class FrameStacks:
     """Rows ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
 
-    There is room for one new frame per row. Where rows bring more, as the first ones of episodes do, older rows are
+    There is room for one new frame per row. Where a row brings several, as the first of an episode does, old rows are
     lost earlier: see ``first_whole``.
     """
 
@@ -45,7 +45,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """The oldest row from ``first`` on, up to ``n_rows``, of which no frame was overwritten."""
+        """Return the oldest row between ``first`` and ``n_rows`` whose frames are all still there."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1
@@ -70,7 +70,7 @@ class FrameStacks:
         return frame
 
     def state(self, n_rows: int) -> dict[str, np.ndarray]:
-        """Of the first ``n_rows`` places, for a checkpoint."""
+        """Return the arrays of the first ``n_rows`` places, for a checkpoint."""
         return {
             "frames": self._frames[: self._n_frames],
             "numbers": self._numbers[:n_rows],
@@ -79,7 +79,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """As ``state`` told. What comes next shares no frames with it."""
+        """Restore what ``state`` returned. Rows added later share no frames with the restored ones."""
         self._n_frames = arrays["n_frames"].item()
         for ours, name in ((self._frames, "frames"), (self._numbers, "numbers"), (self._n_before, "n_before")):
             ours[: len(arrays[name])] = arrays[name]

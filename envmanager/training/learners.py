@@ -1,12 +1,13 @@
-"""Who learns and who only acts, and what each trainer is given of the steps.
+"""Which trainers learn and which only act, and which steps each trainer gets.
 
 ::
 
-    frozen, or not in this round ──▶ its greedy policy acts; it is given nothing
-    learns                       ──▶ its own policy acts; it is given every step that this policy chose
+    frozen, or not in this round ──▶ its greedy policy acts; the trainer gets no steps
+    learning                     ──▶ its own policy acts; the trainer gets every step that this policy chose
 
-The rule: a trainer is given a step only if its own policy chose it, and only after what it was chosen on. So a trainer
-that was frozen begins new chains, as after a reset, and steps that were in flight then are kept from it.
+The rule: a trainer gets a step only if its own policy chose the actions, and if it has got the observations that they
+were chosen for. So an unfrozen trainer begins new chains, as after a reset, and never gets the steps that were in
+flight when it was frozen or unfrozen.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
 
 KEPT = 1000
-"""How many changes are kept; older ones live on in the log."""
+"""Number of changes kept in memory. The log has all."""
 _NOTHING: Mapping[str, int] = {}
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen(kw_only=True)
 class LearnersChanged:
-    """Some behaviors were frozen, others learn again; ``learning`` are all that learn from now on.
+    """A change of what learns: behaviors that were frozen or unfrozen. ``learning`` are all that learn from now on.
 
-    ``cause`` is in words: ``"control.toml"``, ``"freeze"``, ``"round 3"``. ``is_round``: nobody asked for it, it was
-    the next round's turn.
+    ``cause`` is in words: ``"control.toml"``, ``"freeze"``, ``"round 3"``. ``is_round``: the next round began; nothing
+    was asked to change.
     """
 
     frozen: tuple[str, ...]
@@ -56,31 +57,31 @@ class LearnersChanged:
 
 @attrs.define
 class InFlight:
-    """Which version of which learning trainers each worker's step in flight was chosen by."""
+    """The steps in flight: by worker, the version of each learning trainer whose policy chose the actions."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
     def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """These workers have been given actions, or will be by the next step of the manager."""
+        """Record that the next step of these workers is chosen by trainers of these versions."""
         for worker_id in worker_ids:
             self.versions[worker_id] = versions
 
     def came(self, worker_id: int) -> Mapping[str, int]:
-        """What the worker's step was chosen by; it is in flight no more."""
+        """Take the worker's step off the steps in flight; return the versions that chose it."""
         return self.versions.pop(worker_id, _NOTHING)
 
     def forget(self, behavior: str) -> None:
-        """Nobody learns from what the policy of this behavior has chosen."""
+        """Drop a behavior from all steps in flight: its trainer will not learn from them."""
         for versions in self.versions.values():
             versions.pop(behavior, None)
 
     def oldest(self, behavior: str) -> float:
-        """``inf`` when nothing is in flight."""
+        """Return the oldest version of a behavior in flight; ``inf`` when there is none."""
         return min((versions.get(behavior, math.inf) for versions in self.versions.values()), default=math.inf)
 
 
 class Learners:
-    """The trainers of one manager. ``frozen``: by whoever asked for it; ``resting``: until it is their round."""
+    """The trainers of one manager. ``frozen`` behaviors were frozen on request; ``resting`` ones until their round."""
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
         self.trainers = dict(trainers)
@@ -91,7 +92,7 @@ class Learners:
         self.on_change: Callable[[LearnersChanged], Any] | None = None
         self._manager = manager
         self._seen: dict[str, set[int]] = {behavior: set() for behavior in self.trainers}
-        """The workers of which a trainer has seen what the next step is chosen on."""
+        """Workers whose latest observations a trainer has got, by behavior."""
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -99,12 +100,12 @@ class Learners:
         return tuple(behavior for behavior, trainer in self.trainers.items() if not trainer.frozen)
 
     def require_known(self, behavior: str) -> None:
-        """UsageError, which names the nearest one, when there is no trainer for it."""
+        """Raise UsageError, which suggests a similar name, for a behavior without a trainer."""
         if behavior not in self.trainers:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """The environments are about to be reset: new chains everywhere, and the manager gets the policies."""
+        """Prepare for a reset of all environments: begin new chains, and set the policies of the manager."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -112,7 +113,7 @@ class Learners:
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
-        """Freeze these and let all others learn. What comes of a step that is in flight is for none that changed."""
+        """Freeze these behaviors and let all others learn. No changed trainer gets the steps in flight."""
         only_act = frozen | resting
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]
@@ -120,7 +121,7 @@ class Learners:
             self._stop(behavior)
         for behavior in resumed:
             self._resume(behavior)
-        # Who rests and is frozen now, or is not any more, goes on as before; but it was asked for.
+        # A resting behavior that is frozen or unfrozen goes on resting, but the request is reported.
         newly = [name for name in self.trainers if name in stopped or name in frozen - self.frozen]
         again = [name for name in self.trainers if name in resumed or name in self.frozen - frozen]
         self.frozen, self.resting = set(frozen), frozenset(resting)
@@ -137,12 +138,12 @@ class Learners:
             )
 
     def sent(self, worker_ids: Collection[int]) -> None:
-        """These workers are about to be given actions."""
+        """Record that these workers are about to get actions from the policies of now."""
         versions = {name: trainer.version for name, trainer in self.trainers.items() if not trainer.frozen}
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Give the trainers that learn what they may have of it; how many steps they can learn from."""
+        """Pass the steps to each learning trainer that may have them; return how many agent steps it can learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)
@@ -182,7 +183,7 @@ class Learners:
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
-    """``steps`` as if the environments had just been reset to what is seen in them."""
+    """Return ``steps`` as if the environments had just been reset to these observations."""
     own = {behavior: _unrewarded(steps[behavior])} if behavior in steps else {}
     return StepInfo(None, own, None, info.worker_id, None, info.specs)
 

@@ -1,11 +1,11 @@
-"""Which actions an observation allows: the key ``action_mask`` beside what is seen, as PettingZoo has it.
+"""Masks of allowed actions: the key ``action_mask`` of an observation, as PettingZoo has it.
 
 ::
 
     {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
 
-The rule: a mask is no feature of the network. It is laid over the network's last output, so whatever is done with that
-leaves the forbidden actions out.
+The rule: a mask is no input of the network. It is applied to the network's last output, so that every use of the output
+leaves out the forbidden actions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ with needed_by("envmanager.training", extra="torch"):
 
 KEY = "action_mask"
 FORBIDDEN: float = float(np.finfo(np.float32).min)
-"""What a network puts out for an action that is not allowed: times a probability of 0 it is still 0, unlike -inf."""
+"""Output of a network for a forbidden action. Multiplied by a probability of 0 it is 0; -inf would be NaN."""
 
 
 class NothingAllowed(EnvManagerError):
-    """The action mask of agents that have to act allows none of their actions. ``agent_ids``, ``env_ids``: whose."""
+    """The action mask of agents that have to act forbids all their actions. ``agent_ids``, ``env_ids`` name them."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -47,11 +47,11 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """Where the mask of a behavior lies in its observations: leaf ``place`` of the tree, or None where there is none.
+    """The action mask in a behavior's observations: leaf ``place`` of the tree, or None for a behavior without.
 
-    There is one when the observation is a dict with the key ``action_mask`` at its top, and that is one array; zeros
-    forbid. ``counts``: how many choices each of the action's numbers has; the mask has them all in a row. Raises
-    UsageError when it has not.
+    A mask is an array under the key ``action_mask`` at the top of an observation that is a dict; zeros forbid.
+    ``counts``: number of choices of each of the action's numbers. The mask is one row of all these choices; otherwise
+    UsageError is raised.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
@@ -62,7 +62,7 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """bool[n, choices], or None without a mask. Raises NothingAllowed when an agent has no choice left."""
+        """Return bool[n, choices], or None without a mask. Raises NothingAllowed when an agent has no choice left."""
         if self.place is None:
             return None
         allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0
@@ -73,17 +73,17 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """bool[n, choices] from the leaves of observations, or None without a mask."""
+        """Return bool[n, choices] from the leaves of observations, or None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 
 def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
-    """Logits or values ``[n, choices]`` with ``FORBIDDEN`` where the mask does not allow a choice."""
+    """Return logits or values ``[n, choices]`` with ``FORBIDDEN`` where the mask forbids a choice."""
     return outputs if allowed is None else torch.where(allowed, outputs, FORBIDDEN)
 
 
 def _place_of_mask(observation: Any) -> int | None:
-    """Which of the leaves is the mask."""
+    """Return the number of the leaf that is the mask."""
     if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
         return None
     before = list(observation)[: list(observation).index(KEY)]

@@ -18,20 +18,21 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 SMALLEST_IMAGE = 36
-"""Three axes, two of them at least so long, are an image: the convolutions need so much."""
+"""Smallest height and width at which an array of three axes counts as an image; the convolutions need it."""
 CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
     "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019: a quarter of the time
 }
-"""Layers for images by name: filters, their size and stride."""
+"""Convolutional layers by name: (number of filters, size, stride) each."""
 _MOST_ONE_HOT = 1000
 
 
 class Encoder(nn.Module):
-    """One vector of features ``[n, n_features]`` from a tree of observations, each leaf in the way that suits it.
+    """A network from a tree of observations to one vector of features ``[n, n_features]``.
 
     Images go through ``CONVOLUTIONS[convolutions]``, whole numbers with few values become one-hot, everything else is
-    flattened; vectors may be normalized by the mean and spread seen so far. ``unseen``: the leaf that gives none.
+    flattened. With ``normalize`` flat vectors are normalized by the mean and spread so far. ``unseen``: number of a
+    leaf to leave out.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
         return list(self.parts)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """``obs``: the leaves ``[n, …]`` in the order of the tree."""
+        """Return the features of ``obs``, the leaves ``[n, …]`` in the order of the tree."""
         features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
         return torch.cat(features, dim=-1)
 
@@ -61,24 +62,24 @@ class Encoder(nn.Module):
         return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
-        """Take these observations into the mean and spread by which others are normalized."""
+        """Add observations to the mean and spread that normalize."""
         for part, leaf in zip(self.parts, obs, strict=True):
             if _has_scale(part):
                 part.scale.update(leaf.flatten(1).float())
 
     def share_scale(self, other: Encoder) -> None:
-        """Normalize by the very scale of another encoder of the same observations, whatever that learns later."""
+        """Use the scale object of another encoder of the same observations, including its later updates."""
         for part, theirs in zip(self.parts, other.parts, strict=True):
             if _has_scale(part):
                 part.scale = theirs.scale
 
     def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
-        """The leaves of numpy observations as tensors."""
+        """Return the leaves of NumPy observations as tensors on the device."""
         return [to_tensor(leaf, device) for leaf in leaves_like(self._spec, obs)]
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """An array on the device. ``pinned``: from pinned memory and without waiting, where that is a GPU."""
+    """Return an array as a tensor on the device. ``pinned``: copy to a GPU from pinned memory, without waiting."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -88,12 +89,12 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """``[n, …]`` as ``[n, k]``, without asking for n: a module that was traced takes any number of rows."""
+    """Reshape ``[n, …]`` to ``[n, k]`` without reading n, so that a traced module takes any number of rows."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 
 class Flat(nn.Module):
-    """Numbers as they are, in a row."""
+    """Numbers flattened to a row, and perhaps normalized."""
 
     def __init__(self, spec: ArraySpec, *, normalize: bool) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class OneHot(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Images, ``[channels, height, width]`` or with the channels last, bytes or floats: 512 features."""
+    """512 features of an image: ``[channels, height, width]`` or with the channels last, bytes or floats."""
 
     n_features = 512
 
@@ -147,7 +148,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """Normalizes by the mean and the spread of all that ``update`` was given (Welford 1962, by batches)."""
+    """Normalizes values by the mean and spread of all values given to ``update`` (Welford 1962, in batches)."""
 
     mean: Tensor
     variance: Tensor
@@ -163,7 +164,7 @@ class Scale(nn.Module):
         return ((values - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
 
     def update(self, values: Tensor) -> None:
-        """Take ``[n, …]`` new values into account."""
+        """Add ``[n, …]`` values to the mean and spread."""
         n = len(values)
         variance, mean = torch.var_mean(values, dim=0, correction=0)
         total = self.count + n
@@ -175,7 +176,7 @@ class Scale(nn.Module):
 
 
 class Unseen(nn.Module):
-    """No features: what is there for others than the network."""
+    """A leaf that the network does not see, such as an action mask."""
 
     n_features = 0
 
@@ -196,7 +197,7 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 def mlp(
     n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Linear layers with orthogonal weights (Saxe et al. 2013), the last one scaled by ``last_gain``."""
+    """Return linear layers with orthogonal weights (Saxe et al. 2013), the last one scaled by ``last_gain``."""
     sizes = [n_in, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
@@ -205,14 +206,14 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """The layer with orthogonal weights and no bias."""
+    """Return the layer, with its weights set to orthogonal ones and its bias to zero."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def pick_device(device: str) -> torch.device:
-    """``"auto"``: the GPU when there is one, else the CPU."""
+    """Return the device of this name; for ``"auto"`` the GPU when there is one, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)

@@ -1,12 +1,12 @@
-"""What trainers have in common that learn from whatever was done, again and again: DQN and SAC.
+"""The common part of the off-policy trainers, DQN and SAC: they learn from a replay of old steps.
 
 ::
 
-    add ── StepStore, Replay ── draw ──▶ Batch ── _learn, of each trainer ──▶ new version
-                  raw                normalized by all that was seen until now
+    add ── StepStore, Replay ── draw ──▶ Batch ── the trainer's _learn ──▶ new version
+                  raw                normalized by all steps so far
 
-The rule: the replay holds observations and rewards as they came, and they are normalized when they are drawn; so what
-was stored long ago is seen as what came just now.
+The rule: the replay holds raw observations and rewards, which are normalized when they are drawn. So old steps are
+normalized by the same scale as new ones.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """What the options of trainers with a replay have in common; some change a default. Steps are those of agents."""
+    """The common options of trainers with a replay. Some trainers change a default. Steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
-    """Images are stacks of the last frames, ``[k, height, width]``: keep each frame once, a k-th of the memory."""
+    """Whether images are stacks of the last k frames, ``[k, height, width]``: each frame is then kept once."""
     learning_starts: int = 1_000
     train_every: int = 4
-    """How many steps an update comes after."""
+    """Number of agent steps between updates."""
     updates: int = 1
-    """How many batches an update learns from."""
+    """Number of batches per update."""
     batch: int = 32
     learning_rate: float = 1e-4
     anneal: bool = False
-    """Let the learning rate fall to zero over the training."""
+    """Whether the learning rate falls to zero over the training."""
     gamma: float = 0.99
     n_step: int = 1
     hidden: Sequence[int] = (256, 256)
-    """The layers behind the encoder; images usually want none."""
+    """Sizes of the hidden layers behind the encoder; images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
-    """Of images: those of Mnih et al. 2015, or ``small`` ones."""
+    """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     normalize_observations: bool = False
-    """By the mean and the spread of all that was seen; images and one-hot numbers stay as they are."""
+    """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
     normalize_rewards: bool = False
-    """By the spread of the discounted return of all agents so far."""
+    """Whether to divide rewards by the spread of the discounted returns so far."""
     reward_clip: float | None = None
-    """Rewards, once they are normalized, are cut to between minus this and this."""
+    """Bound of the normalized rewards: they are clipped to between minus this and this."""
     pinned_copies: bool = True
-    """Copy batches to a GPU from pinned memory, without waiting for them; nothing on the CPU."""
+    """Whether to copy batches to a GPU from pinned memory, without waiting. No effect on the CPU."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("capacity", "train_every", "updates", "batch", "n_step"):
@@ -77,13 +77,13 @@ class ReplayOptions:
 
 
 def require_at_least_one(options: Any, name: str) -> None:
-    """UsageError when an option is less."""
+    """Raise UsageError when an option is less than 1."""
     if getattr(options, name) < 1:
         raise UsageError(f"{name} must be at least 1, not {getattr(options, name)}.")
 
 
 class Batch(NamedTuple):
-    """Rows of the replay on the device, as ``Drawn`` has them; ``rows`` are their numbers."""
+    """A batch of the replay as tensors on the device; see ``Drawn``. ``rows`` are numbers of rows in the store."""
 
     rows: np.ndarray
     obs: list[Tensor]
@@ -95,16 +95,17 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """A policy that acts with the weights that are trained."""
+    """A policy that explores, with the weights being trained."""
 
     version: int
     generator: np.random.Generator
 
 
 class OffPolicyTrainer(Trainer):
-    """Keeps steps in a replay, and learns from batches of them. A subclass makes ``model``, ``target``, ``policy``.
+    """A trainer that keeps steps in a replay and learns from batches. A subclass makes ``model``, ``target``,
+    ``policy``.
 
-    ``encoder``, a part of the model: the one whose scale all its encoders share.
+    ``encoder``: the part of the model whose scale all encoders of the model share.
     """
 
     max_policy_lag = math.inf
@@ -144,17 +145,17 @@ class OffPolicyTrainer(Trainer):
         self._n_since_update = 0
         self._n_batches = 0
         self._n_in_scale = 0
-        """How many rows of the replay the scale of observations knows."""
+        """Number of rows of the replay that the scale of observations has learned from."""
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
-        """Learn from one batch; figures by name, which stay on the device."""
+        """Learn from one batch; return figures by name, as tensors on the device."""
 
     def add(self, info: StepInfo) -> int:
         n = self.replay.add(info, self.behavior)
         self._return_spread.add(info, self.behavior)
         self._n_steps += n
-        if self._n_steps >= self.options.learning_starts:  # what was only collected is not caught up with
+        if self._n_steps >= self.options.learning_starts:  # no updates are made up for the steps before
             self._n_since_update += n
         self.collected(self._n_steps)
         return n
@@ -183,7 +184,7 @@ class OffPolicyTrainer(Trainer):
         return self._learn(self._draw(progress))
 
     def _importance_exponent(self, progress: float) -> float:
-        """Of the weights that make up for priorities, where there are any."""
+        """Exponent of the importance-sampling weights (0 without priorities)."""
         return 0.0
 
     def _draw(self, progress: float) -> Batch:
@@ -209,7 +210,7 @@ class OffPolicyTrainer(Trainer):
         )
 
     def _learn_scale(self) -> None:
-        """Take the observations that came since the last update into the scale, each once."""
+        """Add the observations since the last update to the scale, each once."""
         store = self.replay.store
         rows = np.arange(max(self._n_in_scale, store.first), store.n_rows)
         self._n_in_scale = store.n_rows
@@ -243,6 +244,6 @@ class OffPolicyTrainer(Trainer):
         self.collected(self._n_steps)
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Take over only what its greedy policy needs of what ``state`` told; nothing is learned afterwards."""
+        """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards."""
         load_module(self.model, of_part("model", arrays))
         self.version = self.policy.version = int(facts["version"])

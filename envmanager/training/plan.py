@@ -1,10 +1,10 @@
-"""What to train, as a config says it.
+"""The plan of a training, parsed from a config.
 
 ::
 
     tables manager, training, trainers ── TrainingPlan.parse ──▶ TrainingPlan
 
-The rule: what can be known to be wrong without an environment is found here, before one is made.
+The rule: every mistake that can be found without an environment is found here, before one is made.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from envmanager.registry import structure
 from envmanager.training.rounds import Rounds
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in that of a training."""
+"""Name of the folder of checkpoints in a training's folder."""
 CONTROL = "control.toml"
-"""File in which a person changes a training that runs; the training only reads it."""
+"""Name of the file by which a person changes a running training. The training only reads it."""
 ANY_BEHAVIOR = "*"
-"""In the table ``trainers``: every behavior that has no entry of its own."""
+"""Key in the table ``trainers`` for every behavior without an entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
-"""Options of a manager that are not in checkpoints: they may be secret, or are about one run."""
+"""Manager options left out of checkpoints: they may be secret, or concern one run only."""
 
 
 @attrs.frozen(kw_only=True)
 class TrainingOptions:
-    """The table ``training`` of a config. ``steps`` are those of agents, all behaviors that learn together."""
+    """The table ``training`` of a config. ``steps``: agent steps of all behaviors that learn, together."""
 
     steps: int = 100_000
     seed: int = 0
     device: str = "auto"
     threads: int | None = 1
-    """How many threads PyTorch may use for one operation; the workers want the other cores."""
+    """Number of threads PyTorch may use for one operation. The workers need the other cores."""
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
-    """Steps between checkpoints; one is always written at the end."""
+    """Agent steps between checkpoints. One is always written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
-    """How many of the latest checkpoints stay; the best by evaluation stays too."""
+    """Number of latest checkpoints to keep. The best by evaluation is kept too."""
     evaluation_episodes: int = 100
-    """How many episodes to play greedily at the end, as many in each environment; 0 for none."""
+    """Number of episodes to play greedily at the end, spread over the environments; 0 for none."""
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
-    """Steps between evaluations on the way, of as many episodes, in environments of their own."""
+    """Agent steps between evaluations during training, in separate environments; None for none."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
-    """Where numbers go: names of writers, or ``{name: options}``: tensorboard, csv, wandb, mlflow."""
+    """Metrics writers: names, or ``{name: options}``, of tensorboard, csv, wandb, mlflow."""
     rounds: Rounds | None = None
-    """Who learns when; without them all learn at once that are not frozen."""
+    """Rounds in which behaviors learn in turn; without them all that are not frozen learn at once."""
 
     def __attrs_post_init__(self) -> None:
         if self.steps < 1:
@@ -67,16 +67,16 @@ class TrainingOptions:
 
 @attrs.frozen
 class TrainingPlan:
-    """What to train, how, and where what it leaves goes."""
+    """A whole training: environments, trainers, and the folder for its files."""
 
     manager: ManagerOptions
     training: TrainingOptions
     trainers: Mapping[str, Mapping[str, Any]]
     directory: Path
     resume: bool = False
-    """Go on with the training in ``directory``."""
+    """Whether to go on with the training in ``directory``."""
     force: bool = False
-    """Begin anew where there is one, and delete what it has left; nothing else."""
+    """Whether to delete the files of an earlier training in ``directory``, and nothing else, and begin again."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
@@ -86,7 +86,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """From the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
+        """Parse the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -104,11 +104,10 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def to_json(self) -> dict[str, Any] | None:
-        """What plays and who learns, as plain data: enough to play with the policies of a checkpoint later.
+        """Return the manager's options and the trainers as plain data, for a checkpoint whose policies play later.
 
-        None when it cannot be said so: options of a trainer that are objects. ``"manager"`` is None where the
-        environment is no text. ``directory`` is that of this process, in which the environment's name means what it
-        does.
+        Returns None when a trainer's options are objects. ``"manager"`` is None when the environment is not given as
+        text. ``directory`` is the working directory, to which the environment's name may be relative.
         """
         try:
             told = {"manager": self._manager_as_told(), "trainers": dict(self.trainers), "directory": os.getcwd()}
@@ -124,12 +123,12 @@ class TrainingPlan:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """Folder of the checkpoints."""
         return self.directory / CHECKPOINTS
 
     @property
     def control(self) -> Path:
-        """Where a person may put the file that changes the training while it runs."""
+        """Path of the control file, which a person may write to change the training while it runs."""
         return self.directory / CONTROL
 
 
@@ -138,12 +137,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _without_rounds(tables: Any) -> Any:
-    """They are structured apart: their own check tells best what is wrong with them."""
+    """Leave out ``rounds``, which are structured separately: their own check gives better errors."""
     return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Checked against the trainers, as far as they are named already."""
+    """Structure the rounds, and check them against the trainers if all are named."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

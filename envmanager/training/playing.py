@@ -1,12 +1,12 @@
-"""The policies of a training play one environment before somebody's eyes: in a window, or for a video.
+"""Playing one environment with the policies of a training, in a window or for a video.
 
 ::
 
     SavedTraining ── policies ──▶ manager of one environment, in this process ── PlayedEpisode ──▶ the caller
                                         └── each reset and step is shown ──▶ a window, or frames
 
-The rule: frames are taken where the environment itself was asked to reset or step. Asked for later, the last one of an
-episode would be gone: a manager has begun the next episode by then.
+The rule: a frame is taken right after each reset and step of the environment itself. Later the last frame of an episode
+would be lost: by then the manager has begun the next episode.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.training.saved import SavedTraining
 
 WINDOW, FRAMES = "human", "rgb_array"
-"""What Gymnasium and PettingZoo call the ways to render."""
+"""Render modes of Gymnasium and PettingZoo."""
 FRAMES_PER_S = 30.0
-"""Of a video whose environment does not say how many."""
+"""Frames per second of a video when the environment does not define them."""
 
 
 @attrs.frozen
 class PlayedEpisode:
-    """One that has ended. ``number`` counts from 0; ``returns`` are those of its agents, by behavior.
+    """An episode that has ended. ``number`` counts from 0; ``returns`` has one return per agent, by behavior.
 
-    ``frames``: uint8 ``[height, width, 3]`` each, the first after the reset, so one more than ``n_steps``; none of a
-    window's. ``frames_per_s``: how fast they are meant to be seen.
+    ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty for a window.
+    ``frames_per_s``: the speed at which they should be shown.
     """
 
     number: int
@@ -64,9 +64,9 @@ def play(
     seed: int = 0,
     env: str | None = None,
 ) -> None:
-    """Play so many episodes, and tell of each when it has ended.
+    """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. Raises UsageError when the environment cannot be shown so.
+    ``mode``: WINDOW or FRAMES. Raises UsageError when the environment cannot be rendered in this mode.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -95,14 +95,14 @@ def play(
 
 @attrs.define
 class _Scene:
-    """An episode as it was seen so far."""
+    """The steps and frames of an episode so far."""
 
     n_steps: int = 0
     frames: list[np.ndarray] = attrs.field(factory=list)
 
 
 class Camera:
-    """Looks at an environment whenever it was reset or stepped. A scene is an episode."""
+    """A recorder of frames, which renders an environment after each reset and step. A scene is an episode."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -113,11 +113,11 @@ class Camera:
 
     @property
     def has_whole_scene(self) -> bool:
-        """Whether an episode has ended, that is, another one has begun."""
+        """Whether an episode has ended and the next one has begun."""
         return len(self._scenes) > 1
 
     def take_scene(self) -> tuple[int, list[np.ndarray]]:
-        """The number of steps and the frames of the oldest episode; it is forgotten."""
+        """Remove the oldest episode; return its number of environment steps and its frames."""
         scene = self._scenes.pop(0)
         return scene.n_steps, scene.frames
 
@@ -146,7 +146,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """The environment of these options, made to be shown, and shown once. Raises UsageError when it cannot be."""
+    """Make the environment of these options and render it once. Raises UsageError when it cannot be rendered."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -154,7 +154,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
             "out.mp4), or run it where there is a screen."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong is found out here
+        warnings.simplefilter("ignore")  # mistakes are found here
         try:
             environment = _make(options, mode)
         except (MissingExtra, UsageError):
@@ -171,7 +171,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
 
 
 def has_display() -> bool:
-    """Whether there is a screen, as far as the variables say."""
+    """Return whether the environment variables name a display."""
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
@@ -193,7 +193,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Whether it can be shown is known when it is shown for the first time."""
+    """Reset and render the environment once: only this shows whether it works. Raises UsageError."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None
@@ -208,19 +208,19 @@ def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
 
 
 def _frames_per_s(environment: Any) -> float:
-    """As many as it says itself, or else FRAMES_PER_S."""
+    """Return the environment's own frames per second, or else FRAMES_PER_S."""
     told = (getattr(environment, "metadata", None) or {}).get("render_fps")
     return float(told) if told else FRAMES_PER_S
 
 
 def require_video() -> None:
-    """Raise MissingExtra where no video can be made."""
+    """Raise MissingExtra when the library that writes videos is missing."""
     with needed_by("a video", extra="video"):
         import moviepy  # noqa: F401
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames as a video, which takes the place of ``file``. Raises OSError, MissingExtra."""
+    """Write frames as a video to ``file``, replacing an old one. Raises OSError, MissingExtra."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
@@ -231,7 +231,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """The length of a video is rounded down by moviepy; where that would lose the last frame, it is there twice."""
+    """Repeat the last frame where moviepy, which rounds the length of a video down, would lose it."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

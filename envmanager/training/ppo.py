@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout is so many rows, of whichever agents were ready; an agent's rows are a chain of their own, so it
-makes no difference how many there are of it and in which order they came.
+The rule: a rollout is a number of rows, from the agents that were ready first. Each agent's rows are a chain of their
+own, so their number and order make no difference.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class PPOOptions:
-    """The usual names. ``rollout``: how many steps, of all agents together, an update learns from."""
+    """Options of PPO, under their usual names. ``rollout``: agent steps per update, of all agents together."""
 
     rollout: int = 1024
     epochs: int = 10
     minibatch: int = 256
     learning_rate: float = 3e-4
     anneal: bool = True
-    """Let the learning rate fall to zero over the training."""
+    """Whether the learning rate falls to zero over the training."""
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -54,21 +54,21 @@ class PPOOptions:
     value_coefficient: float = 0.5
     max_grad_norm: float = 0.5
     target_kl: float | None = None
-    """Stop the epochs of an update when the policy has moved so far."""
+    """KL divergence from the old policy at which the epochs of an update stop."""
     hidden: Sequence[int] = (64, 64)
-    """The layers behind the encoder, of the policy and of the value each; images usually want none."""
+    """Sizes of the hidden layers behind the encoder, in policy and value each; images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
-    """Of images: those of Mnih et al. 2015, or ``small`` ones."""
+    """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     policy_gain: float = 0.01
-    """Scales the policy's last weights in the beginning. Near 0 all actions are alike, whatever is seen; with 1 and
-    more some are likelier, which is what agents need that are to be understood by others."""
+    """Scale of the policy's last weights at the start. Near 0 all actions are equally likely for every observation;
+    with 1 or more some are likelier, which helps agents that have to learn to communicate."""
     normalize_observations: bool = False
-    """By the mean and the spread of all that was seen; images and one-hot numbers stay as they are."""
+    """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
     normalize_rewards: bool = False
-    """By the spread of the discounted return of all agents so far."""
+    """Whether to divide rewards by the spread of the discounted returns so far."""
     reward_scale: float = 1.0
     action_mask: bool = True
-    """Take no action that the key ``action_mask`` of the observations forbids, where they have one."""
+    """Whether to obey the key ``action_mask`` of the observations, if they have one."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("rollout", "epochs", "minibatch"):
@@ -77,7 +77,7 @@ class PPOOptions:
 
 
 class ActorCritic(nn.Module):
-    """An encoder, and behind it a policy and a value."""
+    """A network of an encoder, a policy and a value."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
@@ -95,12 +95,12 @@ class ActorCritic(nn.Module):
         self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
 
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The inputs of the action heads ``[n, k]`` and the values ``[n]``."""
+        """Return the inputs of the action heads ``[n, k]`` and the values ``[n]``."""
         features = self.encoder(obs)
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 
     def inputs(self, obs: Sequence[Tensor]) -> Tensor:
-        """The inputs of the action heads alone."""
+        """Return the inputs of the action heads alone."""
         return self._inputs(self.encoder(obs), obs)
 
     def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """Acts with the weights that are trained. ``greedy``: takes the likeliest action."""
+    """A policy with the weights being trained. ``greedy``: it takes the likeliest action."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -118,9 +118,9 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Actions for the environment; in the outputs what was drawn, its log-probability and the value.
+        """Return actions for the environment; the outputs have the raw actions, their log-probabilities and the values.
 
-        Raises NothingAllowed when the mask of an agent forbids all.
+        Raises NothingAllowed when the mask of an agent forbids all actions.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
@@ -140,7 +140,7 @@ def _numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 class LikeliestAction(nn.Module):
-    """What the greedy policy does, from the leaves of an observation to those of an action."""
+    """The greedy policy as a module: from the leaves of an observation to the leaves of an action."""
 
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class LikeliestAction(nn.Module):
 
 
 class PPO(Trainer):
-    """Proximal policy optimization for discrete, multi-discrete and continuous actions, and any observations."""
+    """A trainer by proximal policy optimization, for discrete, multi-discrete and continuous actions."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class PPO(Trainer):
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
-        # Rows that are open, and those that only end an episode, come on top of a rollout; a round may bring more.
+        # Open rows, and rows that only end an episode, come on top of a rollout; a round may bring more.
         self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096, grows=True)
         self._return_spread = ReturnSpread(self.options.gamma, enabled=self.options.normalize_rewards)
         self._n_in_rollout = 0
@@ -252,7 +252,7 @@ class PPO(Trainer):
     def _learn(self, rollout: Rollout) -> dict[str, float]:
         options = self.options
         n = len(rollout.advantage)
-        if n == 0:  # a round so short that nothing is known of what came next
+        if n == 0:  # in a very short round no step has a successor yet
             return {}
         if options.normalize_observations:
             self.model.encoder.learn_scale(rollout.obs)
@@ -312,7 +312,7 @@ class PPO(Trainer):
 
 @attrs.frozen
 class Rollout:
-    """Rows to learn from; all ``[n, …]``."""
+    """The rows of one update; all arrays are ``[n, …]``."""
 
     obs: list[Tensor]
     raws: dict[str, Tensor]
@@ -321,7 +321,7 @@ class Rollout:
     advantage: Tensor
 
     def take(self, rows: Tensor) -> Rollout:
-        """Some of them."""
+        """Return a rollout of these rows."""
         return Rollout(
             [leaf[rows] for leaf in self.obs],
             {name: raw[rows] for name, raw in self.raws.items()},
@@ -343,8 +343,8 @@ def advantages(
 ) -> np.ndarray:
     """Generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
 
-    Row i is followed by row ``successor[i]`` > i, or by none (-1). A row that nobody acted in is where a chain ends;
-    its value stands for all that would have come.
+    Row i is followed by row ``successor[i]`` > i, or by none (-1). A row without an action ends a chain; its value
+    stands for the rewards that would have followed.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()

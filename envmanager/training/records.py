@@ -1,11 +1,11 @@
-"""What a training ran with, beside its checkpoints.
+"""Records of a training's config and library versions, in its folder.
 
 ::
 
     run/config.json      the whole config, with every default and every behavior's trainer; `envmanager train` reads it
-    run/versions.json    of Python, and of every package that was installed
+    run/versions.json    versions of Python and of every installed package
 
-The rule: each file is there wholly or not at all. One is ours when it says so: in its table ``envmanager``.
+The rule: each file is complete or absent. A file was written by a training if it has the table ``envmanager``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from envmanager.system.new_files import reporting, write_anew
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"
-"""The table by which a file is known as one of a training."""
+"""Name of the table that marks a file as written by a training."""
 _LARGEST = 10_000_000
 _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write both files. Raises NotWritten, or UsageError where they would replace a file that no training wrote."""
+    """Write both files. Raises NotWritten, and UsageError rather than replace a file that no training wrote."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -48,29 +48,29 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """The config that a training in this folder ran with; None when there is none of ours."""
+    """Return the config of the training in this folder; None when no training has written one."""
     content = _content(directory / CONFIG)
     return None if content is None else {name: table for name, table in content.items() if name != OURS}
 
 
 def is_of_others(path: Path) -> bool:
-    """Whether something is there that no training has written; a link is none of ours."""
+    """Return whether ``path`` exists and no training wrote it. A symbolic link counts as not written by one."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     return path.exists() and _content(path) is None
 
 
 def versions() -> dict[str, Any]:
-    """Of Python, of the machine's system, and of every package that is installed, by name."""
+    """Return the versions of Python, of the operating system, and of every installed package."""
     named = {found.metadata["Name"]: found.version for found in distributions() if "Name" in (found.metadata or ())}
     packages = {name: named[name] for name in sorted(named, key=str.lower)}
     return {"python": platform.python_version(), "platform": platform.platform(), "packages": packages}
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it, and a config say it. What no config can say becomes a text that names it.
+    """Return ``value`` as JSON data, as a config would have it. Objects become text, such as their import name.
 
-    Options that are not shown, because they may hold secrets (``worker_env``), are left out.
+    Options that may hold secrets (``worker_env``) are left out.
     """
     if isinstance(value, str | int | float | None):
         return value
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """What is not as it was, a phrase for each: ``trainers.default.gamma was 0.99 and is 0.9``."""
+    """Yield a phrase for each difference: ``trainers.default.gamma was 0.99 and is 0.9``."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
@@ -108,7 +108,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """What a file of ours holds; None when it is none."""
+    """Return the content of a file that a training wrote; None for any other."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Steps to learn from again and again, drawn at random or by how wrong their prediction was."""
+"""Replay of old steps, drawn uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch of rows. ``obs``, ``next_obs`` are leaves ``[n, …]``; ``reward`` is of up to n steps, discounted;
-    ``discount`` is what the value of ``next_obs`` counts for, 0 where the episode terminated; ``weight`` makes up for
-    the priorities.
+    """A batch of rows. ``obs``, ``next_obs`` are leaves ``[n, …]``; ``next_obs`` is up to ``n_step`` steps later.
+
+    ``reward``: discounted sum over these steps. ``discount``: factor of the value of ``next_obs``, 0 where the episode
+    terminated. ``weight``: importance-sampling weight.
     """
 
     rows: np.ndarray
@@ -29,11 +30,11 @@ class Drawn(NamedTuple):
 
 
 class Replay:
-    """The last ``capacity`` rows, each observation kept once, as bytes where it is bytes; with ``share_frames`` each
-    frame of stacked images once.
+    """The last ``capacity`` rows. Each observation is kept once, in its own dtype; with ``share_frames`` each frame
+    of stacked images is kept once.
 
-    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else all alike. The last
-    step of an agent is drawn only once it is known what came after it.
+    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. An agent's
+    last step is drawn only once the observation after it is known.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Replay:
         self._highest = 1.0
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Take one worker's steps; how many there are more to learn from."""
+        """Add one worker's steps; return the number of agent steps added."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
@@ -71,10 +72,9 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """``n`` rows whose next observation is known; the store must hold some.
+        """Draw ``n`` rows whose next observation is known; the store must hold at least one.
 
-        Rewards, which are kept as they came, are multiplied by ``reward_factor``, then cut to ``reward_clip``, then
-        summed.
+        Raw rewards are multiplied by ``reward_factor``, then clipped to ``reward_clip``, then summed.
         """
         store = self.store
         rows, weight = self._draw(n, importance_exponent)
@@ -91,7 +91,7 @@ class Replay:
         )
 
     def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """How far off the predictions for these rows were, float[n] from 0 up: their priority from now on."""
+        """Set the priorities of these rows from the errors of their predictions, float[n] ≥ 0."""
         if self._tree is not None and self._exponent is not None:
             priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent
             self._highest = max(self._highest, float(priorities.max()))
@@ -116,7 +116,7 @@ class Replay:
         marks = (np.arange(n) + self._generator.random(n)) / n * self._tree.total
         places = self._tree.find(marks)
         newest = store.n_rows - 1
-        rows: np.ndarray = newest - (newest - places) % store.capacity  # the last that was written there
+        rows: np.ndarray = newest - (newest - places) % store.capacity  # the last row written at this place
         return rows
 
     def _usable(self, rows: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Up to n steps along the chain: the discounted reward, the row that comes then, what its value counts for."""
+        """Follow each chain for up to n steps; return the discounted reward, the last row, and its value's discount."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -153,14 +153,14 @@ class Replay:
         return total, at, discount
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """For a checkpoint."""
+        """Return arrays and plain data for a checkpoint."""
         arrays = dict(self.store.state())
         if self._tree is not None:
             arrays["priorities"] = self._tree.values(np.arange(min(self.store.n_rows, self.store.capacity)))
         return arrays, {"generator": self._generator.bit_generator.state, "highest": self._highest}
 
     def restore(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """As ``state`` told."""
+        """Restore what ``state`` returned."""
         self.store.restore(arrays)
         self._generator.bit_generator.state = facts["generator"]
         self._highest = float(facts["highest"])
@@ -170,7 +170,7 @@ class Replay:
 
 
 class SumTree:
-    """Numbers from 0 up by place, their total, and the place at which a running sum passes a mark, all in log time."""
+    """Numbers ≥ 0 in a binary tree of sums: the place at which a running sum passes a mark is found in log time."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -178,16 +178,16 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """Sum of all numbers."""
         return float(self._sums[1])
 
     def values(self, places: np.ndarray) -> np.ndarray:
-        """The numbers at these places."""
+        """Return the numbers at these places."""
         values: np.ndarray = self._sums[places + self._n_leaves]
         return values
 
     def set(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Put numbers at places; of a place that comes twice the last counts."""
+        """Set the numbers at these places. Where a place is given twice, the last number counts."""
         nodes = places + self._n_leaves
         self._sums[nodes] = values
         while nodes[0] > 1:
@@ -195,7 +195,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """For each mark between 0 and the total, the place whose share of the running sum it lies in."""
+        """Return, for each mark between 0 and the total, the place whose share of the running sum contains it."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

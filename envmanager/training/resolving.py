@@ -1,7 +1,7 @@
-"""The whole config of a training, with every default filled in, and what may not change when it is resumed.
+"""The whole config of a training, with every default filled in, and its comparison with the config at a resume.
 
-The rule: what a checkpoint cannot go on with is refused before anything is started. What else has changed since then is
-logged as a warning, and is as it says now.
+The rule: a change that the checkpoint cannot go on with is refused before anything is started. Any other change takes
+effect, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _OF_RUNNING = frozenset(
     {"kind", "n_envs", "n_workers", "local_envs", "wait", "timeouts", "restarts", "zero_copy", "start_method", "trace"}
     | {"log_dir", "check_values", "infos", "seed"}
 )
-"""Options of a manager that say how its environments are run, and not what they are."""
+"""Manager options that change how environments are run, and not what is played."""
 _logger = logging.getLogger("envmanager")
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """The tables ``manager``, ``training`` and ``trainers`` as plain data, one trainer per behavior."""
+    """Return the tables ``manager``, ``training`` and ``trainers`` as plain data, with one trainer per behavior."""
     of_trainers = {name: _resolved_trainer(table_for(name, plan.trainers), own) for name, own in trainers.items()}
     manager, training = records.plain(plan.manager), records.plain(plan.training)
     if manager["seed"] == training["seed"]:
-        del manager["seed"]  # it is, unless it is given: whoever changes one changes both
+        del manager["seed"]  # the default; left out, so that a change of the training's seed changes both
     return {"manager": manager, "training": training, "trainers": of_trainers}
 
 
@@ -65,7 +65,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """What has changed of the environments and of the trainers, a phrase for each."""
+    """Return a phrase for each change of the environments and of the trainers."""
     if before is None:
         return []
     of_trainers = records.differences(_table(before, "trainers"), _table(now, "trainers"), "trainers")
@@ -73,7 +73,7 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[st
 
 
 def tell_changes(found: list[str]) -> None:
-    """Log what has changed since a training was begun that goes on."""
+    """Log the changes of the config since the training began."""
     if found:
         _logger.warning("this training goes on with another config than before: %s.", ", ".join(found))
 

@@ -16,8 +16,8 @@ from envmanager.training.evaluation import Evaluation, mean_and_spread
 class TrainingResult:
     """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
 
-    Of the ``n_steps`` agent steps this run has taken those that came after ``n_steps_before``, in ``wall_s`` seconds.
-    ``mean_return_of`` has the mean return of the last episodes of each behavior that ended one.
+    ``n_steps``: agent steps of the training; ``n_steps_before``: how many of them earlier runs took. ``wall_s``:
+    seconds of this run. ``mean_return_of``: mean of the last returns of each behavior that has ended an episode.
     """
 
     ended: str

@@ -1,11 +1,11 @@
-"""Rewards divided by the spread of the discounted return, whatever size an environment's rewards have.
+"""Normalization of rewards by the spread of the discounted return.
 
 ::
 
     agent 3   reward 2  1  4 │ end │ 3        running return   2   1 + 2γ   4 + γ + 2γ²  │ 3
 
-The rule: a return runs along one agent's episode. It begins at 0 with an episode, and after a step that was lost or a
-reset of the environments; so it makes no difference whose steps came together.
+The rule: each agent has its own running return. It restarts at 0 with an episode, after a lost step, and after a reset
+of the environments. So it makes no difference which agents' steps came together.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 from envmanager.data.steps import AgentSteps, StepInfo
 
 LIMIT = 10.0
-"""Normalized rewards are cut to between minus this and this, as by Stable-Baselines3's VecNormalize."""
+"""Bound of normalized rewards, which are clipped to between minus this and this, as in VecNormalize of SB3."""
 _EPSILON = 1e-8
 
 
 @attrs.define
 class ReturnSpread:
-    """The spread of the discounted returns of all agents so far, as Gymnasium's NormalizeReward takes it."""
+    """The spread of the discounted returns of all agents so far, computed as in Gymnasium's NormalizeReward."""
 
     gamma: float
     enabled: bool = True
-    """Whether it is used at all; else rewards stay as they are."""
+    """Whether rewards are normalized; if not, they are left unchanged."""
     count: float = 1e-4
     mean: float = 0.0
     variance: float = 1.0
@@ -38,18 +38,18 @@ class ReturnSpread:
 
     @property
     def factor(self) -> float:
-        """What a reward is multiplied by."""
+        """Factor by which a reward is normalized."""
         return 1.0 / math.sqrt(self.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards of any time, by the spread that is known now; within ``LIMIT``."""
+        """Return rewards normalized by the present spread and clipped to ``LIMIT``."""
         if not self.enabled:
             return reward
         scaled: np.ndarray = (reward * self.factor).clip(-LIMIT, LIMIT)
         return scaled
 
     def add(self, info: StepInfo, behavior: str) -> None:
-        """Take into account what one worker's step brought."""
+        """Add the rewards of one worker's step."""
         if not self.enabled:
             return
         now = info.current.get(behavior)
@@ -65,17 +65,17 @@ class ReturnSpread:
             self._take(np.array(found))
 
     def environments_were_reset(self) -> None:
-        """All episodes begin anew."""
+        """Restart all running returns at 0."""
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """The running returns of those that acted, after this step."""
+        """Advance the running returns; return those of the agents that acted."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
                 self._returns[agent_id] = self.gamma * self._returns.get(agent_id, 0.0) + reward
                 found.append(self._returns[agent_id])
-            elif agent_id in self._returns:  # what comes in another's turn belongs to its last action
+            elif agent_id in self._returns:  # a reward in another agent's turn belongs to its own last action
                 self._returns[agent_id] += reward
             if ended:
                 self._returns.pop(agent_id, None)
@@ -86,7 +86,7 @@ class ReturnSpread:
             self._returns.pop(agent_id, None)
 
     def _take(self, returns: np.ndarray) -> None:
-        """Chan, Golub and LeVeque 1979: the mean and the variance of two sets together."""
+        """Add returns to the mean and variance (Chan, Golub and LeVeque 1979)."""
         n = len(returns)
         total = self.count + n
         delta = float(returns.mean()) - self.mean
@@ -96,11 +96,11 @@ class ReturnSpread:
         self.count = total
 
     def state(self) -> dict[str, float] | None:
-        """For a checkpoint. Returns that run are not in it: the environments begin anew."""
+        """Return the state for a checkpoint, without running returns: a resumed training resets the environments."""
         return {"count": self.count, "mean": self.mean, "variance": self.variance} if self.enabled else None
 
     def restore(self, facts: Mapping[str, float] | None) -> None:
-        """As ``state`` told. ValueError when rewards were normalized then and are not now, or the other way round."""
+        """Restore what ``state`` returned. Raises ValueError if normalization was on and is off now, or reverse."""
         if (facts is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(facts is not None).lower()}")
         if facts is not None:

@@ -1,4 +1,4 @@
-"""Rounds: every environment plays so many steps with fixed policies, then those whose turn it is learn.
+"""Rounds: every environment plays a number of steps with fixed policies, then one group of behaviors learns.
 
 ::
 
@@ -6,8 +6,8 @@
     round 2  target learns  │ 40 steps of every environment │ update target │
     round 3  hero learns    │ …
 
-The rule: policies change only between two rounds. Nobody waits for the slowest environment within one, so with partial
-steps the faster ones play more than that.
+The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so with partial
+steps the faster ones play more steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [
 
 
 def _groups(value: Any) -> Any:
-    """Lists as tuples; what is none is left for the check."""
+    """Turn lists into tuples; leave any other value for the check."""
     if not _is_list(value) or not all(_is_list(group) for group in value):
         return value
     return tuple(tuple(group) for group in value)
@@ -54,25 +54,25 @@ def _is_group(group: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Rounds:
-    """The table ``training.rounds`` of a config: how long a round is, and who learns in which, over and over."""
+    """The table ``training.rounds`` of a config: length of a round, and which behaviors learn in each, repeated."""
 
     steps: int = attrs.field(default=0, validator=_check_steps)
-    """How many steps every environment takes in a round, at the least."""
+    """Least number of steps that every environment takes in a round."""
     train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
-    """One list of behaviors per round; those that are not in it are frozen meanwhile."""
+    """One list of behaviors per round. All others are frozen during that round."""
 
     @property
     def behaviors(self) -> set[str]:
-        """Who learns in some round."""
+        """All behaviors that learn in some round."""
         return {behavior for group in self.train for behavior in group}
 
     def group(self, number: int) -> tuple[str, ...]:
-        """Who learns in the round of this number, counted from 1."""
+        """Return the behaviors that learn in this round, counted from 1."""
         group: tuple[str, ...] = self.train[(number - 1) % len(self.train)]
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """The first round from ``number`` on in which one of ``learners`` learns; there must be one."""
+        """Return the first round from ``number`` on in which one of ``learners`` learns. There must be one."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -85,23 +85,23 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """How far a round is. ``steps``: of those, how many were played before the training was resumed."""
+    """Progress of a round. ``steps``: environment steps of the round played before the training was resumed."""
 
     number: int = 1
     steps: int = 0
     _steps_of: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, worker_id: int) -> None:
-        """All environments of a worker have taken a step."""
+        """Count a step of all environments of a worker."""
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """How many steps each of these workers has taken at the least."""
+        """Return the number of steps that each of these workers has taken at least."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
-    """The end of a sentence about a behavior that is not known: which one is near, and which there are."""
+    """Return the end of a sentence about an unknown behavior: a similar name, and all known ones."""
     near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

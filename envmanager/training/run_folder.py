@@ -1,15 +1,15 @@
-"""The folder of a training: what may be done with what is there already.
+"""The folder of a training: what is in it, and what may be deleted.
 
 ::
 
     run/episodes.csv, run/metrics.csv, run/tensorboard/…
-    run/config.json, run/versions.json     what it ran with
+    run/config.json, run/versions.json     its config and the versions of its libraries
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
-    run/control.toml                       a person's, if there is one
+    run/control.toml                       written by a person, if at all
     run/.training.lock                     locked while a training runs; stays
 
-The rule: a folder holds one training. What an earlier one has left is deleted only when that was asked for, and what
-no training has written never is.
+The rule: a folder holds one training. Files of an earlier training are deleted only on request, and files that no
+training has written are never deleted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""What a training writes beside its checkpoints, and how to tell that a file of that name is somebody else's."""
+"""Files of a training beside its checkpoints, each with a function that tells whether no training wrote it."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError when a training that begins (or goes on) in ``directory`` would destroy something there."""
+    """Raise UsageError when a training in ``directory`` would destroy something there."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder, as a training needs one: train elsewhere (--dir).")
     for path in _of_others(directory):
@@ -48,13 +48,13 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete what trainings have left in ``directory``, and nothing else. Raises OSError."""
-    for name in _names(directory):  # first: they must not name a checkpoint that is half there
+    """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError."""
+    for name in _names(directory):  # first, so that they never name a half-deleted checkpoint
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
     for path, facts in checkpoints.own(directory / CHECKPOINTS).items():
         checkpoints.remove(path, facts)
-    with contextlib.suppress(OSError):  # something of others is in it, or there is none
+    with contextlib.suppress(OSError):  # it holds files of others, or does not exist
         (directory / CHECKPOINTS).rmdir()
     for file, is_of_others in _FILES.items():
         if not is_of_others(directory / file):
@@ -72,7 +72,7 @@ def _names(directory: Path) -> list[Path]:
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """What has a name of ours and is not ours. Links are not: what is written there would go to somewhere else."""
+    """Yield files under a training's names that no training wrote; links are among them, as they lead elsewhere."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

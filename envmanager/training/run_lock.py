@@ -1,7 +1,7 @@
 """The lock of a training's folder: one training at a time may write there.
 
-It is the kernel's lock on a file (``flock``), so it ends with the process, however that ends. The file stays in the
-folder: two trainings could each lock one of their own if it were deleted between them.
+The kernel's lock on a file (``flock``) ends with the process, even when it is killed. The file stays in the folder: if
+it were deleted, two trainings could each lock a file of their own.
 
 The rule: no child process holds the lock. A child that was forked closes its copy of the descriptor at once, and any
 other child never gets one.
@@ -36,10 +36,10 @@ _logger = logging.getLogger("envmanager")
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the lock of ``directory`` until the context ends. A folder that is made for it is removed if it stays empty.
+    """Hold the lock of ``directory`` until the context ends. A folder made for it is removed if it stays empty.
 
-    Raises UsageError when another training holds it, which may be one in this process, and NotWritten where no file can
-    be made. On a file system without locks a warning is logged, and nothing is held.
+    Raises UsageError when another training, perhaps in this process, holds the lock, and NotWritten where no file can
+    be made. On a file system without locks a warning is logged, and the context runs without a lock.
     """
     is_new = not directory.exists()
     with _locked(directory / FILE) as file:

@@ -1,16 +1,15 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is rewarded for being random too, two values that check each
-other, and a temperature, between the two rewards, that is learned.
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics of which the
+lower counts, and a learned temperature, the weight of the entropy.
 
 ::
 
     batch ──▶ goal = reward + discount · (lower of two target values - temperature · log-probability of the next action)
          ├──▶ critics   towards the goal
-         ├──▶ actor     towards the lower of the two values, and towards randomness
-         ├──▶ temperature   until the policy is as random as wanted
+         ├──▶ actor     towards a high value (the lower of two), and a high entropy
+         ├──▶ temperature   until the policy has the target entropy
          └──▶ targets   a little nearer to the critics (Polyak averages)
 
-The rule: each update has the temperature from before it, and the actor the critics from after it, as in the authors'
-program.
+The rule: each update uses the old temperature, and updates the actor with the new critics, as in the authors' program.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class SACOptions(ReplayOptions):
-    """The usual names, besides those that ReplayOptions has. Steps are those of agents, not frames."""
+    """Options of SAC, under their usual names. Steps are agent steps, not frames."""
 
     capacity: int = 1_000_000
     learning_starts: int = 100
-    """Until then actions are drawn uniformly."""
+    """Number of agent steps with actions drawn uniformly, before learning begins."""
     train_every: int = 1
     batch: int = 256
     learning_rate: float = 3e-4
-    """Of the actor, the critics and the temperature."""
+    """Learning rate of the actor, the critics and the temperature."""
     tau: float = 0.005
-    """How much of the way to the critics the target values go at a time."""
+    """Share of the way to the critics that the targets move in one update."""
     target_every: int = 1
-    """After how many batches they do."""
+    """Number of batches between two updates of the targets."""
     temperature: float | None = None
-    """What randomness is worth; None learns it."""
+    """Weight of the entropy; None to learn it."""
     initial_temperature: float = 1.0
     target_entropy: float | None = None
-    """How random the policy should be while the temperature is learned; None is minus one for each number."""
+    """Entropy at which a learned temperature keeps the policy; None is minus the number of numbers in an action."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -70,7 +69,7 @@ class SACOptions(ReplayOptions):
 
 
 class Actor(nn.Module):
-    """An encoder, and behind it the mean and the spread of each number of an action."""
+    """A network of an encoder and the mean and spread of each number of an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -79,13 +78,13 @@ class Actor(nn.Module):
         self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """``[n, 2 n_numbers]``, for a SquashedGaussian."""
+        """Return ``[n, 2 n_numbers]``, the inputs of a SquashedGaussian."""
         inputs: Tensor = self.last(self.encoder(obs))
         return inputs
 
 
 class Critics(nn.Module):
-    """An encoder, and behind it two values of an observation and an action."""
+    """A network of an encoder and two values of an observation and an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -94,13 +93,13 @@ class Critics(nn.Module):
         self.values = nn.ModuleList([mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.ReLU) for _ in range(2)])
 
     def forward(self, obs: Sequence[Tensor], action: Tensor) -> Tensor:
-        """``[2, n]``."""
+        """Return both values, ``[2, n]``."""
         seen = torch.cat([self.encoder(obs), action], dim=-1)
         return torch.stack([value(seen).squeeze(-1) for value in self.values])
 
 
 class SACModel(nn.Module):
-    """All that is learned."""
+    """Actor, critics and temperature."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """Draws from the Gaussian, or greedily takes what its mean becomes. While ``is_blind`` it takes any action."""
+    """A policy that draws from a squashed Gaussian, or greedily takes its middle; while ``is_blind``, uniformly."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -128,7 +127,7 @@ class SquashedPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Actions for the environment; in the outputs what was drawn, between -1 and 1."""
+        """Return actions for the environment; the outputs have the raw actions, between -1 and 1."""
         raw = self._squashed.uniform(len(steps), self.generator) if self.is_blind else self._raw(steps)
         return ActionInfo(self._squashed.to_environment(raw), {COLUMN: raw}, self.version)
 
@@ -140,7 +139,7 @@ class SquashedPolicy:
 
 
 class MiddleAction(nn.Module):
-    """What the greedy policy does, from the leaves of an observation to those of an action."""
+    """The greedy policy as a module: from the leaves of an observation to the leaves of an action."""
 
     def __init__(self, actor: Actor, squashed: SquashedGaussian) -> None:
         super().__init__()
@@ -151,7 +150,7 @@ class MiddleAction(nn.Module):
 
 
 class SAC(OffPolicyTrainer):
-    """Soft actor-critic, for continuous actions with bounds, trees of them too, and any observations."""
+    """A trainer by soft actor-critic, for continuous actions with bounds (trees of them too) and any observations."""
 
     options: SACOptions
     model: SACModel
@@ -178,7 +177,7 @@ class SAC(OffPolicyTrainer):
         self.target.encoder.share_scale(self.encoder)
         self._followers = list(self.target.parameters())
         self._leaders = list(self.model.critics.parameters())
-        # One for all: it leaves alone what a loss has no gradients for.
+        # One optimizer for all: it does not change weights without gradients.
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, fused=True)
         self._target_entropy = -float(squashed.n) if options.target_entropy is None else options.target_entropy
         self.policy = SquashedPolicy(self.model.actor, squashed, self._device, seed=seed)
@@ -191,7 +190,7 @@ class SAC(OffPolicyTrainer):
         return SquashedPolicy(self.model.actor, self._squashed, self._device, greedy=True)
 
     def greedy_module(self) -> nn.Module:
-        """The greedy policy as a module, from the leaves of observations to those of actions, which can be traced."""
+        """Return the greedy policy as a module that can be traced, from leaves of observations to leaves of actions."""
         return MiddleAction(self.model.actor, self._squashed)
 
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
@@ -213,7 +212,7 @@ class SAC(OffPolicyTrainer):
 
     @torch.no_grad()
     def _goal(self, batch: Batch, temperature: Tensor) -> Tensor:
-        """What the values of the actions taken should be."""
+        """Return the TD targets of the actions taken."""
         action, log_prob = self._squashed.sample(self.model.actor(batch.next_obs))
         after: Tensor = self.target(batch.next_obs, action).amin(0) - temperature * log_prob
         return batch.reward + batch.discount * after
@@ -230,7 +229,7 @@ class SAC(OffPolicyTrainer):
 
 @contextmanager
 def _held(module: nn.Module) -> Iterator[None]:
-    """Within this context nothing finds out how the module's weights should change."""
+    """Compute no gradients for the module's weights within this context."""
     module.requires_grad_(False)
     try:
         yield

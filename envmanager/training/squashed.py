@@ -4,7 +4,7 @@
 
     network ── mean, log of the spread ──▶ u ~ Gaussian ──▶ tanh(u), -1 to 1 ──▶ stretched to the bounds of each leaf
 
-The rule: all that is learned from lies between -1 and 1; only the environment gets it stretched to its bounds.
+The rule: the trainer sees actions between -1 and 1; only the environment gets them stretched to its bounds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ with needed_by("envmanager.training", extra="torch"):
     from torch.nn.functional import softplus
 
 COLUMN = "raw"
-"""What was drawn, float32[n_numbers] between -1 and 1, under the outputs of a policy and in the replay."""
+"""Name of the raw action, float32[n_numbers] between -1 and 1, in a policy's outputs and in the replay."""
 _LOG_STD = (-20.0, 2.0)
-"""Between these the logarithm of the spread is kept, as in the authors' program."""
+"""Lower and upper bound of the logarithm of the spread, as in the authors' program."""
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SquashedGaussian:
-    """All leaves of an action spec as one row of ``n`` numbers. UsageError unless all are floats within bounds.
+    """A distribution over all leaves of an action spec, as one row of ``n`` numbers.
 
-    ``inputs``, ``[n_rows, 2 n]``: the means and the logarithms of the spreads, as a network puts them out.
+    ``inputs`` of its methods, ``[n_rows, 2 n]``: means and logarithms of the spreads, from a network. Raises UsageError
+    unless all leaves are floats with finite bounds.
     """
 
     def __init__(self, spec: Tree) -> None:
@@ -46,7 +47,7 @@ class SquashedGaussian:
         self.columns = {COLUMN: ArraySpec((self.n,), np.float32)}
 
     def sample(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions ``[n_rows, n]`` and their log-probabilities ``[n_rows]``; both have gradients."""
+        """Return actions ``[n_rows, n]`` and their log-probabilities ``[n_rows]``; both have gradients."""
         mean, log_std = self._mean_and_log_std(inputs)
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
@@ -56,20 +57,20 @@ class SquashedGaussian:
         return torch.tanh(u), (gaussian - squashing).sum(-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """What the mean becomes, ``[n_rows, n]``: the middle one of all actions."""
+        """Return the squashed mean, ``[n_rows, n]``, which is the median action."""
         return torch.tanh(self._mean_and_log_std(inputs)[0])
 
     def uniform(self, n_rows: int, generator: np.random.Generator) -> np.ndarray:
-        """Any actions, float32[n_rows, n]."""
+        """Draw uniform actions, float32[n_rows, n]."""
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
-        """The tree of actions ``[n_rows, *shape]`` that the environment gets."""
+        """Return the tree of actions ``[n_rows, *shape]`` for the environment."""
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """The leaves of the same, within a module that is exported."""
+        """Return the leaves of what ``to_environment`` returns, with operations that can be exported."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 
@@ -79,7 +80,7 @@ class SquashedGaussian:
 
 
 class _Part:
-    """One leaf of the spec."""
+    """One leaf of the action spec."""
 
     def __init__(self, spec: ArraySpec) -> None:
         is_continuous = not spec.is_object and spec.dtype.kind == "f"

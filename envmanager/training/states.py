@@ -1,6 +1,6 @@
-"""Modules and optimizers as arrays by name, and back.
+"""Conversion of modules and optimizers to arrays by name, and back, for checkpoints.
 
-The rule: what ``learner_state`` gives, ``load_learner`` takes; the rest is what the two are made of.
+The rule: ``load_learner`` takes what ``learner_state`` returns.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 _SCALE = ".scale."
-"""In the names of what an encoder normalizes by."""
+"""Part of the names of an encoder's mean and spread."""
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of one part of a trainer, under its name: ``"model.…"``."""
+    """Return the arrays of one part of a trainer with its name before theirs: ``"model.…"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The opposite: those of one part among all."""
+    """Return the arrays of one part, without its name: the opposite of ``named``."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def learner_state(
     optimizer: torch.optim.Optimizer, **modules: nn.Module
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """All that is trained, as arrays by name (``"model.…"``, ``"optimizer.…"``), and the rest as JSON can hold it."""
+    """Return weights and optimizer as arrays by name (``"model.…"``, ``"optimizer.…"``), the rest as JSON data."""
     tensors, facts = optimizer_state(optimizer)
     arrays = named("optimizer", tensors)
     for name, module in modules.items():
@@ -47,19 +47,19 @@ def load_learner(
     optimizer: torch.optim.Optimizer,
     **modules: nn.Module,
 ) -> None:
-    """The opposite; other arrays and facts are passed over. Raises what ``load_module`` does."""
+    """Load what ``learner_state`` returned; other arrays and facts are ignored. Raises what ``load_module`` does."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays), facts["optimizer"])
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
-    """The weights and buffers."""
+    """Return the weights and buffers by name."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """The opposite; KeyError, RuntimeError or ValueError when they are of another model."""
+    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError when they belong to another model."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
@@ -67,7 +67,7 @@ def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Tensors by name (``"3.exp_avg"``: of parameter 3), and the rest as JSON can hold it."""
+    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3), and the rest as JSON data."""
     state = optimizer.state_dict()
     arrays = {
         f"{number}.{name}": value.detach().cpu().numpy()
@@ -85,7 +85,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, np.ndar
 def load_optimizer(
     optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
 ) -> None:
-    """The opposite."""
+    """Load what ``optimizer_state`` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
         number, _, key = name.partition(".")
@@ -96,11 +96,11 @@ def load_optimizer(
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
-    """Let the learning rate fall to zero as ``progress`` goes from 0 to 1."""
+    """Set the learning rate, which falls to zero as ``progress`` goes from 0 to 1."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 
 
 def means(figures: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
-    """The mean of each figure over several batches, which all have the same. Waits for a GPU once per figure."""
+    """Return the mean of each figure over several batches. Waits for a GPU once per figure."""
     return {name: float(sum(each[name] for each in figures)) / len(figures) for name in figures[0]}

@@ -4,13 +4,12 @@
 
     row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
 
-An agent's observation opens a row as soon as it is known; what the agent did there and what that brought closes the row
-when the next step arrives. A row without an action is only what its predecessor saw next: an episode that was
-truncated, a step that was lost, or one that is still in flight. So every observation is kept once, and the steps of
-partial, uneven and lost workers cannot mix.
+An agent's observation opens a row. The action and its reward close the row when the next step arrives. A row without an
+action is only the last observation of its predecessor: after a truncated episode, a lost step, or with a step still in
+flight. So every observation is kept once, and steps of different workers cannot mix.
 
-The rule: rows are numbered for ever, and overwritten oldest first unless the store grows; a number is good from
-``first`` on.
+The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows; rows from ``first`` on are
+valid.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _NO_ROWS = np.zeros(0, np.int64)
 class StepStore:
     """The last ``capacity`` rows of one behavior. ``share_frames``: images are stacks of frames; keep each frame once.
 
-    ``grows``: ``capacity`` is only where it begins; no row is overwritten, and ``clear`` is what makes room.
-    ``obs`` a tree of ``[capacity, …]``; ``columns`` the policy's outputs by name, ``[capacity, …]``; ``reward``
-    float32; ``terminated``, ``acted`` bool; ``successor`` int64, the number of the row after it or ``NOWHERE``.
+    ``grows``: ``capacity`` is the initial one; no row is overwritten, and only ``clear`` removes rows.
+    ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
+    float32; ``terminated``, ``acted``: bool; ``successor``: int64, number of the next row or ``NOWHERE``.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class StepStore:
         self.capacity = capacity
         self._grows = grows
         self.n_rows = 0
-        """How many rows there ever were; the next one has this number."""
+        """Number of rows ever added, and the number of the next row."""
         self.n_acted = 0
-        """How many of them ever got an action and what it brought."""
+        """Number of rows that ever got an action and its reward."""
         self.obs: Tree = _with_stacks(observation, capacity) if share_frames else zeros(observation, capacity)
         self._stacks = [leaf for leaf in leaves(self.obs) if isinstance(leaf, FrameStacks)]
         self.columns = {name: zeros(spec, capacity) for name, spec in columns.items()}
@@ -76,16 +75,16 @@ class StepStore:
 
     @property
     def first(self) -> int:
-        """The number of the oldest row that is still there."""
+        """Number of the oldest row still in the store."""
         return max(self._first, self.n_rows - self.capacity)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """Where in the arrays these rows lie."""
+        """Return the indices of these rows in the arrays."""
         places: np.ndarray = rows % self.capacity
         return places
 
     def add(self, info: StepInfo, behavior: str) -> np.ndarray:
-        """Take the steps of one worker; int64, the rows that got their action."""
+        """Add the steps of one worker; return the rows that got their action, int64."""
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
@@ -99,12 +98,12 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """What is open will not be answered, because the environments were reset."""
+        """Give up all open rows, because the environments were reset."""
         self._open.clear()
         self._unlinked.clear()
 
     def clear(self) -> None:
-        """Forget all rows but those that are open."""
+        """Remove all rows except open ones."""
         kept = {agent_id: row for agent_id, row in self._open.items() if row >= self.first}
         obs = take_rows(self.obs, self.places(np.array(list(kept.values()), np.int64)))
         self._first = self.n_rows
@@ -117,7 +116,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write what was done in the open rows and what it brought."""
+        """Write actions and rewards into the open rows; return these rows."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [
@@ -143,7 +142,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """An agent that did not act, as in another's turn: what came to it, and its end, belongs to its last action."""
+        """Add to an agent's last action the rewards, and the end, that came while another agent had its turn."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -158,7 +157,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """The rows that go on wait for the next of their agents; those that were truncated get what was seen last."""
+        """Link truncated rows to their final observations; note the others, to be linked when their agents act next."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -178,7 +177,7 @@ class StepStore:
                 self.successor[before % self.capacity] = row
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
-        """New rows without actions; their numbers."""
+        """Add rows without actions; return their numbers."""
         if self._grows and len(self) + n > self.capacity:
             self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
@@ -194,7 +193,7 @@ class StepStore:
         return rows
 
     def _grow(self, capacity: int) -> None:
-        """Have room for so many rows, and move those that are there to where they then lie."""
+        """Enlarge the arrays to ``capacity`` rows, and move the rows to their new places."""
         kept = np.arange(self.first, self.n_rows)
         before, after = self.places(kept), kept % capacity
 
@@ -210,7 +209,7 @@ class StepStore:
         self.capacity = capacity
 
     def state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint: arrays by name."""
+        """Return all arrays by name, for a checkpoint."""
         n = min(self.n_rows, self.capacity)
         arrays: dict[str, np.ndarray] = {}
         for index, leaf in enumerate(leaves(self.obs)):
@@ -222,7 +221,7 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """As ``state`` told. What was open then is not: the environments begin anew."""
+        """Restore what ``state`` returned, with no row open: a resumed training resets the environments."""
         n_rows, n_acted, first, *capacity = arrays["counts"].tolist()
         if self._grows and capacity and capacity[0] != self.capacity:
             self._grow(capacity[0])

@@ -1,4 +1,4 @@
-"""What trains the policy of one behavior."""
+"""The interface of a trainer, which trains the policy of one behavior."""
 
 from __future__ import annotations
 
@@ -21,63 +21,64 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Trainer(ABC):
-    """Learns from the steps of one behavior. The controller gives it every StepInfo, and asks for an update when ready.
+    """A trainer of one behavior. The controller passes every StepInfo to ``add``, and calls ``update`` when it is
+    ready.
 
     ``version`` counts the updates; the policy puts it into every ActionInfo.
     """
 
     behavior: str
     policy: Policy
-    """What acts, for the manager."""
+    """Policy that acts during training."""
     version: int = 0
     max_policy_lag: float = 1
-    """By how many versions a step may be older than what it is learned for, unless the controller says otherwise."""
+    """Greatest age of a step to learn from, in versions, unless the controller sets another."""
     frozen: bool = False
-    """Whether it only acts, greedily. The controller changes that: ``TrainerController.freeze``."""
+    """Whether the behavior only acts, greedily. ``TrainerController.freeze`` changes this."""
     learns_while_playing: bool = False
-    """Whether the weights of its policy change between two updates too."""
+    """Whether the weights of the policy change between updates too."""
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Take one worker's steps; how many of them can be learned from. The arrays are the manager's: copy them."""
+        """Take one worker's steps; return how many can be learned from. Copy the arrays: the manager reuses them."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether there is enough for an update; asked again after each, until there is not."""
+        """Return whether there are enough steps for an update. Called again after each update, until False."""
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
         """Learn, and give the policy a new version. ``progress``: 0 at the beginning of training, 1 at its end.
 
-        Returns figures worth looking at, by name.
+        Returns figures for displays and metrics, by name.
         """
 
     @abstractmethod
     def greedy_policy(self) -> Policy:
-        """A policy that explores nothing, for evaluation; it has the same weights, also later."""
+        """Return a policy that does not explore, for evaluation. It shares the weights, also after later updates."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """All that a resumed training needs: arrays by name, and what JSON can hold."""
+        """Return all that a resumed training needs: arrays by name, and JSON data."""
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` told."""
+        """Restore what ``state`` returned."""
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Take over only what its greedy policy needs of what ``state`` told; nothing is learned afterwards.
+        """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.
 
-        ``arrays`` are read when they are asked for, so a replay that is left out takes no time.
+        Each array is read from disk on first use, so a replay that is not used takes no time.
         """
         self.restore(arrays, facts)
 
     def greedy_module(self) -> nn.Module:
-        """The greedy policy as a module, for export; it need not have the same weights later.
+        """Return the greedy policy as a module, for export. Later updates may leave it unchanged.
 
-        ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec, and
-        returns a tuple of the leaves of the action, in the same way, as the environment gets them: shifted, scaled,
-        clipped and in its dtypes. It normalizes what the policy normalizes, can be traced (``torch.jit.trace``), and
-        asks nothing of the number of rows, which changes. Raises UsageError for a trainer that has none.
+        ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec. It returns
+        a tuple of the leaves of the action as the environment gets them: shifted, scaled, clipped and in its dtypes. It
+        includes the policy's normalization, can be traced (``torch.jit.trace``), and does not depend on n. The default
+        raises UsageError.
         """
         raise UsageError(
             f"the trainer of {self.behavior!r} cannot be exported: {type(self).__name__} has no greedy_module(), which "
@@ -85,28 +86,29 @@ class Trainer(ABC):
         )
 
     def can_update(self) -> bool:
-        """Whether it can learn from what it has, be that less than ``is_ready`` wants. Asked at the end of a round, and
-        again after each update, until it cannot.
+        """Return whether an update is possible at all, even with fewer steps than ``is_ready`` requires.
+
+        Called at the end of a round, and again after each update, until False.
         """
         return self.is_ready()
 
-    def pause(self) -> None:  # noqa: B027  (one that learns only in update() has nothing to end)
-        """It is about to be frozen: when this returns, nothing changes its weights before the next ``add``."""
+    def pause(self) -> None:  # noqa: B027  (not needed by trainers that learn only in update())
+        """Stop learning, before the trainer is frozen: the weights must not change until the next ``add``."""
 
-    def collected(self, n_steps: int) -> None:  # noqa: B027  (most explore in the same way all the time)
-        """So many steps of its behavior were taken in all: its policy explores as it should after that many."""
+    def collected(self, n_steps: int) -> None:  # noqa: B027  (not needed with constant exploration)
+        """Set the policy's exploration for ``n_steps`` agent steps taken so far."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back what it holds besides memory. Any number of times."""
+        """Release processes, files and the like. May be called any number of times."""
 
-    def environments_were_reset(self) -> None:  # noqa: B027  (one that keeps nothing between steps needs none)
-        """What is in flight will never be answered."""
+    def environments_were_reset(self) -> None:  # noqa: B027  (not needed by trainers that keep nothing between steps)
+        """Give up the steps in flight, because the environments were reset."""
 
 
 def require_can_learn_apart(trainer: Any) -> None:
     """Raise UsageError for a trainer, or a class of trainers, that cannot learn in a process of its own.
 
-    PPO cannot: it needs steps of its present policy. Nor can any outside of Linux.
+    PPO cannot, because it needs steps of its present policy. Outside Linux no trainer can.
     """
     if sys.platform != "linux":
         raise UsageError("learning in a process of its own needs Linux (pidfd): leave out `apart` here.")

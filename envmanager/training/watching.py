@@ -1,12 +1,12 @@
-"""Watching a training: its policies play its game in a window, and get better as it goes on.
+"""Watching a training: its latest policies play its Godot game in a window while it goes on.
 
 ::
 
     run/checkpoints/latest ── its plan, its trainers ──▶ greedy policies ──▶ one engine, in real time
-             └── looked at once a second, between two steps
+             └── read once a second, between two steps
 
-The rule: nothing is written into the training's folder. A newer checkpoint that cannot be played leaves the policies
-before it playing, and that is said.
+The rule: nothing is written into the training's folder. When a newer checkpoint cannot be played, a warning says so and
+the policies before it go on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LOOK_EVERY_S = 1.0
-"""How often to look for a newer checkpoint, and to tell of the episodes that have ended."""
+"""Seconds between looks for a newer checkpoint, and between reports of finished episodes."""
 _CLOSED_BY_HAND = "EXIT(0)"
 
 _logger = logging.getLogger("envmanager")
@@ -43,11 +43,11 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class WatchPlan:
-    """Which training to watch, and how. ``directory`` is its folder, as TrainingPlan has it.
+    """Which training to watch, and how. ``directory`` is the training's folder.
 
-    ``checkpoint``: the name of one there, or the folder of one elsewhere, which is then played all the time; None is
-    the newest, always. ``shown``: how many arenas. ``binary``: another engine than the training's. ``headless``:
-    without a window. ``steps``: so many actions of each agent; None has no end.
+    ``checkpoint``: name of a checkpoint there, or folder of one elsewhere, to play all the time; None follows the
+    newest. ``shown``: number of arenas. ``binary``: another engine than the training's. ``headless``: without a window.
+    ``steps``: steps of each environment to play; None for no end.
     """
 
     directory: Path
@@ -59,17 +59,17 @@ class WatchPlan:
 
 
 class Report(Protocol):
-    """Who is told how it goes."""
+    """Receives reports of the play."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """The policies of this checkpoint play from now on."""
+        """Report that the policies of this checkpoint play from now on."""
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """After so many steps: what the episodes brought that ended lately, by behavior."""
+        """Report the returns of the episodes that ended since the last report, by behavior, after ``n_steps`` steps."""
 
 
 class Watching:
-    """One look at a training. ``go()`` returns after ``plan.steps``, or when the window is closed."""
+    """A player of a training's checkpoints. ``go()`` returns after ``plan.steps``, or when the window is closed."""
 
     def __init__(self, plan: WatchPlan, report: Report) -> None:
         self._plan = plan
@@ -80,11 +80,11 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play. Raises UsageError when there is nothing to play, and the error of the engine."""
+        """Play until the end. Raises UsageError when there is nothing to play, and the errors of the engine."""
         saved = self._source.first()
         options = manager_options(saved.checkpoint, self._plan)
         self._game = str(options.env)
-        torch.set_num_threads(1)  # the engine and the training want the other cores
+        torch.set_num_threads(1)  # the engine and the training need the other cores
         with make_manager(options) as manager:
             self._take(manager, saved)
             try:
@@ -132,14 +132,14 @@ class Watching:
 
 
 class Source:
-    """The checkpoints of one training: the newest, or always the one that was named."""
+    """The checkpoints of one training to play: always the newest, or the one named in the plan."""
 
     def __init__(self, plan: WatchPlan) -> None:
         self._directory, self._name = plan.directory, plan.checkpoint
         self._seen: Path | None = None
 
     def first(self) -> SavedTraining:
-        """What to begin with. Raises UsageError when there is nothing."""
+        """Return the first checkpoint to play. Raises UsageError when there is none."""
         if self._name is None:
             return self._open()
         elsewhere = Path(self._name)
@@ -148,12 +148,12 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """A checkpoint that was not seen before. Raises UsageError when it cannot be read, once."""
+        """Return a checkpoint that was not returned before, or None. Raises UsageError once for an unreadable one."""
         if self._name is not None:
             return None
         try:
             found = find(self._directory)
-        except UsageError:  # the training begins anew
+        except UsageError:  # the training is beginning again
             return None
         if found == self._seen:
             return None
@@ -167,7 +167,7 @@ class Source:
 
 
 def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
-    """One engine with the game of the training, in real time. Raises UsageError when that was no Godot game."""
+    """Return options of one engine with the training's game, in real time. Raises UsageError if it is no Godot game."""
     of_manager = manager_in(checkpoint, plan.directory)
     if of_manager["kind"] != "godot":
         raise UsageError(
@@ -179,7 +179,7 @@ def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
         "window": not plan.headless,
         "speed": "realtime",
         "shown": plan.shown,
-        "pin": False,  # it would share the core of a training's first engine
+        "pin": False,  # otherwise it would share a core with the training's first engine
         "attach": None,
     }
     directory = Path(plan_in(checkpoint, plan.directory)["directory"])
