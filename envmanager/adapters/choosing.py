@@ -31,7 +31,7 @@ ADAPTERS = {
 """Adapters by the name of the base class that they wrap."""
 
 ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
-"""Names of the base classes of all environments, with those that are only found inside others."""
+"""Names of the base classes of all environments, including those that occur only inside wrappers."""
 
 
 def _aec_advice(env: Any) -> str:
@@ -74,7 +74,7 @@ def as_environment(subject: Any) -> Environment:
 
 
 _INWARDS = ("subject", "unwrapped", "env")
-"""Attributes in which wrappers keep the wrapped object: this library's, Gymnasium's and PettingZoo's, most others'."""
+"""Attributes in which wrappers keep the wrapped object: in this library, in Gymnasium and PettingZoo, in others."""
 
 
 def innermost(subject: Any) -> Any:

@@ -84,7 +84,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Whether the factory has one required positional parameter, or one annotated as EnvContext."""
+    """Return whether the factory has one required positional parameter, or one annotated as EnvContext."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

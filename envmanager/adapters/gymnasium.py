@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments: those of one worker are an EnvGroup that writes into the worker's arrays.
+"""Adapter for Gymnasium environments. All environments of one worker form a group that writes into its arrays.
 
 Most users' environment steps are taken here. Views of rows, readers of actions and the expected dtypes and shapes are
 therefore made once; a step only compares and assigns.
@@ -28,7 +28,7 @@ ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
-    """Whether all environments have the first one's observation and action space."""
+    """Return whether all environments have equal observation spaces and equal action spaces."""
     first = envs[0]
     return all(
         env.observation_space == first.observation_space and env.action_space == first.action_space for env in envs[1:]

@@ -136,7 +136,7 @@ class VectorEnvironment(Environment):
         return build(spec, [_column(leaf, part, self._n, path, self.casting) for leaf, part, path in parts])
 
     def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP: agents whose episode ended do not act in the next step. If these are all, take it at once."""
+        """NEXT_STEP: agents whose episode ended do not act in the next step; if that is all agents, take it at once."""
         steps.final_obs = take_rows(steps.obs, ended)
         steps.reset_info = [{} for _ in range(np.count_nonzero(ended))]
         if ended.all():
@@ -146,7 +146,7 @@ class VectorEnvironment(Environment):
             self._acting = ~ended
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: the VectorEnv has reset them, and its infos hold their final observations."""
+        """SAME_STEP: take the final observations of the agents that the VectorEnv has reset from its infos."""
         numbers = np.flatnonzero(ended).tolist()
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -169,7 +169,7 @@ class VectorEnvironment(Environment):
         return build(spec, [_stacked(leaf, column, path, self.casting) for leaf, column, path in parts])
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """DISABLED: the VectorEnv does not reset by itself; reset those that ended."""
+        """DISABLED: reset the ended sub-environments, because the VectorEnv does not do so by itself."""
         steps.final_obs = take_rows(steps.obs, ended)
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended.copy()})
         _put(steps.obs, ended, take_rows(self._own_arrays(obs), ended))

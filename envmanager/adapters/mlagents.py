@@ -11,7 +11,7 @@ for discrete actions ``action_mask``, a tuple with an array per branch in which 
 ML-Agents (an environment may also give one array for several branches). An action is a dict of ``continuous``, float32,
 and ``discrete``, int32, or of one of them.
 
-The rule: the row of an agent has the ``agent_id`` that ML-Agents gave it, and all that a step says of it.
+The rule: the row of an agent has the ``agent_id`` of ML-Agents, and all the data of the agent in that step.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
 
 
 def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
-    """A copied array per branch, also if the environment has one for several branches.
+    """Return a copied array per branch, also if the environment has one array for several branches.
 
     ML-Agents allows that, because its trainers concatenate the arrays.
     """

@@ -127,7 +127,7 @@ def _nearest(error: AttributeError) -> str:
 
 
 def _has_registered(env_id: str) -> bool:
-    """Whether an imported module has registered ``env_id``. Does not import Gymnasium."""
+    """Return whether an imported module has registered ``env_id``. Does not import Gymnasium."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and env_id in gymnasium.registry
 

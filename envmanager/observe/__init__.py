@@ -1,1 +1,1 @@
-"""How a training can be watched: events, counters, times, traces. Nothing here changes what a manager does."""
+"""Observation of a running manager: events, counters, times, traces. Nothing here changes what a manager does."""

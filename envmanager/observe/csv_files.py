@@ -1,7 +1,7 @@
-"""Tables as CSV files that grow while something runs, and that a run which goes on may go on with.
+"""Tables in CSV files that grow during a run. A resumed run goes on with the rows of the run before.
 
-The rule: a file is made anew, with the rows that are kept, and takes the place of the old one when it holds them all. A
-row is on its way to the disk as soon as it is written. A file is ours when its first line is.
+The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
+flushed at once. A file counts as written by this library if its first line has the expected columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """Writes rows into a new file at ``path``, after those of ``kept``. Raises NotWritten."""
+    """A new file at ``path`` that begins with the rows ``kept`` and grows by rows. Raises NotWritten."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -32,11 +32,11 @@ class CsvFile:
             self._writer = csv.writer(self._file)
 
     def write(self, row: Sequence[Any]) -> None:
-        """Add a row. Raises OSError."""
+        """Append a row. Raises OSError."""
         self._writer.writerow(row)
 
     def close(self) -> None:
-        """Nothing more comes. Any number of times."""
+        """Close the file. May be called any number of times."""
         self._file.close()
 
 
@@ -45,9 +45,9 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 
 
 def rows_of(path: Path, *tables: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a file, by column; none where there is no file. A last line that was cut short is left out.
+    """Return the rows of a file as dicts by column; none without a file. An incomplete last line is left out.
 
-    ``tables``: the columns that it may have. Raises UsageError for a file that cannot be read.
+    ``tables``: the sets of columns that the file may have. Raises UsageError for a file that cannot be read.
     """
     if not path.exists():
         return []
@@ -61,7 +61,7 @@ def rows_of(path: Path, *tables: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, *tables: Sequence[str]) -> bool:
-    """Whether something is there that is no table with these columns; a link is none of ours."""
+    """Return whether ``path`` exists and is not a table with any of these columns. A symbolic link counts as not."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
@@ -69,11 +69,11 @@ def is_of_others(path: Path, *tables: Sequence[str]) -> bool:
     headers = [_header(table) for table in tables]
     with path.open("rb") as file:
         first = file.readline(max(map(len, headers)))
-    return not any(header.startswith(first) for header in headers)  # cut short when a run was killed at its beginning
+    return not any(header.startswith(first) for header in headers)  # a run killed at its beginning leaves half a line
 
 
 def holds_rows(path: Path) -> bool:
-    """Whether there is a row in it."""
+    """Return whether the file has a row below its header."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""The scalars of a training as a table: a line per value, in ``metrics.csv`` in its folder.
+"""Metrics writer for a table ``metrics.csv`` in the training's folder, with a line per value.
 
-The rule: a training that is resumed goes on with the same table, without what came after its checkpoint.
+The rule: a resumed training keeps the lines up to its checkpoint, and drops those after it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLUMNS = ("steps", "name", "value")
 
 
 class CsvMetrics:
-    """Writes ``metrics.csv``. Raises UsageError for a file of that name that is somebody else's."""
+    """A writer of ``metrics.csv``. Raises UsageError for a file of that name that no training wrote."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE
@@ -40,5 +40,5 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Whether something is there that no training has written; a link is none of ours."""
+    """Return whether ``path`` exists and no training wrote it. A symbolic link counts as not written by one."""
     return csv_files.is_of_others(path, _COLUMNS)

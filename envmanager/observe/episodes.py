@@ -6,11 +6,11 @@
                             ├──▶ return and length so far, ──┤
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
-An episode that was cut because its worker failed has no return: it is counted as lost and not as an episode. One whose
-beginning was not seen is not counted at all.
+An episode that was cut because its worker failed has no return: it counts as lost and not as an episode. An episode
+that was running when counting began does not count at all.
 
-This runs once per StepInfo, tens of thousands of times a second, so it is as cheap as it can be: who the rows of a
-worker belong to is looked up once and remembered until its agents change.
+This runs once per StepInfo, tens of thousands of times a second, so it is made to be cheap: the agents of a worker's
+rows are looked up once and remembered until they change.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from envmanager.data.batches import Batch
 from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
 
 RECENT = 100
-"""Over how many of the last episodes means are taken."""
+"""Number of latest episodes over which means are taken."""
 _KEPT_OF_A_MANAGER = 10_000
-"""Some 2 MB. With thousands of environments many end in the same moment."""
+"""Number of episodes that a manager keeps (2 MB); with thousands of environments many end at the same moment."""
 _UNSEEN = -(1 << 62)
-"""The length of an episode that was under way when counting began; it stays below 0."""
+"""Initial length of an episode already running when counting began; it stays below 0, so it never counts."""
 
 
 class Episode(NamedTuple):
-    """One agent's episode that has ended: ``total`` is its return, the sum of its rewards.
+    """A finished episode of one agent. ``total`` is its return: the sum of this agent's rewards.
 
-    ``length``: how many actions the agent took in it; where only some agents act at a time, its own alone.
+    ``length``: number of the agent's steps; steps in which only other agents acted do not count.
     """
 
     behavior: str
@@ -48,13 +48,13 @@ class Episode(NamedTuple):
 
     @property
     def env_id(self) -> int:
-        """The environment that the agent plays in."""
+        """Number of the environment in which the agent plays."""
         return self.agent_id >> AGENT_BITS
 
 
 @attrs.frozen
 class _RowOwners:
-    """Who the rows of one worker's StepInfo belong to."""
+    """The agents of the rows of one worker's StepInfo."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
     places: tuple[np.ndarray, ...]  # per behavior, where each row's running return and length are kept
@@ -63,11 +63,11 @@ class _RowOwners:
 
 @attrs.define(repr=False)
 class Episodes:
-    """What has happened so far. ``returns`` maps each agent_id to the returns of its episodes, in order.
+    """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its episodes, in order.
 
-    ``recent``: the last ``n_recent`` episodes that ended. ``count``: how many ended in all; ``lost``: those that were
-    cut because their worker failed. ``on_end`` is called with each that ends. Without ``keeps_returns``, ``returns``
-    stays empty, and a billion episodes, or agents one after the other, take no more memory than those who play.
+    ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes; ``lost``: number of
+    episodes cut because their worker failed. ``on_end`` is called with each finished episode. Without ``keeps_returns``
+    ``returns`` stays empty, and memory does not grow with the number of episodes.
     """
 
     on_end: Callable[[Episode], Any] | None = None
@@ -75,7 +75,7 @@ class Episodes:
     n_recent: int = RECENT
     env_steps: int = 0
     worker_steps: int = 0
-    """Of StepInfos; a batch does not say whose steps it has."""
+    """Number of worker steps, from StepInfos alone: a batch does not name its workers."""
     count: int = 0
     lost: int = 0
     returns: dict[int, list[float]] = attrs.field(factory=dict)
@@ -101,21 +101,21 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """For a manager's own; ``under_way``: what was last seen of the episodes that are not to be counted, if any."""
+        """Return the counters of a manager. Episodes running in ``under_way``, its latest steps, will not count."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)
         return episodes
 
-    # What is counted.
+    # Counting.
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
-        """Count each of them."""
+        """Count several StepInfos."""
         for info in infos:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count one StepInfo; one without a step taken (after a reset or a loss) begins episodes instead."""
+        """Count one StepInfo. After a reset or a lost step it has no step to count: episodes begin."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
@@ -132,16 +132,16 @@ class Episodes:
                 self._end_episodes(behavior, places[ended])
 
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
-        """From now on steps come by ``add_batch``, of ``n_envs`` environments that were reset.
+        """Prepare for ``add_batch``, after a reset of ``n_envs`` environments.
 
-        ``brings_first``: of each the first row is its first observation, and no step.
+        ``brings_first``: the first row of each environment is its observation after the reset, and not a step.
         """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
         self._running[self._rows] = 0.0
         self._lengths[self._rows] = -1 if brings_first else 0
 
     def add_batch(self, behavior: str, batch: Batch) -> None:
-        """Count the steps of a batch: rows of any environments, in any order."""
+        """Count the steps of a batch, with rows of any environments in any order."""
         places = self._rows[batch.env_ids]
         self._running[places] += batch.reward
         lengths = self._lengths[places] + 1
@@ -155,17 +155,17 @@ class Episodes:
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
     def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
-        """Somebody has begun to count in the middle: what is going on now, as last seen, is not counted."""
+        """Ignore the episodes that are running now, because counting begins in the middle of them."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN
         self.begin_rows(n_envs, brings_first=False)
         self._lengths[self._rows] = _UNSEEN
 
-    # What has come of it.
+    # Results.
 
     def take(self) -> list[Episode]:
-        """The episodes that have ended since the last ``take``, oldest first; of many only the last ``n_recent``."""
+        """Return the episodes finished since the last ``take``, oldest first, at most the last ``n_recent``."""
         n_new = min(self.count - self._n_taken, len(self.recent))
         self._n_taken = self.count
         return list(itertools.islice(self.recent, len(self.recent) - n_new, None))
@@ -173,7 +173,7 @@ class Episodes:
     def of(
         self, *, env_id: int | None = None, behavior: str | None = None, agent_id: int | None = None
     ) -> list[Episode]:
-        """Those of the ``recent`` episodes that were of this environment, behavior or agent, oldest first."""
+        """Return the ``recent`` episodes of this environment, behavior or agent, oldest first."""
         return [
             episode
             for episode in self.recent
@@ -183,19 +183,19 @@ class Episodes:
         ]
 
     def mean_of_recent(self, behavior: str | None = None) -> float:
-        """The mean return of the last hundred episodes, of one behavior or all; NaN before the first has ended."""
+        """Return the mean return of the last hundred episodes, of one behavior or all; NaN before the first."""
         return _mean([episode.total for episode in self._last(behavior)])
 
     def mean_length(self, behavior: str | None = None) -> float:
-        """The mean length of the same episodes."""
+        """Return the mean length, in agent steps, of the last hundred episodes; NaN before the first."""
         return _mean([episode.length for episode in self._last(behavior)])
 
     def all_returns(self) -> list[float]:
-        """The returns of all episodes, agent by agent."""
+        """Return the returns of all episodes, agent by agent."""
         return [value for values in self.returns.values() for value in values]
 
     def returns_by_env(self) -> dict[str, list[float]]:
-        """The returns per environment, ``{"0": […]}``; where it has several agents, per agent, ``{"0/0": […], …}``."""
+        """Return the returns by environment, ``{"0": […]}``, or by agent where it has several, ``{"0/0": […], …}``."""
         agents_of: dict[int, list[int]] = {}
         for agent_id in sorted(self.returns):
             agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)
@@ -210,7 +210,7 @@ class Episodes:
         own = (episode for episode in reversed(self.recent) if behavior in (None, episode.behavior))
         return itertools.islice(own, RECENT)
 
-    # How it is counted.
+    # Internals.
 
     def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
         totals, lengths = self._running[places].tolist(), self._lengths[places].tolist()
@@ -227,7 +227,7 @@ class Episodes:
                 self.on_end(episode)
 
     def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """In these environments episodes begin, also of agents that are not there at first."""
+        """Reset the running returns in these environments, also of agents that join later."""
         places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
         self._forget(np.array(places, np.intp))
 
@@ -236,7 +236,7 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Who the rows belong to; ``owners`` itself, who they belonged to last time, if they are the same."""
+        """Return the agents of the rows: ``owners``, those of the last StepInfo, itself if they are the same."""
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
@@ -274,7 +274,7 @@ class Episodes:
         return len(self._agent_at) - 1
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Others may have the places of agents that are not there any more and whose episode is over."""
+        """Free the places of agents that have left after the end of their episode."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):
             if self._running[place] == 0.0 and self._lengths[place] == 0:
@@ -284,7 +284,7 @@ class Episodes:
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
-    """The places of the rows of ``now`` whose agents took an action; ``is_same``: the rows of ``before`` are theirs."""
+    """Return the places of the agents in ``now`` that took an action. ``is_same``: ``before`` has the same agents."""
     if before is None:
         return places[:0]
     if is_same:

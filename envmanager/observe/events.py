@@ -27,14 +27,14 @@ from envmanager.errors import WorkerError
 from envmanager.options import RestartPolicy
 
 KEPT = 1000
-"""How many events are kept; older ones live on in the counters and in the log."""
+"""Number of events kept. The counters and the log have all."""
 
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """An event in the life of one worker, at ``at_s`` by ``time.monotonic()``."""
+    """An event of one worker, at time ``at_s`` of ``time.monotonic()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
@@ -48,10 +48,10 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class Started(Event):
-    """A worker is there, with its environments made, ``start_s`` seconds after it was asked for."""
+    """A worker has started and made its environments, within ``start_s`` seconds."""
 
     pid: int | None
-    """None: in this process, or a game that was not started here."""
+    """Process id; None in this process, and for a game that this library did not start."""
     start_s: float
 
     def __str__(self) -> str:
@@ -61,10 +61,10 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """A worker failed with ``error``, which has all the evidence. The next event says what is done about it, or the
-    error is raised.
+    """A worker failed with ``error``, which has all the evidence. The next event says what follows, or the error is
+    raised.
 
-    The subclasses say how it failed: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
+    The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
 
     error: Exception
@@ -90,19 +90,19 @@ class Raised(Failed):
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """The worker, an engine, sent what its protocol does not allow, and was killed."""
+    """The worker, an engine, broke the protocol and was killed."""
 
 
 @attrs.frozen(kw_only=True)
 class NotStarted(Failed):
-    """The process of a worker's next generation could not be started, or found no room on a cluster."""
+    """The next process of a worker could not be started, or found no room on a cluster."""
 
 
 @attrs.frozen(kw_only=True)
 class Restarted(Event):
-    """A failed worker is being replaced by ``generation``, ``delay_s`` from now; ``cause`` is what it failed with.
+    """A failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
 
-    ``number``: how many restarts that makes in the window of ``policy``.
+    ``number``: restarts of this worker in the window of ``policy``, this one included.
     """
 
     LEVEL = logging.WARNING
@@ -120,7 +120,7 @@ class Restarted(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """A healthy worker is being replaced by ``generation`` after ``steps`` steps, as its RestartPolicy asks."""
+    """A healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy demands."""
 
     LEVEL = logging.INFO
 
@@ -144,7 +144,7 @@ class Dropped(Event):
 
 @attrs.frozen(kw_only=True)
 class LateReplyDiscarded(Event):
-    """A response to a request that nobody waits for any more came, and was discarded: ``ticket`` names the request."""
+    """A response came after its deadline and was discarded; ``ticket`` is the number of the request."""
 
     LEVEL = logging.INFO
 
@@ -156,7 +156,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class Note(Event):
-    """Something that the worker itself reports beside its steps: a statistic, a key that was pressed in its window."""
+    """A report of the worker beside its steps, such as a statistic, or a key pressed in its window."""
 
     name: str
     data: Mapping[str, Any]
@@ -167,9 +167,9 @@ class Note(Event):
 
 @attrs.frozen(kw_only=True)
 class ValuesCast(Event):
-    """Some environments give values of another dtype than their spec says; they are cast. Reported once for each.
+    """Environments return values of another dtype than their spec, which are cast. Reported once per field.
 
-    ``field`` says which: ``"obs['camera']"``, ``"reward"``. A cast changes no value but for rounding floats.
+    ``field`` is the value: ``"obs['camera']"``, ``"reward"``. A cast may round floats, and changes nothing else.
     """
 
     LEVEL = logging.WARNING
@@ -189,7 +189,7 @@ class ValuesCast(Event):
 
 
 class EventLog(Sequence[Event]):
-    """The last events, oldest first, and how many there were of each kind since the start."""
+    """The last events, oldest first, and counters of each kind since the start."""
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
@@ -205,7 +205,7 @@ class EventLog(Sequence[Event]):
         _logger.log(event.LEVEL, "%s", event)
 
     def count(self, kind: type[Event]) -> int:
-        """How many events there were of this kind, its subclasses included, also those no longer kept."""
+        """Return the number of events of this kind and its subclasses, including those no longer kept."""
         counts = self._counts.copy()  # at once: another thread may be adding
         return sum(number for each, number in counts.items() if issubclass(each, kind))
 

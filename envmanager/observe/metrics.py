@@ -1,19 +1,18 @@
-"""Where the numbers of a training go: TensorBoard, a CSV file, Weights & Biases, MLflow, or what a package adds.
+"""Choice of metrics writers: TensorBoard, a CSV file, Weights & Biases, MLflow, or one that a package adds.
 
 ::
 
     training.metrics: [csv, {wandb: {project: x}}] ── parse ──▶ Metrics ── open_writers ──▶ MetricsWriter, …
                                                                             add_scalars({"return/mean": 21.5}, 30_000)
 
-A package adds one with an entry point in its ``pyproject.toml``::
+A package adds a writer with an entry point in its ``pyproject.toml``::
 
     [project.entry-points."envmanager.metrics"]
     comet = "my_package.metrics:CometMetrics"
 
-which names a callable that is used like those here: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
+The entry point names a callable: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
 
-The rule: a name or an option that is not known is refused before anything is started, and so is a library that is not
-installed.
+The rule: an unknown name, an unknown option and a missing library are refused before anything is started.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _EXAMPLE = "a list such as [tensorboard, csv, {wandb: {project: x}}]"
 
 
 MakeWriter = Callable[..., MetricsWriter]
-"""``make(facts, **options)``."""
+"""A function ``make(facts, **options)`` that returns a writer."""
 
 
 @attrs.frozen
@@ -57,29 +56,29 @@ KINDS = {
     ),
     "wandb": _Known("envmanager.observe.trackers:WandbMetrics", "wandb", "wandb"),
 }
-"""The writers that come with this library, imported when they are chosen."""
+"""Writers of this library, imported when they are chosen."""
 
 
 @attrs.frozen
 class Metrics:
-    """One writer as a config names it: ``kind`` says which, ``options`` how."""
+    """One writer of a config: its name, ``kind``, and its ``options``."""
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def writes_files(self) -> bool:
-        """Whether it writes into the folder of the training, rather than tell somebody else."""
+        """Whether the writer writes files in the training's folder, instead of sending to a service."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 
     def to_json(self) -> Any:
-        """As a config says it."""
+        """Return the writer as a config names it: its name, or ``{name: options}``."""
         return {self.kind: dict(self.options)} if self.options else self.kind
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """What a config says of them, each a name or ``{name: options}``. UsageError for anything else, or one twice."""
+    """Parse a list of names or ``{name: options}``. Raises UsageError for anything else, and for a name twice."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))
@@ -110,18 +109,18 @@ def _one(value: Any) -> Metrics:
 
 
 def known_kinds() -> list[str]:
-    """The names of all writers, those that other packages add included."""
+    """Return the names of all writers, including those of other packages."""
     return _ADDED.names_with(KINDS)
 
 
 def require(chosen: Iterable[Metrics]) -> None:
-    """Raise MissingExtra for a writer whose library is not installed, UsageError for options that it does not have."""
+    """Raise MissingExtra for a writer whose library is not installed, UsageError for unknown options."""
     for each in chosen:
         _check_options(each, _find(each.kind))
 
 
 def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
-    """The writers, by kind; close them. Raises UsageError when one cannot be opened; then the others are closed."""
+    """Open the writers; return them by kind. If one cannot be opened, close the others and raise UsageError."""
     writers: dict[str, MetricsWriter] = {}
     try:
         for each in chosen:
@@ -138,7 +137,7 @@ def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
         return _find(each.kind)(facts, **each.options)
     except EnvManagerError:
         raise
-    except Exception as error:  # of a service: no network, no login, an option that it does not know
+    except Exception as error:  # such as no network, no login, an unknown option
         raise UsageError(f"the metrics of {each.kind} cannot be opened: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What a metrics writer is, and what it receives of a training when it is opened."""
+"""The interface of a metrics writer, and the facts about a training that it gets."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import attrs
 
 
 class MetricsWriter(Protocol):
-    """Takes scalars."""
+    """A writer of scalars to a file or a service."""
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
-        """Note these values, by name (``"default/loss"``), after so many steps of agents.
+        """Write these values, by name (``"default/loss"``), at ``step`` agent steps of the training.
 
-        Steps may come late: the scalars of one behavior after later ones of another.
+        Between behaviors ``step`` may go back: one behavior's scalars may come after later ones of another.
         """
         ...
 
     def close(self) -> Any:
-        """Nothing more comes: what was noted is to be where it belongs when this returns."""
+        """Flush everything and close."""
         ...
 
 
 @attrs.frozen
 class RunFacts:
-    """What a writer is told of the training. ``directory`` is its folder, ``config`` the whole of it as plain data.
+    """The facts about a training for a writer. ``directory`` is its folder, ``config`` its whole config as plain data.
 
-    ``run_id`` stays the same when the training is resumed; then ``resumed_at`` is after how many steps.
+    ``run_id`` stays the same when the training is resumed; ``resumed_at`` is then its number of agent steps.
     """
 
     directory: Path

@@ -1,4 +1,4 @@
-"""What a manager reports about itself."""
+"""Statistics of a manager and its workers, and the verdict on what limits the speed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from envmanager.observe.timing import WaitTimes, WorkerTimes
 _EVEN = 0.1
 """Shares of the time that differ by less than this count as equal."""
 _LEAST_STEPS = 1000
-"""Environment steps before the first verdict: at first everything takes longer."""
+"""Environment steps before the first verdict; the first steps are slower."""
 _MESSAGE_S = 150e-6
-"""Time that the trainer needs at least for one step of a worker, with a policy that takes no time."""
+"""Least time of the trainer per worker step, in seconds, with a policy that takes no time."""
 _MUCH_SLOWER = 1.5
 """The verdict names a worker slower than this multiple of the median."""
 
@@ -33,31 +33,31 @@ class WorkerStats:
     pid: int | None = None
     """Process id; None in the trainer's own process."""
     waiting: bool = False
-    """Whether the trainer has yet to receive a response of it: it steps, it is being replaced, or its step is ready."""
+    """Whether a response is outstanding: the worker steps or is being replaced, or its step was not received yet."""
     replacing: bool = False
-    """Whether it failed or is recycled, and its next generation is not there yet."""
+    """Whether the worker failed or is recycled, and its next process has not started yet."""
     failed: bool = False
-    """Whether it takes no steps until the next reset."""
+    """Whether the worker takes no steps until the next reset."""
     dropped: bool = False
-    """Whether it takes no steps any more, after a reset either."""
+    """Whether the worker takes no steps any more, not even after a reset."""
     restarts: int = 0
-    """Number of times that it was replaced because it had failed."""
+    """Number of times that the worker was replaced because it had failed."""
     steps: int = 0
-    """Worker steps delivered; in each, all its environments take one environment step."""
+    """Worker steps delivered. In a worker step each environment of the worker takes one environment step."""
     start_s: float = 0.0
-    """Duration of its last start, from the request until its environments were made."""
+    """Duration of the last start, from the request until the environments were made."""
     step_time_s: float = 0.0
     """Mean time inside a worker step."""
     step_time_p50_s: float = 0.0
-    """Median of that time, within 7 %, as the other percentiles are."""
+    """Median time inside a worker step, within 7 %, like the other percentiles."""
     step_time_p95_s: float = 0.0
     step_time_p99_s: float = 0.0
     idle_share: float = 0.0
-    """Share of the time in which it had no command."""
+    """Share of the time in which the worker had no command."""
     queue_wait_s: float = 0.0
     """Mean time from the end of a step until its response was delivered."""
     core_wait_share: float = 0.0
-    """Share of the time in which it could have run and no core was free, inside steps or before them.
+    """Share of the time in which the worker could have run but no core was free, inside steps or before them.
 
     0.0 where the kernel does not report it.
     """
@@ -82,13 +82,13 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """All workers of a manager, sums over them, and what sets the pace."""
+    """Statistics of a manager: of each worker, sums over all, and a verdict."""
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
     """Worker steps delivered."""
     env_steps: int = 0
-    """Environment steps delivered: a worker step has one of each of its environments."""
+    """Environment steps delivered, one per environment in each worker step."""
     late_replies: int = 0
     """Responses that came after their deadline and were discarded."""
     restarts: int = 0
@@ -98,7 +98,7 @@ class ManagerStats:
     wait_share: float = 0.0
     """Share of the time in which the trainer waited for steps; in process, in which the environments stepped."""
     placement: str = ""
-    """What a probe chose and why, where the choice was ``"auto"``."""
+    """Choice of a probe and its reason, if the placement was ``"auto"``."""
     in_process: bool = False
     """Whether all environments run in the trainer's process."""
     random_policy: bool = False
@@ -106,7 +106,7 @@ class ManagerStats:
 
     @property
     def verdict(self) -> str:
-        """What sets the pace, the figures that show it, and what to do about it, in a few short sentences.
+        """Sentences on what limits the speed, with the figures that show it and what to do.
 
         Empty before the first thousand environment steps, and when no step was measured.
         """
@@ -117,7 +117,7 @@ class ManagerStats:
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
-    """Return the share of the time in which a trainer waited, of the time of the worker that stepped for longest."""
+    """Return the time that a trainer waited, as a share of the busy and idle time of the longest-running worker."""
     total_ns = max((each.busy_ns + each.idle_ns for each in times), default=0)
     return min(1.0, waits.waited_ns / total_ns) if total_ns else 0.0
 
@@ -125,8 +125,8 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on workers beside the trainer.
 
-    The side that is at work for more of the time sets the pace: the busiest worker, or the trainer. When both are at
-    work for little of it, messages between them do.
+    The busier side limits the speed: the busiest worker, or the trainer. When both are at work for little of the time,
+    the messages between them do.
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
@@ -170,7 +170,7 @@ def _verdict_in_process(stats: ManagerStats) -> str:
 
 
 def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
-    """Return whether several processes do less than one could, while the trainer only passes messages."""
+    """Return whether one process could do the work of all workers, while the trainer only passes messages."""
     if len(measured) < 2 or any(worker.pid is None for worker in measured):
         return False
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
@@ -179,22 +179,22 @@ def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the sum of the times that all workers spent in steps, as a share of the time that has passed."""
+    """Return the sum of the shares of time that the workers spent in steps."""
     return sum(1.0 - worker.idle_share for worker in measured)
 
 
 def _at_work(worker: WorkerStats) -> float:
-    """Return the share of the time in which a worker had something to do, a wait for a free core included."""
+    """Return the share of the time in which a worker had a command, waits for a free core included."""
     return min(1.0, 1.0 - worker.idle_share + worker.core_wait_share)
 
 
 def _idle_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the mean share of the time in which workers had nothing to do; a wait for a free core is none."""
+    """Return the mean share of the time in which workers had no command, waits for a free core not included."""
     return 1.0 - statistics.fmean(map(_at_work, measured))
 
 
 def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
-    """Return what helps where steps are slow: one slow worker, too few cores, or all of them alike."""
+    """Return advice on slow steps: for one slow worker, for too few cores, or for all workers alike."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
     usually_at_work = statistics.fmean(map(_at_work, measured))
     if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:

@@ -1,11 +1,11 @@
-"""Writes a manager's statistics, and the scalars of a training, for TensorBoard.
+"""Writers for TensorBoard, of a manager's statistics and of a training's metrics.
 
 ::
 
-    writer = tensorboard.make_writer("runs/1")           # or the SummaryWriter that the trainer has already
+    writer = tensorboard.make_writer("runs/1")           # or your SummaryWriter
     tensorboard.write_stats(writer, manager.stats(), step=n_steps)
 
-Any writer with ``add_scalar(tag, value, step)`` will do, PyTorch's and tensorboardX's alike.
+Any writer with ``add_scalar(tag, value, step)`` works, such as those of PyTorch and tensorboardX.
 
 The rule: only ``make_writer`` imports a library.
 """
@@ -25,7 +25,7 @@ from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 
 FOLDER = "tensorboard"
-"""In the folder of a training, where its scalars go unless another directory is named."""
+"""Name of the folder for the scalars, in the training's folder, unless another directory is given."""
 _OF_TRAININGS = "envmanager-"
 _OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
@@ -34,7 +34,7 @@ _OF_WORKER_TOO = ("start_s", "step_time_p50_s", "step_time_p95_s", "core_wait_sh
 
 
 class ScalarWriter(Protocol):
-    """What PyTorch's and tensorboardX's SummaryWriter have in common, as far as it is needed here."""
+    """The method that the SummaryWriters of PyTorch and tensorboardX have in common."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any: ...
 
@@ -42,15 +42,15 @@ class ScalarWriter(Protocol):
 def write_stats(
     writer: ScalarWriter, stats: ManagerStats, step: int, *, prefix: str = "envmanager", every: bool = False
 ) -> None:
-    """Write the numbers of ``stats`` as scalars at ``step``; what they are called, see ``scalars_of``."""
+    """Write the numbers of ``stats`` as scalars at ``step``, under the names of ``scalars_of``."""
     for name, value in scalars_of(stats, every=every).items():
         writer.add_scalar(f"{prefix}/{name}", value, step)
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """``{"wait_share": …, "idle_share/worker_0": …}``: one chart per number, in which workers lie side by side.
+    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``, so that workers share a chart.
 
-    Of each worker the six that tell most, or with ``every`` all ten.
+    There are six numbers of each worker, or with ``every`` all ten.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """A SummaryWriter of tensorboardX that writes into a new file in ``log_dir``; close it. Raises MissingExtra."""
+    """Return a SummaryWriter of tensorboardX with a new file in ``log_dir``; close it. Raises MissingExtra."""
     return _writer(log_dir, "")
 
 
@@ -69,13 +69,13 @@ def _writer(log_dir: str, mark: str) -> Any:
         library = importlib.import_module("tensorboardX")
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
-    # Its file is named by the second and the machine: something that nobody can guess keeps two writers apart, and
-    # nobody can have put a link there.
+    # tensorboardX names the file by second and machine. A random suffix keeps two writers apart, and no link can have
+    # been put there under a name that cannot be guessed.
     return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the files that trainings have written in a folder, and it too if nothing else is in it."""
+    """Remove the files that trainings have written in a folder, and the folder if it is empty then."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -86,7 +86,7 @@ def remove_events(folder: Path) -> None:
 
 
 class TensorBoardMetrics:
-    """The scalars of a training as TensorBoard's, in ``directory``, or in ``tensorboard`` in the training's folder."""
+    """A metrics writer for TensorBoard, in ``directory`` or in the folder ``tensorboard`` of the training."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)

@@ -1,8 +1,8 @@
-"""Measures how long steps take and responses wait, without keeping every one of them.
+"""Times of steps, and of responses in the queue, as sums and histograms.
 
-Where a :class:`Track` is set, the same moments go into the trace too.
+If a :class:`Track` is set, the times go into the trace too.
 
-The rule: what is measured here is paid for in every step, so it is a few additions, and its memory does not grow.
+The rule: this runs in every step, so it costs a few additions, and its memory does not grow.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import attrs
 
 _N_BUCKETS = 62 << 3
 _COUNT_AFTER = 1023
-"""Times are put into buckets after one step more than this, a power of two less one."""
+"""Bit mask of the step number: times are put into buckets every 1,024 steps."""
 
 
 class Track(Protocol):
-    """A line of the trace, on which spans of time are drawn."""
+    """A track of the trace, which shows spans of time."""
 
     def begin(self, generation: int) -> None:
-        """What follows is of this generation of a worker."""
+        """Set the generation of the worker for the spans that follow."""
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Something named ``name`` lasted so long; times by ``time.monotonic_ns``."""
+        """Add a span called ``name``; its times are from ``time.monotonic_ns``."""
         ...
 
 
 class Histogram:
-    """How often each time was seen, in nanoseconds, in buckets whose width grows with the time.
+    """A histogram of times in nanoseconds, with buckets whose width grows with the time.
 
-    Eight buckets for every doubling, as in HdrHistogram: a percentile is wrong by at most 1/16 of itself, and exact
-    below 16 ns. Times up to 2**64 ns fit.
+    There are eight buckets for every doubling, as in HdrHistogram: percentiles are exact below 16 ns, and within 1/16
+    above. Times up to 2**64 ns fit.
     """
 
     __slots__ = ("_counts", "_recent", "add")
@@ -45,10 +45,10 @@ class Histogram:
         self._counts = [0] * _N_BUCKETS
         self._recent = array.array("Q")
         self.add = self._recent.append
-        """Note one time, from 0 up; ``count`` is to follow now and then. No call of Python's: every step does this."""
+        """Add one time ≥ 0; call ``count`` now and then. This is a C method, because every step calls it."""
 
     def count(self) -> None:
-        """Put what was noted into the buckets."""
+        """Move the added times into the buckets."""
         times_ns = self._recent.tolist()
         del self._recent[: len(times_ns)]  # another thread may have added to it
         for time_ns in times_ns:
@@ -56,7 +56,7 @@ class Histogram:
             self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
 
     def percentiles(self, *percents: int) -> list[float]:
-        """For each of ``percents`` the time that so many per cent did not exceed; 0.0 without any."""
+        """Return the percentiles ``percents`` of the times; 0.0 without any times."""
         self.count()
         seen = list(itertools.accumulate(self._counts))  # up to and with each bucket
         total = seen[-1]
@@ -66,7 +66,7 @@ class Histogram:
 
 
 def _middle(bucket: int) -> float:
-    """The time in the middle of a bucket."""
+    """Return the time in the middle of a bucket."""
     shift = max(0, (bucket >> 3) - 1)
     least = bucket - (shift << 3) << shift
     return least + ((1 << shift) - 1) / 2
@@ -74,7 +74,7 @@ def _middle(bucket: int) -> float:
 
 @attrs.define(eq=False)
 class WorkerTimes:
-    """What one worker's steps have taken, over all its generations."""
+    """Times of one worker, over all its generations."""
 
     start_s: float = 0.0
     steps: int = 0
@@ -84,17 +84,17 @@ class WorkerTimes:
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
     ended_ns: int = attrs.field(default=0, init=False)
-    """When the last step ended; 0 as long as the worker has reported no times."""
+    """Time at which the last step ended; 0 before the worker has reported any."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
-        """The worker was asked for, and was ready, at these times."""
+        """Record a start, from the request until the worker was ready."""
         self.start_s = (ready_ns - asked_ns) / 1e9
         if self.track is not None:
             self.track.begin(generation)
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, idle_ns: int, ended_ns: int) -> None:
-        """A step took ``busy_ns``, after a wait of ``idle_ns``, and ended at ``ended_ns``."""
+        """Record a step that took ``busy_ns`` after ``idle_ns`` without a command, and ended at ``ended_ns``."""
         self.steps += 1
         self.busy_ns += busy_ns
         self.idle_ns += idle_ns
@@ -106,20 +106,20 @@ class WorkerTimes:
             self.track.span("step", ended_ns - busy_ns, ended_ns)
 
     def responded(self, name: str, busy_ns: int, ended_ns: int) -> None:
-        """Another command than a step took ``busy_ns`` and ended at ``ended_ns``."""
+        """Record a command other than a step, which took ``busy_ns`` and ended at ``ended_ns``."""
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)
 
 
 @attrs.define(eq=False)
 class WaitTimes:
-    """How long a trainer has waited for responses."""
+    """Time for which a trainer has waited for responses."""
 
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
     def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """``source.wait(timeout, n_wanted)``, measured."""
+        """Call ``source.wait(timeout, n_wanted)`` and add its time."""
         began_ns = time.monotonic_ns()
         try:
             return source.wait(timeout, n_wanted)

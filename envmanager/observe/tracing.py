@@ -1,4 +1,4 @@
-"""Writes where the time of a run goes, as a file that trace viewers draw: https://ui.perfetto.dev, or chrome://tracing.
+"""Traces: files that show where the time of a run goes, in https://ui.perfetto.dev or chrome://tracing.
 
 ::
 
@@ -9,8 +9,8 @@
 The format is the array form of the Trace Event Format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), whose closing bracket may be missing.
 
-The rule: at any moment the file lacks at most that bracket, so a run that was killed leaves all but its last second. A
-trace that cannot be written any more ends, and the run goes on.
+The rule: the file is valid at any moment, so a killed run loses at most its last second. When the trace cannot be
+written any more, it ends, and the run goes on.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from envmanager.system.private_files import open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
-"""What has happened is written after a second, or after so many spans."""
+"""Number of spans after which they are written, if no second has passed before."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)
-"""A start is a span; late responses may be many, and belong to no moment of the worker's life."""
+"""Events without a mark: a start is a span already, and late responses may be many."""
 _DEATHS = tuple(kind.__name__ for kind in (Died, TimedOut, ProtocolBroken, NotStarted))
 
 _began_ns = operator.itemgetter(0)
 _logger = logging.getLogger("envmanager")
 
 Record = tuple[int, int | None, int, str, str]
-"""Began, ended (None: it did not last), number of the track, name and more members, both as JSON has them."""
+"""(begin, end or None for a mark, number of the track, name, further members); the last two as JSON."""
 
 
 class SpanTrack:
-    """One line of the trace. ``generation`` goes into all that is drawn on it."""
+    """One track of the trace. Its spans carry the generation of the worker."""
 
     __slots__ = ("_more", "_number", "_tracer")
 
@@ -58,18 +58,18 @@ class SpanTrack:
         self._more = ""
 
     def begin(self, generation: int) -> None:
-        """What follows is of this generation."""
+        """Set the generation for the spans that follow."""
         self._more = f',"args":{{"generation":{generation}}}'
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Something lasted so long; ``name`` as JSON has it."""
+        """Add a span. ``name`` is escaped for JSON."""
         tracer = self._tracer
         tracer.records.append((began_ns, ended_ns, self._number, name, self._more))
         if ended_ns >= tracer.write_at_ns or len(tracer.records) >= _AT_ONCE:
             tracer.write()
 
     def mark(self, name: str, at_ns: int, **arguments: Any) -> None:
-        """Something happened, and did not last."""
+        """Add a mark at one moment."""
         more = json.dumps(arguments, ensure_ascii=False)
         self._tracer.records.append((at_ns, None, self._number, name, f',"s":"t","args":{more}'))
 
@@ -78,12 +78,12 @@ _being_written: set[str] = set()
 
 
 class Tracer:
-    """Writes one trace. Its times are those of ``time.monotonic_ns``, which all processes of a machine share."""
+    """A writer of one trace. Times are from ``time.monotonic_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
-        """Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
+        """Create ``path``, or empty it. Only the user can read the file, because it has the texts of failures.
 
-        A file that is there is emptied. It can be read by the user alone: the texts of failures are in it.
+        Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
         """
         self._path = os.path.abspath(path)  # the trainer may go to another directory
         if self._path in _being_written:
@@ -94,7 +94,7 @@ class Tracer:
         self._is_open = True
         self._is_closed = False
         self._ended_ns: dict[int, int] = {}
-        """When the last span of a worker ended; from then on it is idle."""
+        """Time at which the last span of each worker ended; since then it is idle."""
         self.records: list[Record] = []
         self.write_at_ns = self._zero_ns + _EVERY_NS
         self.trainer = SpanTrack(self, _TRAINER)
@@ -117,20 +117,20 @@ class Tracer:
         return json.dumps({"ph": "M", "pid": self._owner_pid, "tid": number, "name": of, "args": {"name": name}})
 
     def policy(self, behavior: str, policy: Policy) -> Policy:
-        """The policy, drawing its calls."""
+        """Return a policy that calls ``policy`` and adds a span for each call."""
         name = json.dumps(_readable(f"policy {behavior}"), ensure_ascii=False)[1:-1]
         return _TracedPolicy(policy, self.trainer, name)
 
     def happened(self, event: Event) -> None:
-        """Mark what happened to a worker."""
+        """Add a mark for an event of a worker."""
         if not isinstance(event, _UNMARKED):
             text = _readable(str(event).partition("\n")[0][:_LONGEST_TEXT])
             track = self.workers[event.worker_id]
             track.mark(type(event).__name__, int(event.at_s * 1e9), generation=event.generation, text=text)
 
     def write(self) -> None:
-        """Add what has happened to the file."""
-        if os.getpid() != self._owner_pid:  # forked; the trainer writes its own
+        """Append the recorded spans and marks to the file."""
+        if os.getpid() != self._owner_pid:  # a forked process; the trainer writes the trace
             self.records.clear()
             return
         with held(), self._lock:
@@ -143,7 +143,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.monotonic_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Each with the comma before it. Microseconds are written as so many e-3, which is exact, and quick."""
+        """Return the lines, each with its comma in front. Microseconds are written as ns with "e-3": exact and fast."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
@@ -151,7 +151,7 @@ class Tracer:
             at_ns = began_ns - zero_ns
             if ended_ns is None:
                 lines.append(f',\n{{"ph":"i",{head}{number},"ts":{at_ns}e-3,"name":"{name}"{more}}}')
-                if name in _DEATHS:  # perhaps in the middle of a step: until the next start nothing is known
+                if name in _DEATHS:  # perhaps in the middle of a step: not idle until the next start
                     last_ended_ns.pop(number, None)
                 continue
             if number != _TRAINER:
@@ -170,7 +170,7 @@ class Tracer:
         if not self._is_open:
             return
         try:
-            # Opened each time: there is no descriptor to leak into processes, and none to give back.
+            # Opened each time, so that no descriptor leaks into other processes.
             with open(self._path, "a", encoding="utf-8", opener=_open_existing) as file:
                 file.write(text)
         except OSError as error:
@@ -178,7 +178,7 @@ class Tracer:
             _logger.warning("the trace %s ends here, because it cannot be written: %s", self._path, error.strerror)
 
     def close(self) -> None:
-        """Write the rest and the closing bracket. Any number of times."""
+        """Write the remaining spans and the closing bracket. May be called any number of times."""
         self.write()
         if os.getpid() == self._owner_pid:
             self._append("\n]\n")
@@ -189,7 +189,7 @@ class Tracer:
 
 
 def _readable(text: str) -> str:
-    """``text`` as viewers can read it: Perfetto stumbles over surrogates, and over a backslash at the end."""
+    """Return ``text`` without what Perfetto cannot read: surrogates, and a backslash at the end."""
     return text.encode(errors="replace").decode().rstrip("\\")
 
 
@@ -198,7 +198,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 class _TracedPolicy:
-    """A policy whose calls are drawn."""
+    """A policy whose calls are spans of the trace."""
 
     def __init__(self, policy: Policy, track: SpanTrack, name: str) -> None:
         self.is_random = getattr(policy, "is_random", False)

@@ -1,8 +1,8 @@
-"""The scalars of a training for the services that keep experiments: Weights & Biases, and MLflow.
+"""Metrics writers for experiment trackers: Weights & Biases, and MLflow.
 
 Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
-The rule: a library is imported when its writer is made, and a training that is resumed goes on with the same run there.
+The rule: a library is imported when its writer is made. A resumed training goes on with the same run of the tracker.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any
 from envmanager.observe.metrics_writer import RunFacts
 
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
-"""MLflow takes no others; names of behaviors may have them."""
+"""Characters that MLflow does not allow in a key, but behaviors may have in their names."""
 _TAG = "envmanager.run"
 _PARAMS_AT_ONCE = 100
-"""A server takes no more."""
+"""Most parameters that an MLflow server takes at once."""
 
 
 class WandbMetrics:
-    """The scalars of a training as a run of Weights & Biases. ``options`` are those of ``wandb.init``."""
+    """A metrics writer that makes a training a run of Weights & Biases. ``options`` are passed to ``wandb.init``."""
 
     def __init__(self, facts: RunFacts, **options: Any) -> None:
         wandb: Any = importlib.import_module("wandb")
         ours = {"project": "envmanager", "name": facts.directory.name, "dir": str(facts.directory), "id": facts.run_id}
         if facts.resumed_at is not None:
             ours["resume"] = "allow"
-        facts.directory.mkdir(parents=True, exist_ok=True)  # else W&B takes one of its own
+        facts.directory.mkdir(parents=True, exist_ok=True)  # otherwise W&B uses another directory
         self._run = wandb.init(**{**ours, "config": dict(facts.config), **options})
         self._run.define_metric("*", step_metric="steps")
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log({**scalars, "steps": step})  # not as W&B's own step, which may never be less than before
+        self._run.log({**scalars, "steps": step})  # not as W&B's own step, which must not go back
 
     def close(self) -> None:
         self._run.finish()
 
 
 class MlflowMetrics:
-    """The scalars of a training as a run of MLflow, and its config as parameters.
+    """A metrics writer that makes a training a run of MLflow, with the config as its parameters.
 
-    ``tracking_uri``, ``experiment``: where; MLflow's own URI if unset.
+    ``tracking_uri`` is MLflow's own if unset; ``experiment`` is created if it does not exist.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MlflowMetrics:
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
-        """The run of the training that is resumed, going on."""
+        """Reopen the run of a resumed training and return its id; None if there is none."""
         if facts.resumed_at is None:
             return None
         runs = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{facts.run_id}'")

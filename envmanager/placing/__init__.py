@@ -1,1 +1,1 @@
-"""How many workers, and where: what a probe measures, and what is chosen by it."""
+"""Choice of the number and place of workers, by a probe of the environment."""

@@ -1,4 +1,4 @@
-"""Chooses where environments run, in this process or in how many worker processes, and gives the reason.
+"""Choice of where environments run: in this process, or in how many worker processes; with the reason.
 
 ::
 
@@ -25,14 +25,14 @@ from envmanager._workers.lent_rows import LEAST_BYTES
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """Measured costs of one environment step; episodes that end restart within a step."""
+    """Measured costs of one environment step, including resets after the end of an episode."""
 
     wall_s: float
     """Mean time of a step, less its waits for a free core."""
     cpu_s: float
-    """Mean processor time of its process, all threads."""
+    """Mean processor time of a step, over all threads of its process."""
     unevenness: float = 0.0
-    """Distance of the slow steps (95th percentile) from the usual ones (median), divided by the mean."""
+    """Difference of slow steps (95th percentile) and usual ones (median), divided by the mean."""
     reset_s: float = 0.0
     """Time of the first reset."""
     obs_bytes: int = 0
@@ -40,17 +40,17 @@ class Probe:
     n_steps: int = 1
     """Number of steps measured."""
     slowness: float = 1.0
-    """Time of the same lines of Python here, divided by that on the machine where Costs were measured."""
+    """Time of some lines of Python here, divided by their time on the machine where Costs were measured."""
 
     @property
     def busy_share(self) -> float:
-        """Share of a step in which it computes; the rest it sleeps or waits for another program."""
+        """Share of a step that is computing; in the rest it sleeps or waits for another program."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
 
 
 @attrs.frozen(kw_only=True)
 class Costs:
-    """Costs of running environments, in seconds, besides the environments themselves.
+    """Costs of running environments, in seconds, in addition to the environments' own steps.
 
     Measured on two cores of a virtual machine (decision 0016). ``slowed`` converts them to another machine.
     """
@@ -68,22 +68,22 @@ class Costs:
     crowd_s: float = 26e-6
     """Time lost by switching, for each process (the trainer's included) beyond the number of cores."""
     crowd_share: float = 0.33
-    """Share of the time lost when processes outnumber cores, because the trainer's spins take cores from workers, …"""
+    """Share of the time lost when processes outnumber cores, because the spinning trainer takes a core."""
     crowd_most_s: float = 200e-6
-    """… and the limit of that loss, since a spin lasts no longer."""
+    """Limit of the loss by ``crowd_share``, in seconds: the trainer spins no longer than that."""
     together: float = 0.25
-    """Share by which computing takes longer with all cores at work: they share caches, memory and clock."""
+    """Share by which computing takes longer with all cores busy, because they share caches, memory and clock."""
     group_s: float = 2e-6
     """Part of the probed step that a worker pays once for all its environments."""
     row_s: float = 0.08e-6
     """Time of the trainer for one row."""
     local_byte_s: float = 0.06e-9
-    """Time to copy one byte into the trainer's own memory, in this process; large observations are lent instead."""
+    """Time to copy one byte within this process; large observations are not copied."""
     byte_s: float = 0.02e-9
     """Time to copy one byte that another core wrote."""
 
     def slowed(self, slowness: float) -> Costs:
-        """Return the costs on a machine that is slower by this factor; a spin's length is the same on all."""
+        """Return the costs on a machine that is slower by this factor. The length of a spin is unchanged."""
         scaled = {name: value * slowness for name, value in attrs.asdict(self).items() if name.endswith("_s")}
         return attrs.evolve(self, **{**scaled, "crowd_most_s": self.crowd_most_s})
 
@@ -102,28 +102,28 @@ class Placement:
 
 
 IN_PROCESS = 0
-"""Number of workers that stands for no worker process at all."""
+"""Number of workers when all environments run in this process."""
 
 HERE_COUNTS = 1.02
-"""Handicap of this process, a factor of the round's time: nothing protects the trainer from a crash or a hang, …"""
+"""Factor on the time of a round in this process, because nothing protects the trainer from a crash or a hang."""
 
 SHARED_COUNTS = 1.12
-"""… and of a local worker, which takes all cores as well, and depends on which side waits for the other."""
+"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for the others."""
 
 AS_GOOD = 1.05
-"""Factor of the least time within which numbers of workers are as good: the model is no more precise."""
+"""Factor of the least time within which numbers of workers count as equal; the model is no more precise."""
 
 UNEVEN = 1.0
-"""Unevenness from which, if slow steps are also slower than a message, the greatest of the numbers of workers that are
-as good is taken, so that few wait for a slow neighbour; below it the smallest, which is lightest on the machine."""
+"""Unevenness from which the greatest of equally good numbers of workers is taken, if slow steps are also slower than a
+message, so that few environments wait for a slow neighbour. Below it the smallest is taken, to use fewer processes."""
 
 MOSTLY = 0.5
-"""Share of a step that must be computing for the reason to say so."""
+"""Least share of computing in a step for the reason to say that it computes."""
 
 
 @attrs.frozen
 class _Layout:
-    """A number of workers, and how many environments run in this process beside them."""
+    """A number of workers, and the number of environments in this process beside them."""
 
     n_workers: int
     local_envs: int
@@ -142,7 +142,7 @@ def choose(
     """Return where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
     ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: the number of workers, if
-    there are any. ``local_envs``: how many run in a local worker besides; "auto" for none or some, as is fastest.
+    there are any. ``local_envs``: number of environments in a local worker besides; "auto" for the fastest number.
     """
     costs = _costs_of(probe, costs)
     uneven = _is_uneven(probe, costs)
@@ -168,9 +168,9 @@ def choose(
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return the placement of environments that end their process: a worker each, and none in the trainer's process.
+    """Return the placement of environments that end their process: one worker each, none in the trainer's process.
 
-    ``reason`` says what happened. ``n_workers`` and ``local_envs``, if they are numbers, stay what the user has chosen.
+    ``reason`` says what happened. Numbers in ``n_workers`` and ``local_envs`` were chosen by the user and stay.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local
@@ -183,12 +183,12 @@ def isolate(
 def round_s(
     probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0, costs: Costs | None = None
 ) -> float:
-    """Return how long one step of all environments should take, in seconds, with partial steps."""
+    """Return the expected time of one step of all environments, in seconds, with partial steps."""
     return _round_s(probe, n_envs, _Layout(n_workers, local_envs), n_cores, _costs_of(probe, costs))
 
 
 def _costs_of(probe: Probe, costs: Costs | None) -> Costs:
-    """Return ``costs``, or the usual ones, on the machine of the probe."""
+    """Return ``costs``, or else the default ones, adapted to the speed of the probe's machine."""
     return (Costs() if costs is None else costs).slowed(probe.slowness)
 
 
@@ -224,8 +224,8 @@ def _crowded(time_s: float, n_too_many: int, costs: Costs) -> float:
 def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) -> list[_Layout]:
     """Return the layouts to compare with ``local_envs`` environments in this process.
 
-    Beyond one worker per core these are only numbers that load all cores alike, or one worker for each environment; a
-    local worker takes one core.
+    Beyond one worker per core only numbers count that load all cores equally, and one worker per environment. A local
+    worker takes one core.
     """
     if n_workers is not None:
         return [_Layout(n_workers, local_envs)]
@@ -235,7 +235,7 @@ def _apart(n_envs: int, n_cores: int, n_workers: int | None, local_envs: int) ->
 
 
 def _shared(n_envs: int, n_cores: int, n_workers: int | None) -> Iterator[_Layout]:
-    """Yield the layouts to compare with a local worker, which has as many environments as another, or a few less."""
+    """Yield the layouts with a local worker, which gets as many environments as each other worker, or a few less."""
     most = min(n_cores - 1, n_envs - 1)
     for count in range(1, most + 1) if n_workers is None else [n_workers]:
         even = n_envs // (count + 1)
@@ -247,7 +247,7 @@ def _shared(n_envs: int, n_cores: int, n_workers: int | None) -> Iterator[_Layou
 def _best(probe: Probe, n_envs: int, n_cores: int, layouts: Sequence[_Layout], costs: Costs) -> tuple[_Layout, float]:
     """Return the best layout, and the least time of all.
 
-    Of layouts that are as good, the best has the fewest workers and local environments, or the most when some steps
+    Among equally good layouts, the best has the fewest workers and local environments, or the most when some steps
     are far slower than others.
     """
     times = [_round_s(probe, n_envs, layout, n_cores, costs) for layout in layouts]
@@ -283,7 +283,7 @@ def _why(chosen: int, probe: Probe, *, apart: bool) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a short time as text, in the unit that suits it."""
+    """Return a short time as text, in s, ms or µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

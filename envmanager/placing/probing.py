@@ -1,8 +1,8 @@
-"""Measures what a step of an environment costs, in a worker process, before the real workers start.
+"""Measurement of an environment's step costs, in a worker process, before the real workers start.
 
 ::
 
-    trainer                                        worker of one environment, closed when it was measured
+    trainer                                        worker of one environment, closed after the measurement
     place ── a manager of one worker ── start ──▶  ProbeFactory: make the environment
                                      ── reset ──▶  ProbedEnvironment: reset it
                                      ── step ───▶  take some random steps and time them; again, until it is measured
@@ -41,11 +41,11 @@ from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.cores import count_cores
 
 PROBE_S = 0.5
-"""Time for which an environment is stepped; a step that takes longer is waited for."""
+"""Time for which an environment is stepped, in seconds. A longer step is completed."""
 MAX_STEPS = 20_000
-"""Number of steps after which a cheap environment is known well enough."""
+"""Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
-"""Share of the steps, at the beginning, that do not count: they do things for the first time."""
+"""Share of the first steps that does not count: they import, allocate and fill caches."""
 YARDSTICK_S = 2.3e-6
 """Time of ``_yardstick`` between the steps of a trivial environment on the machine where Costs were measured."""
 
@@ -123,35 +123,35 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Manage
 
 @attrs.frozen
 class ProbeFactory:
-    """Makes one environment in a worker, to be measured there."""
+    """A factory of one environment in a worker, wrapped for the measurement."""
 
     factory: Any
     infos: bool = False
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """Return the environment, ready to be measured; when it cannot be measured, close it and raise."""
+        """Make the environment and wrap it. If it cannot be wrapped, close it and raise."""
         made = call_factory(self.factory, context)
         try:
             group = build_group([made], [context.env_id], infos=self.infos, check_values=self.check_values)
             return ProbedEnvironment(group)
         except BaseException:
-            with suppress(Exception):  # the error that is on its way matters more
+            with suppress(Exception):  # the first error matters more
                 made.close()
             raise
 
 
 class ProbedEnvironment(Environment):
-    """A measurement that a manager steps like an environment: each step takes as many random steps as all before it.
+    """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
-    An observation has the number of random steps so far, and 1 at the end, when ``probe`` has the result. So a failure
-    in the reset or in a step is reported as such, and a worker that dies leaves behind how far it came.
+    An observation is ``[number of random steps, 1 at the end]``; then ``probe`` is the result. So a failure is reported
+    as one of the reset or of a step, and after a crash the trainer knows the number of steps before it.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
 
     def __init__(self, group: EnvGroup, *, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS) -> None:
-        """``group`` has one environment. It takes random steps for ``probe_s`` seconds, at least two."""
+        """Measure ``group``, of one environment, for ``probe_s`` seconds and at least two steps."""
         self._group = group
         self._probe_s, self._max_steps = probe_s, max_steps
         self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
@@ -166,13 +166,13 @@ class ProbedEnvironment(Environment):
 
     @property
     def is_done(self) -> bool:
-        """Whether enough steps were timed."""
+        """Whether the measurement has ended."""
         n_steps = len(self._times)
         return n_steps >= self._max_steps or (n_steps >= 2 and time.monotonic() >= self._deadline)
 
     @property
     def probe(self) -> Probe:
-        """The figures of the steps taken."""
+        """Result of the steps so far."""
         return summarize(self._times, self._yardsticks, reset_s=self._reset_s, obs_bytes=_size_bytes(self._steps))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
@@ -216,7 +216,7 @@ def probe_group(
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """Return the result of ``act()``, and how long it took."""
+    """Return the result of ``act()``, and its time."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
     result = act()
     wall_ns = time.monotonic_ns() - wall_ns
@@ -228,7 +228,7 @@ def _nothing() -> None: ...
 
 
 def _yardstick() -> int:
-    """Do what interpreters do all day. Timed beside each step, it shows how fast the machine is at that moment."""
+    """Run some typical lines of Python. Timed beside each step, they show the machine's speed at that moment."""
     table = {}
     for key in range(12):
         table[key] = [key, str(key)]
@@ -236,23 +236,23 @@ def _yardstick() -> int:
 
 
 class StepTime(NamedTuple):
-    """Time that a step took, without waits for a free core, and the processor time of all its threads."""
+    """Time of a step without waits for a free core, and the processor time of all its threads."""
 
     wall_ns: int
     cpu_ns: int
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return the time by the clock less the wait for a core, but at least the processor time; and the latter."""
+        """Return a StepTime: the clock's time less the wait for a core, but not below the processor time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Return these times less those of ``other``, and none below 0."""
+        """Subtract ``other``; no time falls below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
 def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> Probe:
-    """Return the figures of the steps after the warm-up, and of the yardstick beside each."""
+    """Return the Probe of the steps after the warm-up; ``yardsticks`` were timed beside the steps."""
     first = max(1, int(len(times) * WARM_UP))
     counted = times[first:]
     walls = sorted(step.wall_ns for step in counted)
@@ -270,7 +270,7 @@ def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, rese
 
 
 class RunDelay:
-    """Clock of the waits of this thread for a free core: a busy machine must not look like a slow environment."""
+    """A clock of this thread's waits for a free core, so that a busy machine does not look like slow steps."""
 
     def __init__(self) -> None:
         try:
