@@ -10,7 +10,7 @@
     [run]                      run:
     steps = 100000               steps: 100000
 
-A file only becomes plain tables here; their contents are checked where they are used.
+This module only reads tables. Their contents are checked where they are used.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def _parse_yaml(text: str, path: Path) -> Any:
 def read_yaml(text: str, what: str) -> Any:
     """Parse a text in YAML; ``what`` is its name in errors. Raises ConfigError, or MissingExtra without PyYAML.
 
-    Numbers are those of YAML 1.2, which people expect: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``,
-    ``on`` and ``off`` are true and false, as in YAML 1.1: configs have them, and where a text was meant the option says
-    so.
+    Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
+    true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
     """
     yaml = _import_or_say("yaml", what)
     try:
@@ -92,12 +91,12 @@ def read_yaml(text: str, what: str) -> Any:
 
 
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
-"""A number of YAML 1.2 with a point or an exponent."""
+"""Pattern of a number with a point or an exponent, as in YAML 1.2."""
 
 
 @functools.cache
 def _loader(yaml: Any) -> Any:
-    """Return PyYAML's safe loader, taught that a number needs neither a point nor a sign in its exponent."""
+    """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers."""
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
     return loader
@@ -122,7 +121,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return the folder for a training of this config: that of the training which wrote it, or ``runs/NAME``."""
+    """Return the folder for a training of this config: its own folder if a training wrote it, else ``runs/NAME``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -148,7 +147,7 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
-    """Return the complaint: perhaps the file is the config of another command."""
+    """Return the error text for an unknown table; the file may be the config of another command."""
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training" if command == "train" else command
@@ -157,7 +156,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
-    """Return ``; did you mean …?`` with the table, or the option of a table, of nearly this name; else a full stop."""
+    """Return ``; did you mean …?`` with a table or an option of a similar name; else a full stop."""
     places = {}
     for table in tables:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()

@@ -36,7 +36,7 @@ class Display(ABC):
 
     @abstractmethod
     def show_placement(self, placement: str) -> None:
-        """Show where the environments run and why, when a probe has chosen that."""
+        """Show where the environments run and why, after a probe has chosen."""
 
     @abstractmethod
     @contextmanager
@@ -104,7 +104,7 @@ class PlainDisplay(Display):
 
 
 class Rate:
-    """Steps per second over the last ``WINDOW_S`` seconds, or since the last call where that is longer ago."""
+    """A counter of steps per second over the last ``WINDOW_S`` seconds, or since the last call if that is longer."""
 
     WINDOW_S = 2.0
 
@@ -112,7 +112,7 @@ class Rate:
         self._points = deque([(now, n_steps)])
 
     def at(self, now: float, n_steps: int) -> float:
-        """Return the rate at the time ``now``, by which ``n_steps`` were taken."""
+        """Return the rate at time ``now``, after ``n_steps`` steps in all."""
         while len(self._points) > 1 and self._points[1][0] <= now - self.WINDOW_S:
             self._points.popleft()
         then, n_then = self._points[0]
@@ -139,10 +139,10 @@ def describe(episodes: Episodes) -> str:
 
 
 def describe_returns(returns: Sequence[float]) -> str:
-    """Return ``"12.3"`` for one return, else ``"12.3 ± 0.4, from 11.7 to 12.9"``; lengths too.
+    """Return ``"12.3"`` for one number, else ``"12.3 ± 0.4, from 11.7 to 12.9"``, for returns and for lengths.
 
-    This is how ``train``, ``evaluate`` and ``play`` print the return of a behavior, of one agent or of several: the
-    mean over the episodes of all its agents, and their standard deviation.
+    ``train``, ``evaluate`` and ``play`` print a behavior's return so: the mean and the standard deviation over all
+    episodes of all its agents, each agent with its own return.
     """
     mean, spread = mean_and_spread(returns)
     if len(returns) == 1:
@@ -166,7 +166,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return ``"Warning: …"``, without the blank lines at the end of a worker's output."""
+    """Return ``"Warning: …"`` without blank lines at the end, which a worker's output may have."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 
@@ -196,7 +196,7 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """Yield the costs of failures; nothing when no worker was replaced or dropped."""
+    """Yield restarts, lost steps and dropped workers as names and texts; nothing without a failure."""
     stats, n_lost = summary.stats, summary.episodes.lost
     n_dropped = sum(worker.dropped for worker in stats.workers)
     if stats.restarts or n_dropped:
@@ -207,7 +207,7 @@ def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
-    """Return one worker as a row under WORKER_COLUMNS."""
+    """Return one worker as a row of a table with WORKER_COLUMNS."""
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),
@@ -221,7 +221,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
 
 
 def state_of(worker: WorkerStats) -> str:
-    """Return in one word what a worker is doing."""
+    """Return the state of a worker in one word."""
     words = {"dropped": worker.dropped, "failed": worker.failed, "restarting": worker.replacing}
     words["stepping"] = worker.waiting
     return next((word for word, holds in words.items() if holds), "ready")

@@ -25,7 +25,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class EvaluationPlan:
-    """One evaluation. None: as the training had it."""
+    """One evaluation. ``n_envs``, ``manager`` and ``env`` are the training's own if None."""
 
     directory: Path
     checkpoint: str
@@ -56,12 +56,12 @@ def run_evaluation(plan: EvaluationPlan, *, verbose: bool = False) -> int:
 
 
 def leave_cores() -> None:
-    """Limit PyTorch to one core; the others are for the workers."""
+    """Limit PyTorch to one core, and leave the others to the workers."""
     torch.set_num_threads(1)
 
 
 class Remarks:
-    """A display of notices on stderr, since there may be JSON on stdout."""
+    """A display of notices on stderr, because stdout may have JSON."""
 
     def show_notice(self, level: str, text: str) -> None:
         """Show an event of a worker."""

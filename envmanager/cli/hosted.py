@@ -4,7 +4,7 @@
 
     envmanager tune                         worker
     a manager of one worker ── reset ────▶  HostedManager ── reset ──▶ SimpleEnvManager of n_envs environments
-                            ── call run ─▶                ── step, for so many seconds
+                            ── call run ─▶                ── step, for a number of seconds
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from envmanager.registry import make_manager
 
 @attrs.frozen
 class HostedFactory:
-    """Makes a HostedManager with the ``settings`` of a config's table ``manager``."""
+    """A factory of a HostedManager, with the ``settings`` of a config's table ``manager``."""
 
     settings: Mapping[str, Any]
 
     def __call__(self, context: EnvContext) -> HostedManager:
-        """Return the manager as an environment."""
+        """Make the manager, wrapped as an environment."""
         return HostedManager(self.settings)
 
 
@@ -57,7 +57,7 @@ class HostedManager(Environment):
         return self._nothing()
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Step for ``seconds``, at least once; return the number of environment steps and how long they took."""
+        """Step for ``seconds``, at least once; return the number of environment steps and their time."""
         n_before, started = self._manager.stats().env_steps, time.monotonic()
         self._step()
         while time.monotonic() < started + seconds:

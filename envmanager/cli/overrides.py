@@ -6,7 +6,7 @@
     trainers."team.red".gamma=0.9  a name that has a dot in it, in quotes
     manager.env_kwargs={size: 4}   the value is read as YAML: numbers, texts, lists, mappings
 
-Values are checked where the rest of the config is; this module only checks that there is a place for them.
+This module only checks that the tables exist. The values are checked together with the rest of the config.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the tables with every assignment carried out, in order. Raises ConfigError for one that has no place."""
+    """Return the tables with every assignment carried out, in order. Raises ConfigError for an unknown table."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -60,7 +60,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table that the last name of the path belongs to; missing tables on the way are made."""
+    """Return the table in which the path's last name is set; create missing tables."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")

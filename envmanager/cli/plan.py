@@ -24,7 +24,7 @@ from envmanager.registry import structure
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """The table ``run`` of a config file: how many environment steps, which seed, which policy.
+    """The table ``run`` of a config file: number of environment steps, seed, policy.
 
     The same ``seed`` gives the same episodes; without one nothing is seeded. ``policy`` is ``"module:callable"``,
     called with a behavior's name and spec; without it actions are random.
@@ -42,8 +42,8 @@ class RunOptions:
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""The defaults of ``restarts`` in ``run``: more than RestartPolicy's, since a first look at an environment that crashes
-often should show how often, and not end with its fourth crash."""
+"""Defaults of ``restarts`` in ``run``. More restarts than RestartPolicy allows: a first look at an environment that
+crashes often should show how often, and not end with the fourth crash."""
 
 
 @attrs.frozen

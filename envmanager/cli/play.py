@@ -21,7 +21,7 @@ SUFFIX = ".mp4"
 
 @attrs.frozen(kw_only=True)
 class PlayPlan:
-    """One showing. ``video``: a file for all episodes, or a folder for a file of each."""
+    """What to play. ``video``: a file for all episodes, or a folder for a file per episode."""
 
     directory: Path
     checkpoint: str
@@ -58,7 +58,7 @@ def run_play(plan: PlayPlan) -> int:
 
 
 class Show:
-    """A reporter of episodes, which writes their videos too."""
+    """A printer of episodes, which also writes their videos."""
 
     def __init__(self, plan: PlayPlan, name: str) -> None:
         self._video = plan.video
@@ -67,7 +67,7 @@ class Show:
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Print the return of an episode; keep its frames, or write them where each episode has a file."""
+        """Print the return of an episode; write its video, or keep its frames for the video of all."""
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")

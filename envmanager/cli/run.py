@@ -2,7 +2,7 @@
 
 ::
 
-    Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, every now and then
+    Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, at intervals
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
 The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is printed.
@@ -40,7 +40,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
-    """Run ``plan`` and return the exit code. The summary is shown, and written, whatever ended the run."""
+    """Run ``plan`` and return the exit code. The summary is shown and written however the run ends."""
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
     with Notices(display, verbose=verbose), StopSignals() as signals:
@@ -107,7 +107,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Give every behavior after the first ``n_known`` a policy; return the number of behaviors."""
+    """Set policies for the behaviors after the first ``n_known``; return the number of behaviors."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -128,8 +128,8 @@ HINT = "its episode is lost, the others go on; --verbose shows the evidence."
 class Notices(logging.Handler):
     """A context in which the warnings and errors that the library logs go to the display: a line for each restart.
 
-    ``verbose``: each failure is shown with its evidence too. None: the command has no such option, so the hint after
-    the first restart does not name it.
+    ``verbose``: show each failure with its evidence too. None if the command has no option ``--verbose``; then the hint
+    after the first restart does not name it.
     """
 
     def __init__(self, display: ShowsNotices, *, verbose: bool | None = None) -> None:
@@ -167,7 +167,7 @@ class Notices(logging.Handler):
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised by Ctrl-C, and by SIGTERM, which means the same here."""
+    """Ctrl-C or SIGTERM has asked the command to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

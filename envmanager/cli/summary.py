@@ -1,4 +1,4 @@
-"""The result of a run as numbers, and as a JSON file that is written wholly or not at all."""
+"""The result of a run, and its JSON file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunSummary:
         return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as plain data, with None for numbers that JSON does not have."""
+        """Return the summary as plain data, with None for NaN and infinite numbers."""
         return {
             "ended": self.ended,
             "env": str(self.plan.manager.env),
@@ -63,7 +63,7 @@ class RunSummary:
 
 
 def sayable(data: Any) -> Any:
-    """Return plain data with None for numbers that JSON does not have."""
+    """Replace NaN and infinite numbers, which JSON does not have, by None."""
     if isinstance(data, dict):
         return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -1,7 +1,7 @@
 """``envmanager train``: train the policies of a config, show the progress, and write checkpoints.
 
-The first Ctrl-C or SIGTERM asks the training to stop: the step that is being taken ends, and everything is saved. A
-second one does not wait for that.
+The first Ctrl-C or SIGTERM stops the training after the step in progress, and saves everything. A second one ends the
+command at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
 
 
 class Stopping(Signals):
-    """A context in which the first SIGINT or SIGTERM stops ``run`` in order, and a second one at once."""
+    """A context in which the first SIGINT or SIGTERM stops ``run`` after saving, and a second one at once."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -68,7 +68,7 @@ class Stopping(Signals):
 class Reports:
     """Reports of a training to a display: for each behavior an update every ``EVERY_S`` seconds, and the last one.
 
-    Behaviors that learn together are updated in the same moment, so each has a clock of its own.
+    Behaviors that learn together are updated at the same moment, so each has its own clock.
     """
 
     EVERY_S = 0.5

@@ -1,13 +1,13 @@
-"""``envmanager tune``: try an environment in many placements for a given time, and keep the fastest as a config.
+"""``envmanager tune``: try an environment in many placements for a given time, and write the fastest as a config.
 
 ::
 
-    probe ──▶ trials, the most promising first ──▶ rounds: same time for each that is left, the slower half is out
+    probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
 After the probe the command ends when the time is up, except for a start or a step of the environment in progress.
 Ctrl-C ends it at once; the best so far is kept in both cases. No environment runs in the command's own process: the
-placement "in process" is measured in a worker, and counts as failed once an environment has ended a worker anywhere.
+placement "in process" is measured in a worker, and counts as failed once an environment has ended any worker.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LEAST_S = 0.1
-"""Time for which a trial is measured at least, however long its start took."""
+"""Least time for which a trial is measured, even after a long start."""
 
 LOOK_S = 0.5
-"""Longest time between two looks at the clock, for a trial whose steps take long."""
+"""Longest time between two looks at the clock, for a trial with slow steps."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 """Budget of each worker of a trial. An environment that dies once in a thousand steps needs ten restarts a second."""
@@ -69,7 +69,7 @@ RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 
 @attrs.frozen(kw_only=True)
 class TunePlan:
-    """What to tune, for how many seconds, and where to write the best."""
+    """One tuning: the environment, the number of seconds, and the file for the best placement."""
 
     env: str
     n_envs: int | None = None
@@ -112,7 +112,7 @@ def tune(plan: TunePlan, display: TuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices of a tuning: the first restart is shown; there may be thousands, which are counted instead."""
+    """Notices of a tuning, of which only the first restart is shown. There may be thousands; they are counted."""
 
     _has_restarted = False
 
@@ -125,7 +125,7 @@ class _FewNotices(Notices):
 
 @attrs.define
 class _Tuning:
-    """One tuning; ``trials`` can be read however it ended."""
+    """A tuning in progress. ``trials`` has the results so far, after an error too."""
 
     plan: TunePlan
     display: TuneDisplay
@@ -157,7 +157,7 @@ class _Tuning:
         self._require_some_result()
 
     def conclude(self) -> list[str]:
-        """Write the config of the best, and return the lines that say what was found."""
+        """Write the config of the best trial, and return the lines to print about it."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -181,7 +181,7 @@ class _Tuning:
                 halve(self.trials)
 
     def _round(self, ends_at: float) -> None:
-        """Give every trial that is left an equal share of the time until ``ends_at``."""
+        """Give every remaining trial an equal share of the time until ``ends_at``."""
         left = remaining(self.trials)
         while left and time.monotonic() < self.deadline:
             together = [trial for trial in left if _same_manager(trial, left[0])]
@@ -189,7 +189,7 @@ class _Tuning:
             left = left[len(together) :]
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
-        """Measure ``trials``, which differ only in what they wait for, in one manager, one after the other."""
+        """Measure ``trials``, which differ only in ``wait``, one after the other in one manager."""
         is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
@@ -285,7 +285,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return the failure of a placement in process, from that of the worker in which its environments were tried."""
+    """Return the error of a placement in process, made from the error of the worker that hosted it."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"in process the environments would have stopped the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

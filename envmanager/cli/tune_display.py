@@ -29,20 +29,20 @@ LINES_AROUND_ROWS = 6
 
 
 class TuneDisplay(ABC):
-    """A place where a tuning is shown."""
+    """A display of a tuning."""
 
     @abstractmethod
     def show_start(self, text: str) -> None:
-        """Show which environment is tuned, and how long that takes."""
+        """Show a line on the environment and the time for its tuning."""
 
     @abstractmethod
     @contextmanager
     def running(self, trials: Sequence[Trial]) -> Iterator[None]:
-        """Return a context that lasts as long as the trials go on."""
+        """Return a context in which the trials run and :meth:`update` may be called."""
 
     @abstractmethod
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show a trial in progress, or one that has had its time in this round."""
+        """Show a trial in progress, or one that is done with this round."""
 
     @abstractmethod
     def show_notice(self, level: str, text: str) -> None:
@@ -132,12 +132,12 @@ class LiveTuneDisplay(TuneDisplay):
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that are not out, the fastest first, and then the others, the fastest first."""
+    """Return the remaining trials, the fastest first, and then the dropped ones, the fastest first."""
     return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
 
 
 def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
-    """Return a table with a row per trial; ``states`` has the states of some, by ``id(trial)``."""
+    """Return a table with a row per trial; ``states`` are texts for its last column, by ``id(trial)``."""
     made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         made.add_column(name, justify="right")
@@ -148,7 +148,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return a trial as a row under COLUMNS."""
+    """Return a trial as a row of a table with COLUMNS."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

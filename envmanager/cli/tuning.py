@@ -1,7 +1,7 @@
 """The placements that ``envmanager tune`` tries, their results, and the choice of the best.
 
-Nothing is run here and no clock is read. Trials are compared by successive halving: each round gives every trial that
-is left the same time, and the slower half is out, so that most of the time goes to placements that are close.
+Nothing is run here and no clock is read. Trials are compared by successive halving: each round gives every remaining
+trial the same time and then drops the slower half, so that most of the time goes to placements of similar speed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ENVS_PER_CORE = (1, 4, 16)
 """Numbers of environments per core to try when the user gives none."""
 
 ENVS_PER_CPU = (4, 32, 128)
-"""Numbers per CPU of a cluster, where a call takes long, so that more share an actor."""
+"""Numbers of environments per CPU of a cluster to try. Calls take long there, so more share an actor."""
 
 SUBPROCESS, RAY = "subprocess", "ray"
 """Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Factor of the highest speed from which trials are as fast; the one with the fewest environments and workers wins."""
+"""Factor of the highest speed from which trials count as equally fast. Of these the smallest wins."""
 
 
 @attrs.frozen
 class Candidate:
-    """A way to run environments; ``n_workers`` may be IN_PROCESS. ``kind`` is that of a manager with workers."""
+    """A placement to try. ``n_workers`` may be IN_PROCESS; otherwise ``kind`` is the kind of manager."""
 
     n_envs: int
     n_workers: int
@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def envs_per_worker(self) -> str:
-        """Number of environments in each worker, such as ``"4"``, or ``"2-3"`` where they do not come out even."""
+        """Number of environments in each worker, such as ``"4"``, or ``"2-3"`` if it differs between workers."""
         workers = max(1, self.n_workers)
         least, most = self.n_envs // workers, math.ceil(self.n_envs / workers)
         return str(most) if least == most else f"{least}-{most}"
@@ -90,14 +90,14 @@ class Trial:
         self.seconds += seconds
 
     def fail(self, error: Exception) -> None:
-        """Leave the trial out from now on, because of ``error``."""
+        """Drop the trial because of ``error``."""
         self.failure, self.is_out = error, True
 
 
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
-    """Return the candidates for ``n_envs`` environments, or for several numbers of them if that is None.
+    """Return the candidates for ``n_envs`` environments, or for several numbers if that is None.
 
-    On a cluster (``kind="ray"``) no more workers than CPUs, since there is no room for them, and none in this process.
+    On a cluster (``kind="ray"``) there are at most as many workers as CPUs, and no candidate in this process.
     """
     per_core = ENVS_PER_CORE if kind == SUBPROCESS else ENVS_PER_CPU
     sizes = sorted({n_cores * each for each in per_core}) if n_envs is None else [n_envs]
@@ -137,24 +137,24 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds after which, halved between them, two of ``n_trials`` are left for the last."""
+    """Return the number of rounds, such that two of ``n_trials`` remain in the last one."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
 def halve(trials: Sequence[Trial]) -> None:
-    """Put out the slower half of the trials that are left; one stays."""
+    """Drop the slower half of the remaining trials, but never the last one."""
     left = sorted(remaining(trials), key=lambda trial: trial.steps_per_s, reverse=True)
     for trial in left[math.ceil(len(left) / 2) :]:
         trial.is_out = True
 
 
 def remaining(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that are not out."""
+    """Return the trials that were not dropped."""
     return [trial for trial in trials if not trial.is_out]
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the winner, or the leader so far: the lightest of the fastest trials. None when none was measured."""
+    """Return the best trial so far: the smallest of the equally fast ones. None when none was measured."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the trials that are left were not yet tried when the time was up
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -164,7 +164,7 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def config_text(settings: Mapping[str, Any], *, remark: str) -> str:
-    """Return a config file, in TOML, with these texts and numbers as settings of its table ``manager``."""
+    """Return a config file in TOML with these settings in its table ``manager``."""
     # JSON writes such values as TOML does.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     return "\n".join([f"# {remark}", "[manager]", *lines, ""])
@@ -182,7 +182,7 @@ def command_line(settings: Mapping[str, Any]) -> str:
 
 
 def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
-    """Return the settings that let ``trial`` go on as it did here; none when no worker was restarted."""
+    """Return the ``restarts`` settings that ``trial`` needs to run as it did; none without a restart."""
     if not trial.restarts:
         return {}
     return {"restarts.max_restarts": policy.max_restarts, "restarts.backoff_s": policy.backoff_s}

@@ -33,7 +33,7 @@ class Lines:
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the mean returns of the episodes that ended lately; each arena has taken ``n_steps``."""
+        """Print the mean returns of the episodes since the last report; each arena has taken ``n_steps``."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

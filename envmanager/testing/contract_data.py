@@ -210,7 +210,7 @@ class _Chooses:
 class _Guests(Environment):
     """An environment with one agent of each behavior, some of which appear late.
 
-    The ``early`` behaviors are there from the start, "guest" from the reset on, "invited" after a call that adds it.
+    The ``early`` behaviors exist from the start, "guest" from the reset on, "invited" after a call that adds it.
     An observation is the environment's number and the agent's last action.
     """
 

@@ -57,7 +57,7 @@ def _described(tree: Tree, plain_name: str, behavior: str) -> list[dict[str, Any
 
 
 def _bound(leaf: ArraySpec, bound: np.ndarray | None) -> Any:
-    """A bound as one number, as a list, or None if it is infinite, which JSON does not know."""
+    """Return a bound as one number, as a list, or as None if it is infinite, which JSON does not have."""
     if bound is None or (leaf.dtype.kind == "f" and np.isinf(bound).all()):
         return None
     if leaf.dtype.kind == "f":
@@ -102,7 +102,7 @@ class StepsEncoder:
 
 
 def _section(behavior: BehaviorLayout, steps: AgentSteps, rows: bytes | None) -> list[bytes]:
-    """The parts of one behavior. ``rows`` is None if they are unchanged since the last frame."""
+    """Return the parts of one behavior. ``rows`` is None if they are unchanged since the last frame."""
     acting = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
     flags = 1 * (rows is None) | 2 * bool(steps.ended.any()) | 4 * bool(acting.all())
     parts = [struct.pack("<HBBI", behavior.number, flags, 0, len(steps)), rows or b""]
@@ -118,7 +118,7 @@ def _section(behavior: BehaviorLayout, steps: AgentSteps, rows: bytes | None) ->
 
 
 def _infos(steps: AgentSteps) -> dict[str, Any]:
-    """Infos as in the frame, where null stands for an empty one."""
+    """Return infos as a frame has them, with null for an empty one."""
     said: dict[str, Any] = {"info": [plain(info) or None for info in steps.info or ()]}
     if steps.reset_info is not None:
         said["reset_info"] = [plain(info) or None for info in steps.reset_info]
@@ -200,7 +200,7 @@ def read_configure(body: Body) -> Configure:
 
 @attrs.frozen
 class Reset:
-    """A trainer's reset request: a seed or None for each arena, or for each of those in ``arenas``."""
+    """A trainer's reset request: a seed or None for each arena of ``arenas``, or for all arenas."""
 
     seeds: list[int | None]
     options: dict[str, Any]

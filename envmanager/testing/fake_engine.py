@@ -6,7 +6,7 @@
 
 Its argument, or else ENVMANAGER_FAKE_ENV, is the environment: any text that a manager accepts as ``env_factory``, or
 the path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
-``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, JSON, has facts that a trainer does not send to an engine:
+``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, in JSON, has facts that a trainer does not send to an engine:
 ``worker_id``, ``env_ids`` (by default 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE makes it misbehave
 (``testing.misbehaviour``).
 
@@ -68,7 +68,7 @@ _CONNECT_S = 60
 _MOST_TRACEBACK = 100_000
 """Maximum length of a traceback in characters, since JSON frames have a limit."""
 _ANY_LENGTH = (1 << 32) - 1
-"""Maximum length of frames with arrays; the engine does not know the trainer's."""
+"""Maximum length of frames with arrays; the engine does not know the trainer's limit."""
 
 
 @attrs.frozen
@@ -110,7 +110,7 @@ def _own_factories(loaded: Any, env_ids: Sequence[int]) -> list[Any]:
 
 
 class FakeEngine:
-    """One engine: its connection, and, once configured, its environments."""
+    """A fake engine: its connection and, once configured, its environments."""
 
     def __init__(self, connection: socket.socket, hosted: Hosted, misbehaviour: Misbehaviour) -> None:
         self._connection = connection
@@ -236,7 +236,7 @@ class FakeEngine:
         return dump_json(report)
 
     def _arena_of(self, error: BaseException) -> int | None:
-        """The arena whose code was running, or None."""
+        """Return the arena whose code raised, or None."""
         env_id = None
         if self._group is not None:
             env_id, self._group.current_env_id = self._group.current_env_id, None
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _stranger(misbehaviour: Misbehaviour, address: tuple[str, int]) -> socket.socket | None:
-    """Open an unauthenticated connection before the engine's, if the mode asks for one."""
+    """Open an unauthenticated connection before the engine's, if the mode is a stranger."""
     if misbehaviour.is_at_start("stranger") or misbehaviour.is_at_start("silent_stranger"):
         stranger = socket.create_connection(address, timeout=_CONNECT_S)
         if misbehaviour.mode == "stranger":

@@ -1,4 +1,4 @@
-"""A GodotEnvManager whose engines are Python programs, so that every environment of the tests can be its game.
+"""A GodotEnvManager whose engines are Python programs, so that tests can use any Python environment as its game.
 
 The manager is the real one: processes, sockets, protocol, supervision. Only the program that it starts is not Godot.
 """
@@ -60,7 +60,7 @@ class _FakeHost(EngineHost):
 class FakeEngineManager(GodotEnvManager):
     """A manager of fake engines, made like any other: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
 
-    By default there is one engine per environment, as with worker processes. ``mode``: how the engines misbehave, see
+    By default there is one engine per environment. ``mode``: the engines' fault, see
     ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
     """
 

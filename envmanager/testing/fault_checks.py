@@ -76,7 +76,7 @@ def is_gone(pid: int) -> bool:
 
 
 def until_asleep(*pids: int) -> None:
-    """Wait until the processes only wait: all of them sleep whenever checked, for a fifth of a second."""
+    """Wait until the processes sleep: until every check within a fifth of a second has found all of them asleep."""
     n_looks = 0
 
     def sleep() -> bool:

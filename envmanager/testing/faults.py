@@ -282,8 +282,8 @@ class FaultyEnvironment(EchoEnvironment):
     ``at`` says in which call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
     The first ``after`` calls succeed, the next ``times`` fail, later ones succeed again; each new object counts from 0.
     With ``only_env`` and ``only_generation`` all other environments are healthy: with ``only_generation=0`` a restart
-    repairs it. Each step sleeps ``sleep_s``, so that the healthy environments do not keep all cores busy while one
-    hangs.
+    repairs the environment. Each step sleeps ``sleep_s``, so that the healthy environments do not keep all cores busy
+    while one hangs.
 
     ``context`` is the factory's argument, and ``seeds`` lists the seed of each reset.
     """
@@ -334,7 +334,7 @@ class FaultyEnvironment(EchoEnvironment):
         return surroundings()
 
     def _strike(self, at: str) -> bool:
-        """Let the faults strike if it is their call. Return whether it was."""
+        """Let the faults strike if this is the call chosen for them. Return whether it was."""
         if at != self._at:
             return False
         self._n_calls += 1

@@ -1,4 +1,4 @@
-"""Random faults in the workers of a running manager, with an exact record of them.
+"""Random faults in the workers of a running manager, with an exact record.
 
 ::
 
@@ -37,7 +37,7 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Interval of looking for a worker to hit if there is none: all were just hit, or the trainer does not step."""
+"""Interval between looks for a worker to hit, while all were just hit or the trainer does not step."""
 
 
 @attrs.frozen
@@ -87,7 +87,7 @@ def chaos(
     """Inject ``rate`` signals a second on average, of ``kinds``, into workers of ``manager`` while the block runs.
 
     The gaps between them are exponential; there are fewer while no worker may be hit. ``pause_s`` must be well below
-    the manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; which worker is hit depends also on which may be.
+    the manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; the worker also depends on which ones may be hit.
     Each generation of a worker gets one fault at most. The manager's stats count a fault shortly before the end of the
     block only after the trainer steps again. Raises UsageError for a manager without processes. Linux only.
     """
@@ -110,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """The process of one generation, opened, and the number of its worker's steps that were delivered by then."""
+    """An opened process of one generation, and the number of its worker's steps delivered until then."""
 
     generation: int
     pid: int
@@ -127,7 +127,7 @@ class _Process:
 
 
 class _Injector:
-    """The work of the thread. Other threads only set ``stopped``."""
+    """The injecting thread's work. Other threads only set ``stopped``."""
 
     def __init__(
         self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float

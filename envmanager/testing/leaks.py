@@ -1,4 +1,4 @@
-"""Finds what a test left behind: processes (orphans too), descriptors, threads, shared memory.
+"""Detection of what a test left behind: processes (orphans too), descriptors, threads, shared memory.
 
 The rule: the kernel's account under /proc is compared, not this library's own. Linux only.
 """
@@ -22,11 +22,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _LASTING = ("envmanager._workers.server", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Servers that run until the program ends: this library's, and multiprocessing's."""
+"""Servers of this library and of multiprocessing, which run until the program ends."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of grandchildren whose parent ends, so that they show. Lasts as long as this process."""
+    """Make this process the parent of orphaned descendants from now on, so that they can be found."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -81,7 +81,7 @@ class Traces:
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """Return the names of what is new since ``before``, by kind; empty when nothing is."""
+        """Return the names of new traces since ``before``, by kind; empty when there are none."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -92,7 +92,7 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Return what is left behind, by kind, once everything that is ending has had time to end.
+    """Return what is left behind, by kind, after ending processes and threads have had time to end.
 
     Shared memory has a name and no owner that the kernel reports. It counts as left by this program when it is there in
     every look, belongs to this user, and no other program has it mapped: the semaphores that multiprocessing makes in
@@ -121,7 +121,7 @@ def _reap() -> None:
 
 
 def _not_of_strangers(names: Iterable[str]) -> set[str]:
-    """Return the names of shared memory that no other user owns and no process of another program has mapped."""
+    """Return the names of shared memory that belongs to this user and that no other program has mapped."""
     found = set()
     for name in names:
         with contextlib.suppress(OSError):  # it has just been removed

@@ -1,11 +1,11 @@
-"""Ways in which a fake engine breaks the protocol on purpose, and when.
+"""Faults of a fake engine: ways in which it breaks the protocol on purpose, and moments.
 
 ::
 
     garbage          in the answer to the first step        busy=3@configure     in the answer to configure
-    half@3           in the answer to the third             wrong_token          at the start, without a moment
+    half@3           in the answer to the third             wrong_token          at the start; has no moment
 
-Before that moment, and after it if it can go on, the engine keeps the protocol.
+Before that moment the engine keeps the protocol, and after it too if it can go on.
 """
 
 from __future__ import annotations
