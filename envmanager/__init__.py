@@ -1,4 +1,4 @@
-"""Run many reinforcement-learning environments side by side, and act on whichever steps are ready.
+"""Run many reinforcement-learning environments side by side, and act in those that are ready.
 
 The rule: importing this package imports nothing else. Names are looked up when they are used, so that a worker's boot
 module can set the environment up before NumPy is loaded.

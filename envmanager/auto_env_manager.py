@@ -1,4 +1,4 @@
-"""``kind="auto"``: the manager that suits the environments, found by a probe."""
+"""``kind="auto"``: the choice of a manager by a probe of the environment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
-    """A SimpleEnvManager or a SubprocessEnvManager, whichever suits the first environment of ``env_factory``.
+    """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
-    ``options`` are those of SubprocessEnvManager; ``n_workers``, if a number, is how many when it is processes, and
-    ``local_envs="auto"`` allows that some environments run in this process and the others in workers.
-    ``stats().placement`` says what was chosen and why. Raises what a start raises, also for what the probe meets.
+    ``options`` are those of SubprocessEnvManager. If ``n_workers`` is a number, it is the number of processes, if any.
+    ``local_envs="auto"`` allows some environments in this process and the others in workers. ``stats().placement``
+    gives the choice and the reason. The probe and the constructors raise the same errors.
     """
     options["timeouts"] = options.get("timeouts") or Timeouts()
     options["restarts"] = options.get("restarts") or RestartPolicy()

@@ -1,18 +1,18 @@
-"""The abstract manager: what a trainer sees, whatever runs the environments.
+"""The abstract manager: the interface for trainers, independent of what runs the environments.
 
 ::
 
-    step()          policies ── send("step") ──▶ every worker that is idle            core.policy_steps
+    step()          policies ── send("step") ──▶ every idle worker                    core.policy_steps
     send(), recv()  actions ─── send("step") ──▶ the workers of these environments    core.row_steps
-                    what is ready, by the rules of Wait ◀── responses                 core.collecting
+                    the ready steps that Wait asks for ◀── responses                  core.collecting
     reset(), call() every worker, or some ◀──▶ send and recv                          core.resetting, core.asking
 
-A manager is this class and a :class:`WorkerHost`, which makes and ends its workers. Where each worker stands is in
-``core.table``, what becomes of one that fails in ``core.recovery``.
+A manager is this class and a :class:`WorkerHost`, which starts and ends its workers. ``core.table`` has the state of
+each worker, ``core.recovery`` replaces those that fail.
 
-The rule: at most one step per worker is in flight, and what was collected but not handed out stays, so an error loses
-nothing. A Ctrl-C is raised while waiting or in a policy, never between the two halves of something; what was ready then
-is handed out by the next call.
+The rule: at most one step per worker is in flight, and a step that was received but not returned is kept, so an error
+loses no step. Ctrl-C is raised only while the manager waits or a policy runs; the next call returns the steps that were
+ready.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EnvManager(ABC):
     """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
 
     placement = ""
-    """What a probe chose and why (``"auto"``), in a sentence; empty when the placement was given."""
+    """Sentence on the placement that a probe chose (``"auto"``), and why; empty if the user chose it."""
 
     @abstractmethod
     def __init__(
@@ -80,17 +80,17 @@ class EnvManager(ABC):
         check_values: bool = False,
         trace: str | None = None,
     ):
-        """A kind of manager calls this, then ``start`` with its host.
+        """Prepare a manager; a subclass calls this, and then ``start`` with its host.
 
-        Without ``restarts`` no worker is replaced. ``trace``: a file. ``check_values``: actions of another kind of
-        numbers than their spec's are refused, not cast. ``zero_copy``: a worker's response is handed out as it is;
-        while it takes the next step the arrays must last.
+        Without ``restarts`` no worker is replaced. ``trace``: a file. ``check_values``: refuse actions of another kind
+        of numbers than their spec's, instead of casting them. ``zero_copy``: return a worker's arrays without a copy;
+        they must stay unchanged during the worker's next step.
         """
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = UNDECIDED
         self._undelivered: Any = None
-        """What a call has made, or the error that it raises once, until it returns; an interrupted one leaves it."""
+        """Result or error of a call until it returns. The next call returns what an interrupted one has left."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
@@ -118,9 +118,9 @@ class EnvManager(ABC):
             weakref.finalize(self, self._tracer.close)
 
     def start(self, host: WorkerHost) -> None:
-        """Launch the workers of ``host`` and learn what environments they have.
+        """Start the workers of ``host`` and receive the specs of their environments.
 
-        Raises the error of the first that could not start; then everything has been given back.
+        Raises the error of the first worker that could not start, after all others were stopped.
         """
         self._host = host
         for part in (self._launcher, self._policy_steps, self._row_steps, self._resets, self._asker):
@@ -141,26 +141,26 @@ class EnvManager(ABC):
                 raise ManagerClosed("the constructor") from error
             raise
 
-    # What a trainer uses.
+    # The interface for trainers.
 
     @property
     def n_envs(self) -> int:
-        """How many environments there are."""
+        """Number of environments."""
         return self._env_rows.n_envs
 
     @property
     def n_workers(self) -> int:
-        """How many workers host them."""
+        """Number of workers, the local worker included."""
         return len(self._env_rows.blocks)
 
     @property
     def env_workers(self) -> list[Any]:
-        """The workers, by worker_id; see ``EnvWorker``."""
+        """Workers in order of worker_id; see ``EnvWorker``."""
         return [] if self._host is None else self._host.workers
 
     @property
     def step_queue(self) -> StepQueue | ResponseSource:
-        """Where all workers put their responses to "step"; tests put another in its place."""
+        """Queue of all workers' responses to "step". Tests replace it."""
         return self._some_host.step_queue
 
     @step_queue.setter
@@ -170,20 +170,20 @@ class EnvManager(ABC):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """The specs of all behaviors seen so far, merged over all workers; may grow."""
+        """Specs of all behaviors so far, merged over all workers. More may be added."""
         return self._listener.specs
 
     @property
     def events(self) -> EventLog:
-        """What happened to the workers: starts, failures, replacements; see ``envmanager.observe.events``."""
+        """Events of the workers: starts, failures, replacements; see ``envmanager.observe.events``."""
         return self._recovery.events
 
     @property
     def episodes(self) -> Episodes:
-        """The episodes that have ended, of whichever way to step: returns and lengths, by environment and agent.
+        """Returns and lengths of finished episodes, by environment and agent; the last 10,000 are kept.
 
-        They are counted from the first time that somebody asks; until then that costs nothing. An episode that is under
-        way then is passed over, so ask before the first step. The last 10,000 are kept.
+        Counting begins with the first access, and ignores episodes that run at that moment: access this before the
+        first step. It counts steps of ``step()`` and of ``send()`` and ``recv()``.
         """
         if self._episodes is None:
             begun = [] if self._use in (UNDECIDED, RESETTING) else self._table.entries
@@ -192,7 +192,7 @@ class EnvManager(ABC):
         return self._episodes
 
     def set_policy(self, behavior: str, policy: Policy) -> None:
-        """Let ``policy`` decide for the agents of ``behavior`` from the next ``step()`` on.
+        """Use ``policy`` for the agents of ``behavior`` from the next ``step()`` on.
 
         The behavior need not have appeared yet. Raises UsageError when the policy has no ``get_action``.
         """
@@ -210,11 +210,11 @@ class EnvManager(ABC):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
-        """Begin a new episode in every environment; one StepInfo per worker, in order.
+        """Begin a new episode in every environment; return one StepInfo per worker, in order.
 
         ``seed``: one number, or one per environment. ``options``: for the environments' own reset. Instead of these
         two, ``config`` may be a ResetConfig, or a mapping with the keys ``seed`` and ``options``; UsageError when both
-        are given. Steps in flight are waited out and discarded, failed workers are revived. Takes up to
+        are given. Steps in flight are completed and discarded, failed workers are replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False
@@ -227,18 +227,18 @@ class EnvManager(ABC):
                     self._episodes.add_all(infos)
                 self._use = UNDECIDED
         except BaseException:
-            if has_begun:  # and nobody has the first observations, also when an interrupt came at the very end
+            if has_begun:  # an interrupt may come at the very end: the first observations were not returned
                 self._use = RESETTING
             raise
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Act in all environments that are not waiting, then hand back the steps that are ready.
+        """Act in all environments that have no step in flight; return the steps that are ready.
 
-        One batched policy call per behavior. Which steps and how long: ``wait`` (a Wait, "any", "all" or a number of
-        workers), by default the manager's own. Raises UsageError (no reset, no policy), BadAction (the policy's action
-        does not fit; nothing was sent), or the WorkerError of a worker whose step would have been handed out now; the
-        others' steps come with the next call.
+        Each behavior's policy is called once, for all its agents. ``wait`` says how many workers to wait for and how
+        long (a Wait, "any", "all" or a number); by default it is the manager's own. Raises UsageError (no reset, no
+        policy), BadAction (the policy's action does not fit; nothing was sent), or the WorkerError of a worker in place
+        of its step; the next call returns the other workers' steps.
         """
         with self._named["step"]:
             if self._use is not STEP:
@@ -264,10 +264,10 @@ class EnvManager(ABC):
         return made  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
-        """Act in some environments with actions from outside: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
+        """Act in some environments with your own actions: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
 
-        Raises BadAction, before anything is sent, when actions or env_ids do not fit or an environment's worker is
-        still waiting; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
+        Raises BadAction, before anything is sent, when actions or env_ids do not fit, or an environment's worker
+        has a step in flight; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
         with self._named["send"]:
             is_begun = self._use is SEND_RECV
@@ -289,9 +289,9 @@ class EnvManager(ABC):
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """The steps that are ready, one row per environment; after a reset first the first observations.
+        """Return the steps that are ready, one row per environment; after a reset first the first observations.
 
-        Raises UsageError when nothing is in flight or ready, or for multi-agent environments, and WorkerErrors as
+        Raises UsageError when no step is in flight or ready, and for multi-agent environments; WorkerErrors as
         ``step()`` does.
         """
         with self._named["recv"]:
@@ -319,37 +319,37 @@ class EnvManager(ABC):
         return made  # type: ignore[no-any-return]
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
+        """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
 
-        ``name`` may be a function: then ``name(env, *args, **kwargs)``, where the environment is. It travels by
-        cloudpickle. ``env_ids`` is always this method's own: where a method has a parameter of that name, give it by
-        place, or call a function that does. Waits behind a step in flight, at most ``Timeouts.call_s``. Raises
-        EnvRaised when a call raises; the worker stays usable.
+        If ``name`` is a function, ``name(env, *args, **kwargs)`` runs in the environment's process; it is sent with
+        cloudpickle. The keyword ``env_ids`` is always this method's own: pass a parameter of that name by position, or
+        call a function that does. A step in flight is completed first, within ``Timeouts.call_s``. Raises EnvRaised
+        when a call raises; the worker stays usable.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """``env.name`` of each environment; see ``call``."""
+        """Return ``env.name`` of each environment; see ``call``."""
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """``env.name = value`` for each environment; see ``call``.
+        """Set ``env.name = value`` for each environment; see ``call``.
 
-        The type of ``values`` decides: a sequence (list, tuple, …) or an array of at least one axis is one value for
-        each environment, and must have as many; anything else (a number, a text, bytes, a mapping, a set, an object
-        of yours) is one value for all. To give all of them the same list, write ``[the_list] * n``. Raises UsageError
-        when there are too many or too few, and for what has a length and places but is no Sequence.
+        A sequence (list, tuple, …) or an array of at least one axis must have one value for each environment. Any other
+        ``values`` (a number, a text, bytes, a mapping, a set, an object of yours) is one value for all. To set the same
+        list in all, write ``[the_list] * n``. Raises UsageError for a wrong number of values, and for an object with
+        ``len()`` and ``[i]`` that is no Sequence.
         """
         ids = self._asker.ids(env_ids)
         each = one_for_each(values, len(ids))
         self._asker.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[place] for place in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
-        """``env.render()`` of each environment; see ``call``."""
+        """Return ``env.render()`` of each environment; see ``call``."""
         return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
-        """Counters and times of every worker."""
+        """Return counters and times of every worker, and the verdict on them."""
         self._calls.require_owner("stats")
         entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(
@@ -366,14 +366,14 @@ class EnvManager(ABC):
         return host.describe_all(known)
 
     def close(self) -> None:
-        """Stop all workers and give everything back, within ``Timeouts.close_s``. Any number of times.
+        """Stop all workers and release everything, within ``Timeouts.close_s``. May be called any number of times.
 
-        A call that is on its way, in another thread or because a policy closes its manager, raises ManagerClosed. What
-        it may still use is given back when it has ended. In a process that the trainer has forked nothing happens.
+        A call in progress, in another thread or because a policy closes its manager, raises ManagerClosed; memory that
+        it uses is released when it ends. In a process forked from the trainer this does nothing.
         """
         if self._calls.owner_pid != os.getpid():
             return
-        self._calls.closed = True  # another thread that waits in a call leaves it now
+        self._calls.closed = True  # a call that waits in another thread returns now
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
@@ -391,7 +391,7 @@ class EnvManager(ABC):
     ) -> None:
         self.close()
 
-    # Behind these.
+    # Internals.
 
     @property
     def _some_host(self) -> WorkerHost:
@@ -400,9 +400,9 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """What close() gives back; by close() itself, or else by the last call to end."""
+        """Release everything: called by close(), or by the last call in progress at that time."""
         self._undelivered = None
-        self._table.clear()  # with zero_copy its arrays would keep the shared memory
+        self._table.clear()  # with zero_copy its arrays would keep the shared memory alive
         if not self._given_back:
             with let_through():
                 if self._host is not None:

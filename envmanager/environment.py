@@ -1,7 +1,7 @@
 """The abstract Environment that a worker runs, and the group of K environments in one worker.
 
-Nothing here knows of an environment library. The adapters of these are in ``adapters``; ``adapters.choosing`` picks the
-one that fits an object.
+Nothing here depends on an environment library. ``adapters`` has an adapter for each; ``adapters.choosing`` chooses one
+for an object.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """The casts of an adapter that casts itself, which its worker reports; None if the worker is to cast."""
+    """Casts made by an adapter that casts its own values; None if the worker casts them."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -113,7 +113,7 @@ class EnvGroup(Environment):
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
-        """Make every later call of an environment raise ``error``. For a process that an environment has forked."""
+        """Make every later call of an environment raise ``error``: for a process forked by an environment."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer into which the next steps may be written. Environments with changing agents ignore it."""
@@ -151,7 +151,7 @@ class EnvGroup(Environment):
 
 
 class Abandoned:
-    """A stand-in that raises an error on every access. It keeps the environment, so that this is not finalized."""
+    """A stand-in that raises an error on every access. It holds the environment, so that that is not finalized."""
 
     def __init__(self, environment: Any, error: BaseException) -> None:
         self._environment = environment

@@ -9,7 +9,7 @@
     │   ├── WorkerDied           the worker's process ended without being asked to
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
-    │   ├── ProtocolError        the worker, an engine, sent what its protocol does not allow
+    │   ├── ProtocolError        the worker, an engine, broke its protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                actions that do not fit; raised before anything is sent
     ├── ManagerClosed            a call after close()
@@ -45,7 +45,7 @@ class EnvManagerError(Exception):
 
 
 class WorkerError(EnvManagerError):
-    """An error in one worker, or of it.
+    """An error of a worker or in one of its environments.
 
     ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is what the worker was doing:
     ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. ``cause`` is one line of evidence.
@@ -146,7 +146,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """The end of a worker's process that was not asked for; ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """The unexpected end of a worker's process; ``exit`` is how it ended: ``"SIGSEGV"``, ``"EXIT(3)"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -194,7 +194,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """No node of the cluster had room for the worker within ``timeout_s``; ``missing`` says of what."""
+    """No node of the cluster had room for the worker within ``timeout_s``; ``missing`` names what was short."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -217,7 +217,7 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """A message of a worker, an engine, that its protocol does not allow; ``reason`` says what it was.
+    """A message of a worker, an engine, that breaks its protocol; ``reason`` says how.
 
     The worker was killed, and nothing of the message was used.
     """
@@ -244,8 +244,8 @@ class ProtocolError(WorkerError):
 class RestartsExhausted(WorkerError):
     """A failure of a worker after the last restart that its RestartPolicy allows.
 
-    ``first`` and ``last`` are the errors of the window. The text has the whole of the last one, and the headline of the
-    first.
+    ``first`` and ``last`` are the first and last error in the window. The text has the whole last one, and the headline
+    of the first.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
@@ -293,7 +293,7 @@ class NotWritten(EnvManagerError, OSError):
 class MissingExtra(EnvManagerError, ModuleNotFoundError):
     """An optional library is not installed; the text ends with the pip command.
 
-    Modules that need a library raise it when they are imported, where others expect an ImportError.
+    It is raised when a module that needs the library is imported, and is also an ImportError.
     """
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.observe.events``."""
+"""Public import path of ``envmanager.observe.events``."""
 
 from envmanager.observe.events import *  # noqa: F403

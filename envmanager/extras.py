@@ -1,11 +1,11 @@
-"""Names the pip command where a module needs an optional library that is not installed.
+"""Errors for optional libraries that are not installed, with the pip command that installs them.
 
 ::
 
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-Who imports such a module is given the pip command, not the name of a library that the module happened to import.
+A user who imports such a module gets the pip command, and not only the name of the missing library.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from envmanager.errors import MissingExtra
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Let a library that is missing among those imported within become MissingExtra; ``extra`` brings it.
+    """Raise MissingExtra in place of a ModuleNotFoundError in this context; ``extra`` installs the library.
 
-    A library that is there and does not load raises what it raises.
+    Errors of a library that is installed but does not load are raised unchanged.
     """
     try:
         yield

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.adapters.factories``."""
+"""Public import path of ``envmanager.adapters.factories``."""
 
 from envmanager.adapters.factories import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager._workers.hosting``."""
+"""Public import path of ``envmanager._workers.hosting``."""
 
 from envmanager._workers.hosting import *  # noqa: F403

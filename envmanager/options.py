@@ -20,9 +20,9 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 START_METHODS = ("forkserver", "spawn", "fork")
 
 WorkerCount = int | Literal["auto"] | None
-"""Number of workers: None for one per environment, ``"auto"`` for what a probe finds best."""
+"""Number of workers: None for one per environment, ``"auto"`` to let a probe choose."""
 LocalCount = int | Literal["auto"]
-"""Number of environments that the trainer's process steps; ``"auto"`` for what a probe finds best."""
+"""Number of environments that the trainer's process steps; ``"auto"`` to let a probe choose."""
 
 
 def _number(value: Any) -> bool:
@@ -79,8 +79,8 @@ class Wait:
     """Number of workers that a step waits for.
 
     ``min_ready``: the step waits until this many workers have responded, or all that are in flight. ``max_ready``: it
-    returns the responses of at most this many. ``timeout_s``: after this time it returns the responses that are there,
-    perhaps none; the others come later. ``max_lead``: a worker that is this many steps ahead of the slowest one since
+    returns the responses of at most this many. ``timeout_s``: after this time it returns the responses so far, perhaps
+    none; later calls return the others. ``max_lead``: a worker that is this many steps ahead of the slowest one since
     the reset is held back.
     """
 
@@ -318,8 +318,8 @@ class ManagerOptions:
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
     other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
 
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
-    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` define how each environment is made; see EnvRecipe.
+    ``kind="godot"`` refuses them, because an engine makes its game itself.
     """
 
     kind: str = "subprocess"

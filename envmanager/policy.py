@@ -13,12 +13,12 @@ from envmanager.errors import UsageError
 
 
 class Policy(Protocol):
-    """An object with the method ``get_action``."""
+    """The interface of a policy: any object with the method ``get_action``."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return one action row per row of ``steps``, in order.
 
-        The rows are the agents of this policy's behavior that want an action, from all workers that are ready, so
+        The rows are the agents of this policy's behavior that need an action, from all workers that are ready, so
         their number changes from call to call. ``steps.agent_id`` identifies the agents.
         """
         ...
@@ -33,7 +33,7 @@ class RandomPolicy:
     """
 
     is_random = True
-    """Whether the time of a run says nothing about a policy of the user's; ``ManagerStats.verdict`` looks at it."""
+    """Whether the policy is random. ``ManagerStats.verdict`` then gives no advice on a policy's speed."""
 
     def __init__(self, spec: BehaviorSpec, seed: int = 0) -> None:
         self.spec = spec

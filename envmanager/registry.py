@@ -7,12 +7,12 @@
 The rule: nothing is started before the whole config has been checked; each unknown key is named together with the
 nearest known one. Files are read by the command line.
 
-A package adds a kind of its own with an entry point in its ``pyproject.toml``::
+A package adds a kind with an entry point in its ``pyproject.toml``::
 
     [project.entry-points."envmanager.managers"]
     cluster = "my_package.managers:ClusterEnvManager"
 
-The entry point names a callable that is used like the managers here: ``ClusterEnvManager(env_factory, n_envs, …)``.
+The entry point names a callable that takes the arguments of a manager: ``ClusterEnvManager(env_factory, n_envs, …)``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS = {
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
 }
-"""The kinds of this library; a kind is imported when it is chosen."""
+"""Import path of each kind of this library; a kind is imported when it is chosen."""
 
 ENTRY_POINT_GROUP = "envmanager.managers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")

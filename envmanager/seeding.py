@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.data.seeding``."""
+"""Public import path of ``envmanager.data.seeding``."""
 
 from envmanager.data.seeding import *  # noqa: F403

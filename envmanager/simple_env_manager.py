@@ -1,7 +1,7 @@
-"""Environments in the trainer's own process: no process, no pipe, the same contract.
+"""A manager whose environments run in the trainer's process, with the contract of all managers.
 
-One worker hosts all environments. Its step is taken when it is asked for, so exceptions come out where they would with
-processes.
+One worker hosts all environments. It steps when its response is received, so exceptions are raised by the same calls as
+with worker processes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartM
 
 
 class SimpleEnvManager(EnvManager):
-    """Runs ``n_envs`` environments one after the other in this process, as one worker.
+    """A manager of ``n_envs`` environments that run one after the other in this process, as one worker.
 
-    The choice for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are
-    those of SubprocessEnvManager; ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and
-    ``log_dir`` (but for the factory's EnvContext) mean nothing here, and only exceptions can be faults for
-    ``restarts``. Nobody can stop an environment that hangs or crashes this process.
+    Use it for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are those of
+    SubprocessEnvManager. ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir``
+    have no effect here (the factory's EnvContext has ``log_dir``), and only exceptions count as faults for
+    ``restarts``. An environment that hangs or crashes does the same to this process.
     """
 
     def __init__(

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.data.specs``."""
+"""Public import path of ``envmanager.data.specs``."""
 
 from envmanager.data.specs import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.observe.stats``."""
+"""Public import path of ``envmanager.observe.stats``."""
 
 from envmanager.observe.stats import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Environments in worker processes.
+"""A manager whose environments run in worker processes.
 
 ::
 
@@ -7,8 +7,8 @@
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
-The rule: the trainer's process makes no environment unless it is asked to (``local_envs``), and the constructor sends
-nothing through a worker that ``create_worker`` did not start itself, so that tests can put fakes in their place.
+The rule: the trainer's process makes no environment, except with ``local_envs``. The constructor sends commands only to
+workers that ``create_worker`` started itself, so that tests can replace workers by fakes.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ __all__ = ["SubprocessEnvManager", "worker"]
 
 
 class SubprocessEnvManager(EnvManager):
-    """Runs ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
+    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
 
-    ``n_workers="auto"``: as many as suit the first environment, which a worker of its own steps for a moment before the
-    others start; ``stats().placement`` says what was chosen and why. ``local_envs``: the last so many environments run
-    in this process, as one more worker, the local worker, which steps while the trainer would wait; the trainer sees no
-    other responses meanwhile, and nothing protects it from their crashes and hangs. ``n_workers`` does not count it.
-    ``local_envs="auto"``: none or so many as are fastest, found as for ``n_workers="auto"``, with ``n_workers`` unless
-    it is a number.
+    ``n_workers="auto"``: the number is chosen by a probe, a worker that steps the first environment for a moment before
+    the others start; ``stats().placement`` gives number and reason. ``local_envs``: number of environments (the last
+    ones) that run in this process, in one more worker, the local worker, which ``n_workers`` does not count. It steps
+    while the trainer would wait. Meanwhile no other response is received, and its crashes and hangs are the
+    trainer's own. ``local_envs="auto"``: the probe chooses it too, and ``n_workers`` unless that is a number.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
-    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: hand out views of shared memory,
-    see StepInfo. ``infos``: bring the environments' info dicts along (they travel pickled). ``check_values``: also
-    check observations for NaN and for their bounds. ``worker_env``: exactly these environment variables, instead of
-    the trainer's. ``log_dir``: a file per worker for its output, whose end goes into errors.
+    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: return views of shared memory,
+    see StepInfo. ``infos``: also return the environments' info dicts (they are pickled). ``check_values``: also check
+    observations for NaN and for their bounds. ``worker_env``: environment variables of the workers, in place of the
+    trainer's. ``log_dir``: folder with a file per worker for its output, the end of which is put into errors.
 
-    The constructor returns when all workers are ready, at most after ``timeouts.start_s``. Raises UsageError when the
-    options or the factory cannot work, and the WorkerError of the first worker that could not start; then all others
-    are stopped.
+    The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
+    options or a factory that cannot work, and the WorkerError of the first worker that could not start, after all
+    others were stopped.
     """
 
     def __init__(
@@ -128,9 +127,9 @@ class SubprocessEnvManager(EnvManager):
         self.start(self._processes)
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker process, or for ``local_envs`` make the local worker, which starts with its first command.
+        """Start one worker process, or make the local worker of ``local_envs``, which starts with its first command.
 
-        Tests replace this by something that returns a fake.
+        Tests replace this method by one that returns a fake.
         """
         return self._processes.make_worker(worker_id)
 

@@ -1,3 +1,3 @@
-"""The documented way to ``envmanager.observe.tensorboard``."""
+"""Public import path of ``envmanager.observe.tensorboard``."""
 
 from envmanager.observe.tensorboard import *  # noqa: F403

@@ -23,14 +23,14 @@ N_BATCHES = 256
 COUNT_FOR_S = 0.5
 
 N_ACTIONS = {"pong": 6}
-"""Number of actions of environments that have not two."""
+"""Number of actions of each environment that does not have two."""
 
 
 class Contender(ABC):
     """One way to run ``n_envs`` environments of one workload, started when it is made."""
 
     def get_ready(self) -> None:  # noqa: B027  (most need nothing)
-        """Count what must be known before the measurement."""
+        """Prepare for the measurement, such as by counting restarts."""
 
     @abstractmethod
     def run(self, n_calls: int) -> int:

@@ -33,7 +33,7 @@ from envmanager.godot.options import EngineOptions
 START_S = 60.0
 END_S = 5.0
 FRAME_PER_SECOND = 1
-"""Frames of the main loop per simulated second. One is the fastest: it has all ticks of the second."""
+"""Frames of the main loop per simulated second. One is fastest: the frame has all ticks of the second."""
 
 
 class Engine:

@@ -53,7 +53,7 @@ class CellSummary:
         return cls(workload, n_envs, median(bare.values()), lines, tuple(turns))
 
     def line(self, contender: str) -> Line | None:
-        """Return the line of a contender, or None if it was not measured."""
+        """Return the figures of a contender in this cell, or None if it was not measured."""
         return next((line for line in self.lines if line.contender == contender), None)
 
     def ratio(self, one: str, other: str) -> float | None:

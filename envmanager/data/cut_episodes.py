@@ -1,4 +1,4 @@
-"""The step that a trainer receives when a worker was replaced: the ends of old episodes, the starts of new ones.
+"""The step that a trainer receives when a worker was replaced: old episodes end, new ones begin.
 
 The rule: an episode of one generation never continues in the next. Each agent of the old generation gets one row in
 which its episode ends, with the last observation it had; the observation to act on next comes from the new generation.
@@ -58,14 +58,14 @@ def truncated(steps: Steps, playing: Steps) -> dict[str, AgentSteps]:
 
 
 def _rows_without(steps: AgentSteps, others: AgentSteps | None) -> np.ndarray:
-    """The rows of ``steps`` whose agents are not in ``others``."""
+    """Return the rows of ``steps`` whose agents are not in ``others``."""
     if others is None:
         return np.arange(len(steps))
     return np.flatnonzero(~np.isin(steps.agent_id, others.agent_id))
 
 
 def _side_by_side(some: dict[str, AgentSteps], others: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
-    """The rows of both. Those of a behavior that is in both are sorted by agent_id, and so by environment."""
+    """Return the rows of both. A behavior in both has its rows sorted by agent_id, and so by environment."""
     joined = {**some, **others}
     for name in some.keys() & others.keys():
         steps = concat_steps([some[name], others[name]])

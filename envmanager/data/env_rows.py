@@ -75,7 +75,7 @@ class EnvRows:
         return len(numbers), self.by_worker(ids)
 
     def _are_all(self, env_ids: Any) -> bool:
-        """Whether these are all environments in order, as most callers pass them. Lists count as False."""
+        """Return whether these are all environments in order, in an array as most callers pass it. False for a list."""
         everything = self.all_env_ids
         if env_ids.__class__ is not np.ndarray or env_ids.shape != everything.shape or env_ids.dtype.kind not in "iu":
             return False

@@ -36,7 +36,7 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.frozen
 class Cast:
-    """The report that one field of one environment was cast, from what the environment gave (``got``)."""
+    """A report that one field of one environment was cast; ``got`` is the type that the environment returned."""
 
     env_id: int
     field: str
@@ -116,7 +116,7 @@ def fitting_array(
 
 
 def _casts_safely(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether NumPy calls the cast safe. Times in another unit never are: years cast to months can overflow."""
+    """Return whether NumPy calls the cast safe. A time in another unit is never safe: it can overflow."""
     return given == wanted or (wanted.kind not in "mM" and np.can_cast(given, wanted, "safe"))
 
 

@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """NumPy's own dtype object, which arrays share. That of an unpickled space is equal, but another object."""
+    """Return the dtype object that arrays share. An unpickled space has one that is equal but not the same."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -128,7 +128,7 @@ def _same_bound(a: Any, b: Any) -> bool:
 
 _SHOWN_BOUNDS = 6
 _LONGEST_INT = 4096
-"""Bits. repr() refuses whole numbers of more than 4,300 digits."""
+"""Number of bits from which whole numbers are shown in hexadecimal: repr() refuses more than 4,300 digits."""
 
 
 def _bound_text(bound: Any) -> str:

@@ -52,7 +52,7 @@ class CommandName(str, enum.Enum):
 
 
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
-"""The commands that a worker responds to with a step."""
+"""Commands to which a worker responds with a step."""
 
 
 @attrs.define(init=False)
@@ -303,7 +303,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """0 rows in the shapes and dtypes of the spec; without one, as in fakes, of the current steps and actions."""
+        """Return 0 rows in the shapes and dtypes of the spec, or without one, as in fakes, of the current steps."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)

@@ -42,9 +42,9 @@ __all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "conf
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
     """An env manager of ML-Agents on top of ``manager``, for ``TrainerController.start_learning``.
 
-    Its environments must be MlagentsEnvironments, as MlagentsFactory makes them (UsageError). Statistics of an
-    environment reach the trainers if the manager has ``infos=True``. Closing this closes the manager. Errors are the
-    manager's: ``start_learning`` raises a WorkerError after it has saved the models.
+    The environments must be MlagentsEnvironments, as MlagentsFactory makes them; otherwise UsageError is raised.
+    Statistics of an environment reach the trainers if the manager has ``infos=True``. Closing this closes the manager.
+    Errors are the manager's: ``start_learning`` raises a WorkerError after it has saved the models.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -147,7 +147,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """A config as plain data, so that a worker need not import ML-Agents' trainers, and with them PyTorch."""
+    """Return a config as plain data, so that a worker need not import ML-Agents' trainers, and with them PyTorch."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 
@@ -160,7 +160,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """The statistics of all environments of a worker."""
+    """Return the statistics of all environments of a worker."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

@@ -102,7 +102,7 @@ class StepTranslator:
         )
 
     def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
-        """The numbers of the groups, distinct for each environment; 0 for an agent without a group."""
+        """Return the numbers of the groups, distinct for each environment; 0 for an agent without a group."""
         group_id = obs["group_id"].astype(np.int64)
         grouped = np.flatnonzero(group_id)
         keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]

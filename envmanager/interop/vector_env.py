@@ -168,7 +168,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return mask
 
     def _can_use_begun(self, seeds: Any, options: Any) -> bool:
-        """Whether a reset of all can use episodes that the manager has begun already, without seeds and options."""
+        """Return whether a reset of all environments can use the episodes that the manager has already begun."""
         if self.autoreset_mode is not AutoresetMode.DISABLED or not self._restarting.any():
             return False
         return seeds is None and not options and not self._has_options and self._lockstep.is_well
