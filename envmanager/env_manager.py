@@ -198,7 +198,7 @@ class EnvManager(ABC):
         """
         self._calls.require_usable("set_policy")
         if not callable(getattr(policy, "get_action", None)):
-            raise UsageError(f"a policy needs a method get_action(steps), which {describe_value(policy)} has not.")
+            raise UsageError(f"a policy needs a method get_action(steps); {describe_value(policy)} has none.")
         self._policy_steps.policies[behavior] = (
             policy if self._tracer is None else self._tracer.policy(behavior, policy)
         )
@@ -275,8 +275,8 @@ class EnvManager(ABC):
                 self._use.require(SEND_RECV)
             if self._undelivered is not None:
                 raise BadAction(
-                    "the last recv() was interrupted, and what it had received has not been handed out. Call recv() "
-                    "first. Nothing was sent."
+                    "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
+                    "it. Nothing was sent."
                 )
             actions, groups = self._row_steps.checked(actions, env_ids, is_begun)
             if not is_begun:

@@ -346,7 +346,7 @@ def _check_agent_ids(ids: Any) -> None:
     if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
         raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
     if len(set(numbers)) < len(numbers):
-        raise SpecMismatch("agent_id", "another number for each agent", f"{numbers}")
+        raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
 
 
 def _check_column(value: Any, n: int, dtype: type, name: str) -> None:

@@ -132,7 +132,7 @@ class BadObservation(WorkerError):
     ) -> None:
         what = f"broke its spec {_when(phase)}: {path} should be {expected}, but is {got}"
         super().__init__(
-            f"the environment in {_where(worker_id, env_ids)} {what}. Mend the environment or its declared space; "
+            f"the environment in {_where(worker_id, env_ids)} {what}. Fix the environment or its declared space; "
             "`envmanager check --env …` shows such mistakes one by one.",
             worker_id=worker_id,
             env_ids=env_ids,
@@ -202,8 +202,8 @@ class NotPlaced(WorkerError):
         what = f"could not be placed within {timeout_s:g} s: {missing}"
         super().__init__(
             f"{_where(worker_id, env_ids)} wants {wanted} and {what}. "
-            f"The cluster has {cluster}. Ask for less (resources=…), take fewer workers (n_workers=…), or join a node "
-            "that has it. A node that is only slow to start needs a longer Timeouts(start_s=…).",
+            f"The cluster has {cluster}. Ask for less (resources=…), use fewer workers (n_workers=…), or add a node "
+            "that has it. If a node is only slow to start, raise Timeouts(start_s=…).",
             worker_id=worker_id,
             env_ids=env_ids,
             phase="start",
@@ -228,8 +228,8 @@ class ProtocolError(WorkerError):
         what = f"broke the protocol {_when(phase)}"
         super().__init__(
             f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
-            f"it sent {reason}. Nothing of that was used. The addon and this library may be of different versions: "
-            f"`envmanager godot install-addon` brings the one that fits.{_tail(output)}",
+            f"it sent {reason}. Nothing of it was used. The addon and this library may be of different versions: "
+            f"`envmanager godot install-addon` installs the addon that fits.{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
@@ -254,7 +254,7 @@ class RestartsExhausted(WorkerError):
         what = f"was restarted {times}{window} and failed again"
         super().__init__(
             f"{_where(last.worker_id, last.env_ids)} {what}.\n"
-            "Mend what the last error shows, or allow more restarts (--restarts N; in a config\n"
+            "Fix the cause of the last error, or allow more restarts (--restarts N; in a config\n"
             "restarts.max_restarts), or go on without this worker (restarts.then: drop).\n"
             f"First: {first.headline}\nLast: {last}",
             worker_id=last.worker_id,

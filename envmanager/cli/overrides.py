@@ -74,7 +74,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
         if not isinstance(inner, dict):
             where = ".".join(path[:depth])
             raise ConfigError(
-                f"--set {text}: {where} is {describe_value(inner)}, which has nothing in it that could be set. Set "
+                f"--set {text}: {where} is {describe_value(inner)}, not a table, so nothing can be set in it. Set "
                 f"{where} itself."
             )
         table = inner

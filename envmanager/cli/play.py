@@ -108,12 +108,12 @@ def _check(plan: PlayPlan) -> None:
     video = plan.video
     if video is None:
         if plan.fps is not None:
-            raise UsageError("--fps is of a video; a window has the speed of its environment. Add --video FILE.mp4.")
+            raise UsageError("--fps is for a video; a window has the speed of its environment. Add --video FILE.mp4.")
         return
     if not _is_folder(video) and video.suffix != SUFFIX:
         raise UsageError(f"--video {video}: a video is an {SUFFIX} file, or a folder for a file per episode.")
     if video.exists() and not (video.is_dir() if _is_folder(video) else video.is_file()):
-        raise UsageError(f"--video {video} is there and no {'folder' if _is_folder(video) else 'file'}; name another.")
+        raise UsageError(f"--video {video} is not a {'folder' if _is_folder(video) else 'regular file'}; name another.")
     if not _is_folder(video) and not video.parent.is_dir():
         raise UsageError(f"--video {video}: there is no directory {video.parent}; make it first.")
     require_video()

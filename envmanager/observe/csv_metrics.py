@@ -23,7 +23,7 @@ class CsvMetrics:
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE
         if is_of_others(path):
-            raise UsageError(f"{path} is no table of metrics that a training wrote: move it, or train elsewhere.")
+            raise UsageError(f"{path} is not a table of metrics of a training: move it, or train elsewhere.")
         self._file = CsvFile(path, _COLUMNS, () if facts.resumed_at is None else _until(facts.resumed_at, path))
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:

@@ -306,8 +306,8 @@ def _random_policy(spec: BehaviorSpec) -> Policy:
         return RandomPolicy(spec)
     except UsageError as error:
         raise UsageError(
-            'no placement can be found for this environment ("auto"), because its actions are not arrays, so that '
-            "nothing can be drawn for a trial. Choose kind and n_workers yourself."
+            '"auto" cannot choose for this environment, because its actions are not arrays, so that no random ones can '
+            "be drawn for a probe. Set kind and n_workers yourself."
         ) from error
 
 

@@ -115,7 +115,7 @@ class ControlFile:
             return None
         self._state = state
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            raise ConfigError(f"{self._path} is no file of at most {LARGEST:,} bytes, and was not read. {ALLOWED}")
+            raise ConfigError(f"{self._path} was not read: it is not a file of at most {LARGEST:,} bytes. {ALLOWED}")
         try:
             return _Source(self._path, self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +134,7 @@ def _understood(source: _Source, behaviors: Collection[str]) -> Control:
         ) from error
     for key in tables:
         if key not in ("frozen", "checkpoint"):
-            raise source.wrong(f"there is no {key!r}.", key)
+            raise source.wrong(f"there is no option {key!r}.", key)
     return Control(_frozen(tables, source, behaviors), _checkpoint(tables, source))
 
 

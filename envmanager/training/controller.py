@@ -264,7 +264,7 @@ class TrainerController:
             names = ", ".join(map(repr, sorted(could_learn)))
             when = "" if self.rounds is None else " in any round"
             raise UsageError(
-                f"with {names} frozen nobody would learn{when}: let one of them learn, or stop the training."
+                f"with {names} frozen no behavior would learn{when}: unfreeze one of them, or stop the training."
             )
 
     def _obey_toggles(self) -> None:
@@ -280,6 +280,6 @@ def _require_fixed_policies(trainers: Mapping[str, Trainer]) -> None:
     for behavior, trainer in trainers.items():
         if trainer.learns_while_playing:
             raise UsageError(
-                f"the trainer of {behavior!r} learns while it plays, so no round has fixed policies: "
+                f"the trainer of {behavior!r} changes its policy during a round, but rounds need fixed policies: "
                 "leave out `apart`, or the rounds."
             )

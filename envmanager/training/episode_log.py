@@ -60,7 +60,7 @@ class EpisodeLog:
         kept = [] if resumed_at is None else [end for end in read(path) if end.steps <= resumed_at]
         self.seconds = kept[-1].seconds if kept else 0.0
         if is_of_others(path):
-            raise UsageError(f"{path} is no list of episodes that a training wrote: move it, or train elsewhere.")
+            raise UsageError(f"{path} is not a list of episodes of a training: move it, or train elsewhere.")
         self._file = CsvFile(path, _COLUMNS, map(_row, kept))
 
     def __enter__(self) -> EpisodeLog:
@@ -84,7 +84,7 @@ class EpisodeLog:
         except OSError as error:  # a full disk must not end hours of training
             if not self._is_incomplete:
                 self._is_incomplete = True
-                _logger.warning("%s misses episodes from here on: %s.", self._path, error.strerror or error)
+                _logger.warning("from now on episodes are missing from %s: %s.", self._path, error.strerror or error)
 
 
 def _row(end: EpisodeEnd) -> tuple[object, ...]:

@@ -102,7 +102,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine options of the training, without a window and without pinned cores."""
     if options.get("attach") is not None:
         raise ConfigError(
-            "training.evaluate_every needs environments of its own, and a game that is attached is the only one: leave "
-            "it out, or engine.attach."
+            "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "
+            "out one of the two."
         )
     return {**options, "window": False, "pin": False}

@@ -131,7 +131,7 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
                 return concat_rows(recorder.seen)
             manager.step()
     raise UsageError(
-        f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too seldom to check its policy."
+        f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too rarely to check its policy."
     )
 
 
@@ -279,9 +279,9 @@ def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
         for path, got, own in zip(paths(policy.spec.action, "action"), acted, wanted, strict=True):
             if not _is_same(got, own):
                 raise ExportFailed(
-                    f"the policy of {policy.behavior!r} as {to} acts otherwise than it does here: {path} of the "
-                    f"observations {start} to {end - 1} is {_some(got)}, and should be {_some(own)}. Is its "
-                    "greedy_module() what greedy_policy() does, and does it ask for the number of rows?"
+                    f"the policy of {policy.behavior!r} as {to} acts differently: {path} for the "
+                    f"observations {start} to {end - 1} is {_some(got)}, and should be {_some(own)}. The trainer's "
+                    "greedy_module() must compute what greedy_policy() does, and must not read the number of rows."
                 )
     return n
 

@@ -52,7 +52,7 @@ class LearnersChanged:
         frozen = f"{', '.join(self.frozen)} frozen, " if self.frozen else ""
         waiting = [behavior for behavior in self.unfrozen if behavior not in self.learning]
         later = f"{', '.join(waiting)} learning in a later round, " if waiting else ""
-        return f"{frozen}{later}{', '.join(self.learning)} learning from step {self.n_steps:,} on ({self.cause})"
+        return f"{frozen}{later}{', '.join(self.learning)} learning from agent step {self.n_steps:,} on ({self.cause})"
 
 
 @attrs.define

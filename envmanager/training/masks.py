@@ -40,9 +40,9 @@ class NothingAllowed(EnvManagerError):
         numbers = [agent_id - (agent_id >> AGENT_BITS << AGENT_BITS) for agent_id in self.agent_ids]
         whose = ", ".join(f"agent {k} of env {env_id}" for k, env_id in zip(numbers, self.env_ids, strict=True))
         super().__init__(
-            f"the {KEY} of {whose} (behavior {behavior!r}) allows no action, but an action is wanted. Let the "
-            "environment allow one that does nothing, end the episode, or mark who cannot act as not acting; "
-            f"{KEY}=false has the trainer take masks as observations."
+            f"the {KEY} of {whose} (behavior {behavior!r}) allows no action, but the agent has to act. The environment "
+            "should allow an action that does nothing, end the episode, or mark the agent as not acting. With "
+            f"{KEY}=false the trainer treats masks as observations."
         )
 
 
@@ -97,9 +97,9 @@ def _check(behavior: str, observation: Any, counts: Sequence[int]) -> None:
         wanted = f"it should be one row of {n} numbers" if n else "but none of its actions is a choice"
         raise UsageError(
             f"the observations of behavior {behavior!r} have an {KEY} that does not fit its actions: it is {mask}; "
-            f"{wanted}. Mend the environment, or set {KEY}=false: then it is an observation like any other."
+            f"{wanted}. Fix the environment, or set {KEY}=false: then it is an observation like any other."
         )
     if len(leaves(observation)) == 1:
         raise UsageError(
-            f"the observations of behavior {behavior!r} are nothing but an {KEY}: there is nothing to see."
+            f"the observations of behavior {behavior!r} have nothing but an {KEY}: the network would see nothing."
         )

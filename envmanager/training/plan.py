@@ -62,7 +62,7 @@ class TrainingOptions:
         if self.evaluation_episodes < 0:
             raise UsageError(f"evaluation_episodes must be at least 0, not {self.evaluation_episodes!r}.")
         if self.evaluate_every is not None and not self.evaluation_episodes:
-            raise UsageError("evaluate_every needs evaluation_episodes: how many it plays each time.")
+            raise UsageError("evaluate_every needs evaluation_episodes, the number of episodes of each evaluation.")
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class TrainingPlan:
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
-            raise UsageError("a training either goes on (resume) or begins anew (force), not both.")
+            raise UsageError("a training either goes on (resume) or begins again (force), not both.")
 
     @classmethod
     def parse(
@@ -147,8 +147,8 @@ def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
     for behavior, own in trainers.items():
         if own.get("apart") is not None:
             raise ConfigError(
-                f"trainers.{behavior}.apart lets it learn while it plays, so no round has fixed policies: leave "
-                "it out, or training.rounds."
+                f"trainers.{behavior}.apart changes the policy during a round, but rounds need fixed policies: leave "
+                "out apart, or training.rounds."
             )
     if ANY_BEHAVIOR not in trainers:
         try:

@@ -184,7 +184,7 @@ def _make(options: ManagerOptions, mode: str) -> Any:
 def _require_mode(environment: Any, env: str, mode: str) -> None:
     modes = (getattr(environment, "metadata", None) or {}).get("render_modes") or ()
     if hasattr(environment, "num_envs"):
-        raise UsageError(f"{env!r} cannot be shown: it is several environments in one.")
+        raise UsageError(f"{env!r} cannot be shown: it is a vector of several environments.")
     if mode not in modes or getattr(environment, "render_mode", None) != mode:
         raise UsageError(
             f"{env!r} cannot be shown with render_mode={mode!r}: its render_modes are {', '.join(modes) or 'none'}. A "

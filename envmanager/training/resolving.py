@@ -50,8 +50,8 @@ def check_resumed(plan: TrainingPlan) -> None:
     if wrong:
         raise UsageError(
             f"the training in {plan.directory} cannot go on with another config than it began with: "
-            f"{', '.join(wrong)}. Resume with what {plan.directory / records.CONFIG} says, or begin anew (--force), or "
-            "train elsewhere (--dir)."
+            f"{', '.join(wrong)}. Resume with what {plan.directory / records.CONFIG} says, or begin again (--force), "
+            "or train elsewhere (--dir)."
         )
 
 
@@ -75,7 +75,7 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[st
 def tell_changes(found: list[str]) -> None:
     """Log the changes of the config since the training began."""
     if found:
-        _logger.warning("this training goes on with another config than before: %s.", ", ".join(found))
+        _logger.warning("this training goes on with a changed config: %s.", ", ".join(found))
 
 
 def _what_is_played(config: Mapping[str, Any]) -> dict[str, Any]:

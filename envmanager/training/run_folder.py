@@ -35,15 +35,15 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 def check(directory: Path, *, resume: bool, force: bool) -> None:
     """Raise UsageError when a training in ``directory`` would destroy something there."""
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is not a folder, as a training needs one: train elsewhere (--dir).")
+        raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
     for path in _of_others(directory):
         raise UsageError(f"{path} was not written by a training: move it, or train elsewhere (--dir).")
     found = _left_by_a_run(directory)
     if found and not resume and not force:
         go_on = "go on with it (--resume)" if _latest(directory).exists() else "(no checkpoint: --resume cannot go on)"
         raise UsageError(
-            f"{directory} holds a training already: {', '.join(found)}. Either {go_on}, or delete what it has left and "
-            "begin anew (--force), or train elsewhere (--dir). In Python: TrainingPlan(resume=…, force=…, directory=…)."
+            f"{directory} holds a training already: {', '.join(found)}. Either {go_on}, or delete its files and begin "
+            "again (--force), or train elsewhere (--dir). In Python: TrainingPlan(resume=…, force=…, directory=…)."
         )
 
 

@@ -242,7 +242,7 @@ class StepStore:
 
 def _with_stacks(observation: Tree, capacity: int) -> Tree:
     if all(len(spec.shape) < _IMAGE_AXES for spec in leaves(observation)):
-        raise UsageError("share_frames=true is for stacks of images, uint8[k, height, width]; there are none here.")
+        raise UsageError("share_frames=true is for stacks of images, uint8[k, height, width], which are missing here.")
 
     def rows_of(spec: ArraySpec) -> Any:
         is_stack = len(spec.shape) >= _IMAGE_AXES

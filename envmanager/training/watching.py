@@ -123,7 +123,7 @@ class Watching:
             if newer is not None:
                 self._take(manager, newer)
         except EnvManagerError as error:
-            _logger.warning("a newer checkpoint cannot be played, the one before it plays on: %s", error)
+            _logger.warning("a newer checkpoint cannot be played, so the one before it goes on playing: %s", error)
 
     def _take(self, manager: EnvManager, saved: SavedTraining) -> None:
         for behavior, policy in saved.policies_for(manager.behavior_specs).items():

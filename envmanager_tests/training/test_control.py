@@ -112,8 +112,8 @@ def test_what_was_carried_out_before_a_training_was_resumed_is_not_again(looking
         ("# all\nfrozen = [1]", 2, "frozen should be a list of behaviors"),
         ("checkpoint = true\nfrozen = [\n  'hero',\n  'targte',\n]", 4, "'targte', which is not known (did you mean"),
         ("# checkpoint\n\ncheckpoint = 'now'", 3, "checkpoint should be true or false, but is str 'now'"),
-        ("frozen = []\nfroze = ['hero']", 2, "there is no 'froze'"),
-        ("[run]\nfrozen = []", 1, "there is no 'run'"),
+        ("frozen = []\nfroze = ['hero']", 2, "there is no option 'froze'"),
+        ("[run]\nfrozen = []", 1, "there is no option 'run'"),
     ],
     ids=range(8),
 )
@@ -154,7 +154,7 @@ def test_what_is_no_small_file_of_text_is_not_read(looking: Looking, warnings: C
     assert looking.look() == []
     looking.path.write_bytes(b"\xff\xfe")
     assert looking.look() == []
-    assert ["no file of at most" in text or "cannot be read" in text for text in warnings()] == [True] * 3
+    assert ["not a file of at most" in text or "cannot be read" in text for text in warnings()] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_broken_file_does_not_end_a_training(tmp_path: Path, caplog: pytest.Lo
     assert result.ended == "done"
     assert report.changes == []
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert ["nobody would learn" in text for text in texts] == [True, False]
+    assert ["no behavior would learn" in text for text in texts] == [True, False]
     assert "not valid TOML" in texts[1]
 
 

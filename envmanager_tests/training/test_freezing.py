@@ -318,7 +318,7 @@ def test_an_unknown_behavior_is_refused_with_the_nearest_one(duels: Any) -> None
 def test_nobody_left_to_learn_is_refused_and_changes_nothing(duels: Any) -> None:
     controller, _, _ = controller_of(duels)
     controller.freeze("hero")
-    with pytest.raises(UsageError, match="nobody would learn"):
+    with pytest.raises(UsageError, match="no behavior would learn"):
         controller.freeze("target")
     assert controller.learning == ("target",)
 
@@ -326,7 +326,7 @@ def test_nobody_left_to_learn_is_refused_and_changes_nothing(duels: Any) -> None
 def test_a_training_in_which_all_are_frozen_from_the_beginning_is_refused(duels: Any) -> None:
     hero = Keeps("hero")
     hero.frozen = True
-    with pytest.raises(UsageError, match="with 'hero' frozen nobody would learn"):
+    with pytest.raises(UsageError, match="with 'hero' frozen no behavior would learn"):
         TrainerController(duels, {"hero": hero}).train(10)
 
 
@@ -346,7 +346,7 @@ def test_changes_are_told_and_kept(duels: Any) -> None:
     ]
     assert controller.changes == told
     assert [change.n_steps for change in told] == [18, 18]
-    assert str(told[0]) == "target frozen, hero learning from step 18 on (freeze)"
+    assert str(told[0]) == "target frozen, hero learning from agent step 18 on (freeze)"
 
 
 def test_a_toggle_takes_effect_before_the_next_step(duels: Any) -> None:

@@ -150,7 +150,7 @@ def test_a_mask_where_nothing_is_a_choice_is_refused() -> None:
 
 def test_observations_that_are_only_a_mask_are_refused() -> None:
     spec = BehaviorSpec({"action_mask": ArraySpec((4,), np.int8)}, CHOICE)
-    with pytest.raises(UsageError, match="nothing to see"):
+    with pytest.raises(UsageError, match="would see nothing"):
         PPO("player", spec, device="cpu")
 
 

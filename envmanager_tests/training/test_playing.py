@@ -262,9 +262,9 @@ def test_without_moviepy_the_pip_command_is_told_before_anything_is_played(
     [
         (["--video", "out.gif"], "a video is an .mp4 file"),
         (["--video", "no/such/out.mp4"], "there is no directory no/such"),
-        (["--fps", "20"], "--fps is of a video"),
-        (["--video", "a_file"], "is there and no folder"),
-        (["--video", "a_socket.mp4"], "is there and no file"),
+        (["--fps", "20"], "--fps is for a video"),
+        (["--video", "a_file"], "is not a folder"),
+        (["--video", "a_socket.mp4"], "is not a regular file"),
         (["--video", "out.mp4", "--checkpoint", "3"], "there is no checkpoint '3'"),
     ],
     ids=str,

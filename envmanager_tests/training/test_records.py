@@ -251,7 +251,7 @@ def test_what_may_change_is_told_and_holds(tmp_path: Path, caplog: pytest.LogCap
     caplog.clear()
     train(tmp_path, tables, resume=True)
 
-    (told,) = [each.getMessage() for each in caplog.records if "goes on with another config" in each.getMessage()]
+    (told,) = [each.getMessage() for each in caplog.records if "goes on with a changed config" in each.getMessage()]
     assert "manager.env was 'CartPole-v1' and is 'gymnasium:CartPole-v1'" in told
     assert "trainers.default.gamma was 0.99 and is 0.9" in told
     assert "n_envs" not in told

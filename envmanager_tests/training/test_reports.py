@@ -265,7 +265,7 @@ def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only
         ("speaker/frozen", 0.0, 20),
         ("listener/frozen", 1.0, 20),
     ]
-    assert shown.lines == ["speaker frozen, listener learning from step 10 on (freeze)"]
+    assert shown.lines == ["speaker frozen, listener learning from agent step 10 on (freeze)"]
 
 
 def test_who_is_frozen_from_the_beginning_is_written_too() -> None:

@@ -145,7 +145,7 @@ def test_who_is_frozen_in_their_own_round_ends_it(duels: Any) -> None:
 
 def test_with_rounds_somebody_must_be_left_to_learn_in_one(duels: Any) -> None:
     controller, _, _ = controller_of(duels, Rounds(steps=2, train=[["hero"]]))
-    with pytest.raises(UsageError, match="with 'hero' frozen nobody would learn in any round"):
+    with pytest.raises(UsageError, match="with 'hero' frozen no behavior would learn in any round"):
         controller.freeze("hero")
     controller.freeze("target")  # it learns in none anyway
 
@@ -155,7 +155,7 @@ def test_a_new_round_is_told_as_such(duels: Any) -> None:
     controller.reset()
     play_rounds(controller, 1)
     assert controller.changes[-1].is_round
-    assert str(controller.changes[-1]) == "hero frozen, target learning from step 12 on (round 2)"
+    assert str(controller.changes[-1]) == "hero frozen, target learning from agent step 12 on (round 2)"
 
 
 def test_what_is_asked_for_is_told_though_it_makes_no_difference_before_a_later_round(duels: Any) -> None:
@@ -163,8 +163,8 @@ def test_what_is_asked_for_is_told_though_it_makes_no_difference_before_a_later_
     controller.freeze("target")
     controller.unfreeze("target")
     assert list(map(str, controller.changes[-2:])) == [
-        "target frozen, hero learning from step 0 on (freeze)",
-        "target learning in a later round, hero learning from step 0 on (unfreeze)",
+        "target frozen, hero learning from agent step 0 on (freeze)",
+        "target learning in a later round, hero learning from agent step 0 on (unfreeze)",
     ]
 
 
@@ -276,7 +276,7 @@ def test_a_trainer_that_learns_while_it_plays_has_no_rounds(tmp_path: Path, duel
         TrainingPlan.parse(tables, tmp_path)
     trainer = Keeps("hero")
     trainer.learns_while_playing = True
-    with pytest.raises(UsageError, match="no round has fixed policies"):
+    with pytest.raises(UsageError, match="rounds need fixed policies"):
         TrainerController(duels, {"hero": trainer}, rounds=Rounds(steps=4, train=[["hero"]]))
 
 

@@ -76,7 +76,7 @@ def test_a_new_trainer_begins_with_its_kind() -> None:
         ("=3", r"should be TABLE\.NAME=VALUE"),
         ("manager..n_envs=3", r"should be TABLE\.NAME=VALUE"),
         ('manager."n_envs=3', r"should be TABLE\.NAME=VALUE"),
-        ("manager.wait.max_lead=3", r"manager\.wait is str 'all', which has nothing in it .* Set manager\.wait itself"),
+        ("manager.wait.max_lead=3", r"manager\.wait is str 'all', not a table, so nothing .* Set manager\.wait itself"),
         ("trainers.defualt.gamma=1", r"no trainers\.defualt; did you mean trainers\.default\?"),
         ("trainers.zzz.gamma=1", r"no trainers\.zzz\. It has: default, team\.red\. A new one begins with its kind"),
         ("manager.env_kwargs={a: ", r"the value in --set .* is not valid YAML"),
