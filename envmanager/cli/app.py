@@ -228,12 +228,15 @@ def check_command(
     env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
     steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long one call of the environment may take.")
+    ] = 60.0,
 ) -> None:
-    """Try one environment in this process and say in plain words what is wrong with it.
+    """Try one environment in a worker process and say in plain words what is wrong with it.
 
     Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
     """
-    raise typer.Exit(check(env, n_steps=steps, seed=seed, console=Console(highlight=False)))
+    raise typer.Exit(check(env, n_steps=steps, seed=seed, timeout_s=timeout, console=Console(highlight=False)))
 
 
 @app.command("tune")

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from envmanager.testing.environment_check import Finding, check_environment
+from envmanager.check.environment import Finding, check_environment
 
 MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "yellow")}
 
 
-def check(env: str, *, n_steps: int, seed: int, console: Console) -> int:
-    """Print the findings on ``env``; 0 when none of them is a problem, else 1."""
-    return show_findings(env, check_environment(env, n_steps=n_steps, seed=seed), console)
+def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Console) -> int:
+    """Check ``env`` and print the findings; return 0 when none of them is a problem, else 1.
+
+    In a terminal a line shows the call that is being made.
+    """
+    with console.status("") if console.is_terminal else nullcontext() as status:
+
+        def show(call: str) -> None:
+            if status is not None:
+                status.update(Text(f"{env}: {call} (at most {timeout_s:g} s)"))
+
+        findings = check_environment(env, n_steps=n_steps, seed=seed, timeout_s=timeout_s, on_call=show)
+    return show_findings(env, findings, console)
 
 
 def show_findings(subject: str, findings: Sequence[Finding], console: Console) -> int:
-    """Print what was found on ``subject``; 0 when none of it is a problem, else 1."""
+    """Print the findings on ``subject``; return 0 when none of them is a problem, else 1."""
     for finding in findings:
-        console.print(_line(finding), soft_wrap=True)
+        mark, style = MARKS[finding.outcome]
+        text = Text.assemble(finding.text, (f" {finding.advice}" if finding.advice else "", "dim"))
+        if console.is_terminal:  # wrapped inside its column
+            row = Table.grid(padding=(0, 1))
+            row.add_row(Text(f"{mark:<4}", style), Text(f"{finding.question:<10}", "bold"), text)
+            console.print(row)
+        else:
+            start = Text.assemble((f"{mark:<4} ", style), (f"{finding.question:<10} ", "bold"))
+            console.print(start + text, soft_wrap=True)
+        for line in ["The end of its output:", *finding.evidence.splitlines()] if finding.evidence else []:
+            console.print(Text(f"     {line}", "dim"), soft_wrap=True)
     n_problems = sum(finding.outcome == "problem" for finding in findings)
     console.print(Text(f"\n{subject}: {_verdict(n_problems)}", style="bold"), soft_wrap=True)
     return 1 if n_problems else 0
-
-
-def _line(finding: Finding) -> Text:
-    mark, style = MARKS[finding.outcome]
-    line = Text.assemble((f"{mark:<4} ", style), (f"{finding.question:<10} ", "bold"), finding.text)
-    if finding.advice:
-        line.append(f" {finding.advice}", style="dim")
-    return line
 
 
 def _verdict(n_problems: int) -> str:

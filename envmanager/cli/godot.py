@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from envmanager.check.game import check_game
 from envmanager.cli.check import show_findings
 from envmanager.cli.loading import loading
 from envmanager.godot.engines import find_major
 from envmanager.godot.projects import install_addon, new_project
-from envmanager.testing.game_check import check_game
 
 app = typer.Typer(help="Godot games as environments.", no_args_is_help=True)
 
@@ -78,7 +78,7 @@ def watch_command(
 
     Ends when the window is closed, with exit code 0; 1 after an error, 2 after a
     mistake in the call, 130 after Ctrl-C and 143 after SIGTERM. The training may
-    be over, or go on meanwhile.
+    have ended, or still run.
     """
     with loading():
         watch = importlib.import_module("envmanager.cli.watch")  # PyTorch takes a second to import

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from envmanager.extras import needed_by
 
 if TYPE_CHECKING:
+    from envmanager.check.environment import Finding, check_environment
     from envmanager.testing.contract import EnvironmentContract, ManagerContract
-    from envmanager.testing.environment_check import Finding, check_environment
     from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Sleep, Step
     from envmanager.testing.fault_contract import FaultContract
     from envmanager.testing.faults import Fault, FaultyEnvironment, faulty
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "contract": ["EnvironmentContract", "ManagerContract"],
-    "environment_check": ["Finding", "check_environment"],
+    "envmanager.check.environment": ["Finding", "check_environment"],
     "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Raise", "Sleep", "Step"],
     "fault_contract": ["FaultContract"],
     "faults": ["Fault", "FaultyEnvironment", "faulty"],
@@ -59,4 +59,4 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'envmanager.testing' has no attribute {name!r}")
     with needed_by(f"envmanager.testing.{name}", extra=None):
-        return getattr(importlib.import_module(f"envmanager.testing.{home}"), name)
+        return getattr(importlib.import_module(home if "." in home else f"envmanager.testing.{home}"), name)

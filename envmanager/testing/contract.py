@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmanager.check.environment import check_environment
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
@@ -28,7 +29,6 @@ from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRai
 from envmanager.options import Wait
 from envmanager.testing.contract_asking import AskingContract
 from envmanager.testing.contract_data import DataContract
-from envmanager.testing.environment_check import check_environment
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
 
@@ -534,7 +534,7 @@ class EnvironmentContract:
         """Return your environment, of any kind that ``as_environment`` accepts."""
 
     def test_the_environment_keeps_the_contract(self) -> None:
-        findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0)
+        findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)
         problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
         assert not problems, "\n".join(problems)
 

@@ -33,7 +33,7 @@ FLOORS = {
         "registry",
         "placing",
     ],
-    "tools": ["bench", "testing", "interop", "training", "cli"],
+    "tools": ["bench", "check", "testing", "interop", "training", "cli"],
 }
 """A module imports from its own floor and from those before it, and never itself through others."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from envmanager.godot.projects import THREADS, new_project
-from envmanager.testing.environment_check import Finding
-from envmanager.testing.game_check import check_game
+from envmanager.check.environment import Finding
+from envmanager.check.game import check_game
 
 Check = Callable[[], list[Finding]]
 

@@ -15,7 +15,7 @@ from mlagents_envs.side_channel.stats_side_channel import StatsAggregationMethod
 
 from envmanager import ArraySpec, BadObservation, EnvContext, RandomPolicy, SimpleEnvManager, UsageError
 from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory
-from envmanager.testing.environment_check import check_environment
+from envmanager.check.environment import check_environment
 from envmanager_tests.interop_mlagents.envs import (
     CONTINUOUS,
     DISCRETE,

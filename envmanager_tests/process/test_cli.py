@@ -33,6 +33,13 @@ class Announcing(gymnasium.Wrapper):
             print("stepping", flush=True)
         return super().step(action)
 
+class AnnouncingInAPipe(gymnasium.Wrapper):
+    '''Says the same in a pipe of that name: what an environment on trial prints is shown only when it fails.'''
+    def step(self, action):
+        with open("stepping", "w") as pipe:
+            pipe.write("stepping")
+        return super().step(action)
+
 class Stubborn(Announcing):
     '''Cannot be interrupted, and takes its time.'''
     def step(self, action):
@@ -67,6 +74,7 @@ def slow_to_start():
     time.sleep(1000)
 
 def announcing(): return Announcing(gymnasium.make("CartPole-v1"))
+def announcing_in_a_pipe(): return AnnouncingInAPipe(gymnasium.make("CartPole-v1"))
 def stubborn(): return Stubborn(gymnasium.make("CartPole-v1"))
 def faulty(): return Faulty(gymnasium.make("CartPole-v1"))
 """
@@ -272,15 +280,18 @@ def test_ctrl_c_ends_a_run_whose_environment_hangs(folder, env):
     assert_gone(family)
 
 
-def test_ctrl_c_ends_a_check_without_a_traceback(folder):
-    process = start(folder, "check", "--env", "some_envs:announcing", "--steps", 10**8)
+def test_ctrl_c_ends_a_check_without_a_traceback_and_its_worker_with_it(folder):
+    os.mkfifo(folder / "stepping")
+    process = start(folder, "check", "--env", "some_envs:announcing_in_a_pipe", "--steps", 10**8)
     with process:
-        wait_until_stepping(process)
+        assert (folder / "stepping").read_text() == "stepping"
+        family = family_of(process)
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=TIMEOUT_S)
 
     assert process.returncode == 130
     assert "Traceback" not in err
+    assert_gone(family)
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(folder):

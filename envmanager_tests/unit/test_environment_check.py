@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from envmanager.check import environment
+from envmanager.check.environment import QUESTIONS
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.testing.environment_check import QUESTIONS, check_environment
+
+
+def check_environment(factory, **options):
+    """What is found in this process; ``process/test_check.py`` has what needs a worker."""
+    return environment.check_environment(factory, in_process=True, **options)
 
 
 class Sound(gymnasium.Env):

@@ -4,7 +4,7 @@
 
     game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
-As in ``environment_check``, there is one Finding per question, with advice. The game runs in a real engine, through the
+As in ``check.environment``, there is one Finding per question, with advice. The game runs in a real engine, through the
 same code as in a training.
 """
 
@@ -18,6 +18,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.check.environment import Finding
+from envmanager.check.playthrough import ByRow
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like
@@ -27,8 +29,6 @@ from envmanager.godot.engines import major_of
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.projects import THREADS
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.testing.environment_check import Finding
-from envmanager.testing.playthrough import ByRow
 
 N_ARENAS = 4
 _START_S = 60.0

@@ -1,0 +1,324 @@
+"""Finds what is wrong with an environment, and says so in plain words.
+
+::
+
+    env_factory ── first instance ──▶ play with a seed, again with the seed, with another seed, close
+                ── second instance ─▶ play with the seed, close
+                ── third instance ──▶ reset without a seed, close
+
+Each finding answers one question and says what to do about it. A *problem* will cost a learner; a *note* is worth
+knowing. The environment runs in a worker process, through the same code as in a manager: when it crashes, exits or
+hangs, the finding says in which call, and a new worker tries the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import attrs
+
+from envmanager.check.playthrough import Failure, Playthrough
+from envmanager.check.trial import Facts, Trial
+from envmanager.data.specs import BehaviorSpecs
+
+QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close")
+"""The questions about an environment, in the order of the findings."""
+
+N_STEPS_OF_ANOTHER_SEED = 50
+
+
+@attrs.frozen
+class Finding:
+    """The answer to one of QUESTIONS: ``text`` in one or two sentences, and what to do about it.
+
+    ``evidence``: the end of the output of an environment that ended its process, in lines.
+    """
+
+    question: str
+    outcome: Literal["ok", "problem", "note"]
+    text: str
+    advice: str = ""
+    evidence: str = ""
+
+
+def check_environment(
+    env_factory: Any,
+    *,
+    n_steps: int = 500,
+    seed: int = 0,
+    timeout_s: float = 60.0,
+    in_process: bool = False,
+    on_call: Callable[[str], Any] = str,
+) -> list[Finding]:
+    """Try the environment that ``env_factory`` makes and return what was found, in the order of QUESTIONS.
+
+    Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
+    seconds; when it takes longer, or ends the process, that is a finding. ``in_process``: run the environment in this
+    process, for a debugger; nothing protects this process then. Outside of Linux it always runs there. ``on_call``
+    receives a line before each call. Raises UsageError when ``env_factory`` is none.
+    """
+    in_process = in_process or sys.platform != "linux"
+    with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
+        findings = list(_Examination(trial, n_steps, seed).findings())
+    return sorted(findings, key=lambda finding: QUESTIONS.index(finding.question))
+
+
+@attrs.frozen
+class _Examination:
+    trial: Trial
+    n_steps: int
+    seed: int
+
+    def findings(self) -> Iterator[Finding]:
+        specs = self.trial.make()
+        if isinstance(specs, Failure):
+            yield _construction_problem(specs)
+            return
+        yield Finding("constructs", "ok", f"It can be made: {_describe(specs)}.")
+        first = self._play(self.seed)
+        refusal = first.failure if first.failure is not None and first.failure.kind == "not seeded" else None
+        if refusal is not None:  # look at the rest without a seed
+            first = self._play(None)
+        facts = None if first.ended_process else self.trial.facts()
+        again = other = None
+        if first.failure is None and refusal is None:
+            again = self._play(self.seed)
+            play_other = self._play_new if again.ended_process else self._play
+            other = play_other(self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
+        yield from _reset_findings(first)
+        if first.failure is None or first.failed_in != "reset":
+            yield from _step_findings(first, facts)
+            yield from _episode_findings(first)
+            if facts is not None:
+                yield from _array_findings(facts)
+        is_gone = any(played is not None and played.ended_process for played in (first, again, other))
+        yield from self._closing_findings(is_gone=is_gone)
+        if again is not None and other is not None:
+            yield from self._seeding_findings(specs, first, again, other)
+        elif first.ended_process and refusal is None:
+            yield from self._repeated_end_findings(first)
+        elif refusal is not None:
+            yield Finding("seeding", "note", refusal.text)
+        else:
+            yield Finding("seeding", "note", "Not tried, because of the problem above.")
+        if refusal is None and (first.failure is None or first.ended_process):
+            yield from self._unseeded_findings(first.failure)
+
+    def _play(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough:
+        return Playthrough.of(
+            lambda: self.trial.begin(self.seed, env_seed),
+            self.trial.advance,
+            self.n_steps if n_steps is None else n_steps,
+        )
+
+    def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
+        """Play with a new environment and close it; return None when it cannot be made, which is a finding by now."""
+        if isinstance(self.trial.make(), Failure):
+            return None
+        played = self._play(env_seed, n_steps=n_steps)
+        if not played.ended_process:
+            self.trial.finish()
+        return played
+
+    def _closing_findings(self, *, is_gone: bool) -> Iterator[Finding]:
+        if is_gone and isinstance(self.trial.make(), Failure):
+            return
+        failure = self.trial.finish()
+        if failure is None:
+            yield Finding("close", "ok", "close() works.")
+        else:
+            advice = "close() should never raise, and always return."
+            yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
+
+    def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
+        """Try whether a new environment can begin without a seed; a failure that is ``known`` is no news."""
+        played = self._play_new(None, n_steps=0)
+        failure = None if played is None else played.failure
+        if failure is not None and (known is None or known.text != failure.text):
+            yield Finding(
+                "reset",
+                "problem",
+                f"reset() without a seed, in a new environment: {failure.text}.",
+                "A trainer need not give a seed: let the environment draw one then.",
+                failure.evidence,
+            )
+
+    def _seeding_findings(
+        self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough
+    ) -> Iterator[Finding]:
+        problems = [*_repeat_problems(first, again, "after a second reset of the same environment")]
+        second_specs = self.trial.make()
+        if isinstance(second_specs, Failure):
+            yield Finding(
+                "constructs",
+                "problem",
+                f"It can be made once, but a second one cannot, though the first was closed: {second_specs.text}.",
+                "Each worker makes its own, and a restarted one does so again: free in close() what only one can have.",
+                second_specs.evidence,
+            )
+        else:
+            if second_specs != specs:
+                yield Finding(
+                    "constructs",
+                    "problem",
+                    f"A second one has other specs: {_describe(second_specs)}.",
+                    "All environments of a manager need the same spaces; do not let them depend on chance.",
+                )
+            second = self._play(self.seed)
+            problems += _repeat_problems(first, second, "in a second, new environment")
+            if not second.ended_process:
+                self.trial.finish()
+        if other.failure is not None:
+            problems.append(_late_failure(other, other.failure, "with another seed"))
+        yield from problems
+        if not problems:
+            yield Finding("seeding", "ok", f"The same seed and actions give the same {first.n_steps} steps.")
+        if not problems and first.first_difference(other) is None:
+            yield Finding(
+                "seeding",
+                "note",
+                f"Another seed gives the same first {other.n_steps} steps with the same actions.",
+                "Fine if nothing in it is random; otherwise reset(seed=…) is not used.",
+            )
+
+    def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
+        """Play the steps that ended the process again, and those of another seed, each in a new worker."""
+        again, other = self._play_new(self.seed), self._play_new(self.seed + 1)
+        if again is not None and again.ended_process and again.n_steps == first.n_steps:
+            text = f"With the same seed and actions it ends again in {_place(again)}."
+            yield Finding("seeding", "note", text, f"So you can look for it with --seed {self.seed}.")
+        elif again is not None:
+            advice = "So they alone are not the cause: think of time, threads, memory, and other programs."
+            yield Finding("seeding", "note", f"With the same seed and actions it {_outcome(again)}.", advice)
+        if other is not None:
+            yield Finding("seeding", "note", f"With another seed it {_outcome(other)}.")
+
+
+def _outcome(played: Playthrough) -> str:
+    return f"ends in {_place(played)}" if played.ended_process else f"takes {played.n_steps} steps"
+
+
+def _place(played: Playthrough) -> str:
+    step = f"step {played.n_steps + 1}"
+    return {"reset": "reset()", "step": step, "restart": f"{step}, in the reset() of the next episode"}[
+        played.failed_in
+    ]
+
+
+def _construction_problem(failure: Failure) -> Finding:
+    text = failure.text if failure.kind == "refused" else f"It cannot be made: {failure.text}"
+    advice = "" if failure.kind == "refused" else "Nothing else could be tried."
+    return Finding("constructs", "problem", f"{text}.", advice, failure.evidence)
+
+
+def _reset_findings(played: Playthrough) -> Iterator[Finding]:
+    advice = "Make reset() return what the declared observation space says, or declare what it returns."
+    failure = played.failure
+    if failure is not None and played.failed_in == "reset":
+        yield Finding("reset", "problem", f"reset(): {failure.text}.", _advice(failure, advice), failure.evidence)
+        return
+    mismatches = played.of_phase("reset")
+    for _, mismatch in mismatches:
+        yield Finding("reset", "problem", f"After reset() {mismatch.text}.", advice)
+    if not mismatches:
+        yield Finding("reset", "ok", "reset() returns what its spec says.")
+
+
+def _step_findings(played: Playthrough, facts: Facts | None) -> Iterator[Finding]:
+    casts = [] if facts is None else facts.casts
+    for cast in casts:
+        yield Finding(
+            "steps",
+            "note",
+            f"{cast.field} should be {cast.expected}, but is {cast.got}: it is cast in every step.",
+            "Return what the declared space says; with check_values=True a manager refuses this.",
+        )
+    advice = "Make step() return what the declared observation space says, or declare what it returns."
+    mismatches, failure = played.of_phase("step"), played.failure
+    for at_step, mismatch in mismatches:
+        yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", advice)
+    if failure is not None and played.failed_in == "step":
+        text = f"Step {played.n_steps + 1}: {failure.text}."
+        yield Finding("steps", "problem", text, _advice(failure, advice), failure.evidence)
+    elif not mismatches and not casts:
+        text = f"{played.n_steps} steps with random actions gave what the spec says, finite and within its bounds."
+        yield Finding("steps", "ok", text)
+
+
+def _episode_findings(played: Playthrough) -> Iterator[Finding]:
+    lengths, failure = played.episode_lengths, played.failure
+    advice = "The reset() that follows an episode's end must return a first observation as the very first one does."
+    if failure is not None and played.failed_in == "restart":
+        text = f"reset() after an episode's end, in step {played.n_steps + 1}: {failure.text}."
+        yield Finding("episodes", "problem", text, _advice(failure, advice), failure.evidence)
+        return
+    mismatches = played.of_phase("restart")
+    for at_step, mismatch in mismatches:
+        text = f"The first observation after an episode's end does not fit (step {at_step}): {mismatch.text}."
+        yield Finding("episodes", "problem", text, advice)
+    if len(lengths) > 2 and lengths[0] > 1 and set(lengths[1:]) == {1}:
+        text = f"The first episode took {lengths[0]} steps, and each of the {len(lengths) - 1} after it only one."
+        yield Finding("episodes", "problem", text, "reset() should clear what says that the episode is over.")
+    elif not lengths:
+        text = f"No episode ended within {played.n_steps} steps, so restarting was not tried."
+        yield Finding("episodes", "note", text, "Try more steps (--steps), or check that episodes can end at all.")
+    elif not mismatches:
+        text = f"Ended episodes were followed by proper first observations ({len(lengths)} in {played.n_steps} steps)."
+        yield Finding("episodes", "ok", text)
+
+
+def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iterator[Finding]:
+    failure = later.failure
+    if failure is not None and later.ended_process:
+        yield _late_failure(later, failure, where)
+        return
+    advice = (
+        "Pass the seed on with super().reset(seed=seed), draw random numbers from self.np_random only, and let reset() "
+        "clear everything that an episode changes."
+    )
+    if failure is not None:
+        yield Finding("seeding", "problem", f"The same seed and actions failed {where}: {failure.text}.", advice)
+        return
+    difference = first.first_difference(later)
+    if difference is not None:
+        at_step, names = difference
+        place = "already at the reset" if at_step == 0 else f"from step {at_step} on"
+        text = f"The same seed and actions gave something else {where}, {place}: {', '.join(names)}."
+        yield Finding("seeding", "problem", text, advice)
+
+
+def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
+    """Return the finding of a failure that came only in a later round of steps."""
+    questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
+    text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
+    return Finding(questions[played.failed_in], "problem", text, _advice(failure, ""), failure.evidence)
+
+
+def _array_findings(facts: Facts) -> Iterator[Finding]:
+    advice = "Nothing to do for envmanager, which copies at once; code that keeps observations needs copies."
+    if not facts.is_watched:
+        yield Finding("arrays", "note", "Whether it changes arrays that it has returned could not be seen.")
+    elif facts.changed:
+        yield Finding("arrays", "note", "It changes observations that it has returned earlier.", advice)
+    elif facts.reused:
+        yield Finding("arrays", "note", "It returns the same array object several times.", advice)
+    else:
+        yield Finding("arrays", "ok", "It leaves observations that it has returned as they are.")
+
+
+def _advice(failure: Failure, on_mismatch: str) -> str:
+    if failure.kind == "mismatch":
+        return on_mismatch
+    if failure.kind == "timed out":
+        return "If it is only slow, allow more time (--timeout; in a config `timeouts`). A run replaces its worker."
+    if failure.kind == "died":
+        return "A run replaces its worker, and the episode is lost; the option `restarts` says how often."
+    return "Mend it, or leave out the actions that it cannot take from its action space."
+
+
+def _describe(specs: BehaviorSpecs) -> str:
+    if len(specs) == 1:
+        return str(next(iter(specs.values())))
+    return "; ".join(f"behavior {behavior!r}: {spec}" for behavior, spec in specs.items())

@@ -1,0 +1,221 @@
+"""One reset of an environment and the random steps after it: what they gave, in a form that can be compared.
+
+Nothing is judged here: a :class:`Playthrough` says what happened, ``check.environment`` says what that means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import cloudpickle
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch
+from envmanager.data.steps import ActionInfo, AgentSteps, Steps
+from envmanager.data.trees import leaves_like, paths
+from envmanager.environment import check_steps
+from envmanager.policy import RandomPolicy
+
+Phase = Literal["reset", "step", "restart"]
+"""A reset that was asked for, a step, or the reset in a step that begins the next episode."""
+Digest = Mapping[str, int]
+"""A number per array of one step, equal when the arrays are equal."""
+
+
+@attrs.frozen
+class Mismatch:
+    """A value that does not fit its spec: the ``path`` of the array, and a sentence about it."""
+
+    phase: Phase
+    path: str
+    text: str
+
+
+@attrs.frozen
+class Moment:
+    """What one reset or step gave: digests of its arrays, and what does not fit the spec."""
+
+    digest: Digest
+    mismatches: Sequence[Mismatch]
+    has_ended: bool
+
+    @classmethod
+    def of(cls, steps: Steps, specs: BehaviorSpecs, *, is_reset: bool) -> Moment:
+        """Return the Moment of ``steps``, which a reset or a step has returned."""
+        mismatches = []
+        for behavior, current in steps.items():
+            try:
+                check_steps(specs[behavior], current, check_numbers=True)
+            except SpecMismatch as error:
+                phase: Phase = "reset" if is_reset else "step"
+                if not is_reset and error.path.startswith("obs") and current.ended.any():
+                    phase = "restart"  # where an episode ended, obs is the next one's first
+                mismatches.append(Mismatch(phase, error.path, str(error)))
+        return cls(_digest(steps, specs), mismatches, any(current.ended.any() for current in steps.values()))
+
+
+@attrs.frozen
+class Failure:
+    """The end of an attempt: a sentence, and the ``evidence``, such as the end of the output, in lines."""
+
+    text: str
+    kind: Literal["raised", "mismatch", "refused", "not seeded", "died", "timed out"] = "raised"
+    in_restart: bool = False
+    evidence: str = ""
+
+
+@attrs.define
+class Playthrough:
+    """What one reset and the steps after it gave. ``failure`` is what ended it early, while in ``failed_in``."""
+
+    digests: list[Digest] = attrs.field(factory=list)
+    mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
+    """The first mismatch of each array, and the step that it was found in."""
+    episode_lengths: list[int] = attrs.field(factory=list)
+    failure: Failure | None = None
+    failed_in: Phase = "reset"
+
+    @classmethod
+    def of(
+        cls, reset: Callable[[], Moment | Failure], step: Callable[[int], Moment | Failure], n_steps: int
+    ) -> Playthrough:
+        """Call ``reset`` once and ``step`` with 1 to ``n_steps``, or until one of them fails."""
+        played = cls()
+        length = 0
+        for at_step in range(n_steps + 1):
+            moment = step(at_step) if at_step else reset()
+            if isinstance(moment, Failure):
+                played.failure = moment
+                if at_step:
+                    played.failed_in = "restart" if moment.in_restart else "step"
+                break
+            for mismatch in moment.mismatches:
+                played.mismatches.setdefault((mismatch.phase, mismatch.path), (at_step, mismatch))
+            played.digests.append(moment.digest)
+            length += at_step > 0
+            if moment.has_ended:
+                played.episode_lengths.append(length)
+                length = 0
+        return played
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps taken."""
+        return max(0, len(self.digests) - 1)
+
+    @property
+    def ended_process(self) -> bool:
+        """Whether the environment ended its process, or was killed because it did not return."""
+        return self.failure is not None and self.failure.kind in ("died", "timed out")
+
+    def of_phase(self, phase: Phase) -> list[tuple[int, Mismatch]]:
+        """Return the mismatches of a phase, each with the step that it was found in."""
+        return [found for found in self.mismatches.values() if found[1].phase == phase]
+
+    def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
+        """Return the first step (0: the reset) with other data in ``other``, and the names of these arrays, or None."""
+        for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
+            if ours != theirs:
+                names = dict.fromkeys([*ours, *theirs])
+                return at_step, [name for name in names if ours.get(name) != theirs.get(name)]
+        return None
+
+
+class ByRow:
+    """Random actions by row, so that agents who get new numbers after a second reset still do the same."""
+
+    def __init__(self, spec: BehaviorSpec, seed: int) -> None:
+        self._policy = RandomPolicy(spec, seed)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return self._policy.get_action(attrs.evolve(steps, agent_id=np.arange(len(steps))))
+
+
+def _digest(steps: Steps, specs: BehaviorSpecs) -> dict[str, int]:
+    digest = {}
+    for behavior, current in steps.items():
+        prefix = "" if len(steps) == 1 else f"{behavior}: "
+        for name in ("reward", "terminated", "truncated"):
+            digest[prefix + name] = hash(getattr(current, name).tobytes())
+        spec = specs[behavior].observation
+        for root in ("obs", "final_obs"):
+            tree = getattr(current, root)
+            if tree is not None:
+                for path, leaf in zip(paths(spec, root), leaves_like(spec, tree), strict=True):
+                    digest[prefix + path] = _hash(leaf)
+    return digest
+
+
+def _hash(leaf: np.ndarray) -> int:
+    if leaf.dtype.kind != "O":
+        return hash(leaf.tobytes())
+    return hash(tuple(cloudpickle.dumps(entry) for entry in leaf))
+
+
+class ArrayWatch:
+    """Looks at the arrays that an environment itself returns, before anything copies them.
+
+    ``n_resets`` counts its resets. ``reused`` tells whether it returned an array object again, ``changed`` whether an
+    array that it had returned earlier held other values later. ``on_call`` is called with ``"reset"`` or ``"step"``
+    before each of these calls.
+    """
+
+    KEPT = 8
+
+    def __init__(self, on_call: Callable[[str], Any]) -> None:
+        self.n_resets = 0
+        self.reused = self.changed = False
+        self._on_call = on_call
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def attach(self, subject: Any) -> bool:
+        """Look at what ``reset`` and ``step`` of this object return from now on; False when it does not allow that."""
+        try:
+            subject.reset = self._watching(subject.reset, "reset")
+            subject.step = self._watching(subject.step, "step")
+        except AttributeError:
+            return False
+        return True
+
+    def _watching(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._on_call(name)
+            self.n_resets += name == "reset"
+            result = call(*args, **kwargs)
+            self._look(result)
+            return result
+
+        return watched
+
+    def _look(self, result: Any) -> None:
+        self.changed |= any(not _same(array, copy) for array, copy in self._kept)
+        for array in _arrays(_observation(result)):
+            self.reused |= any(array is kept for kept, _ in self._kept)
+            self._kept.append((array, array.copy()))
+        del self._kept[: -self.KEPT]
+
+
+def _same(array: np.ndarray, copy: np.ndarray) -> bool:
+    return array.dtype.kind == "O" or array.tobytes() == copy.tobytes()
+
+
+def _observation(result: Any) -> Any:
+    """Return the part of what reset or step returned that a learner keeps."""
+    if hasattr(result, "observation"):  # dm_env's TimeStep
+        return result.observation
+    return result[0] if isinstance(result, tuple) and result else result  # Gymnasium and PettingZoo: (observation, …)
+
+
+def _arrays(result: Any) -> Iterator[np.ndarray]:
+    if isinstance(result, np.ndarray):
+        yield result
+    elif isinstance(result, AgentSteps):
+        yield from _arrays([result.obs, result.reward, result.terminated, result.truncated, result.final_obs])
+    elif isinstance(result, Mapping):
+        for value in result.values():
+            yield from _arrays(value)
+    elif isinstance(result, tuple | list):
+        for value in result:
+            yield from _arrays(value)

@@ -1,0 +1,310 @@
+"""An environment on trial: it runs in a worker process, and each call of it has a deadline.
+
+::
+
+    Trial ── make, begin, advance, facts, finish ──▶ Subject, in a worker ──▶ the environment
+      ▲                                                  └── the call that it is in ──▶ a small file
+      └── Moment, or the Failure that it ended in: an exception, the end of the process, no return in time
+
+A worker that the environment has ended is replaced by a new one with the next call.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmanager.adapters.choosing import build_group
+from envmanager.adapters.factories import call_factory, resolve
+from envmanager.check.playthrough import ArrayWatch, ByRow, Failure, Moment
+from envmanager.core.policy_calls import call_policies
+from envmanager.data.fitting import Cast
+from envmanager.data.seeding import derive_seed
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch
+from envmanager.data.steps import StepInfo, Steps
+from envmanager.data.trees import Tree
+from envmanager.env_manager import EnvManager
+from envmanager.environment import EnvContext, EnvGroup, Environment
+from envmanager.errors import EnvManagerError, EnvRaised, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.options import RestartPolicy, Timeouts
+from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.subprocess_env_manager import SubprocessEnvManager
+
+_CANNOT_BE_SEEDED = ".*cannot be seeded"
+"""What an adapter warns of when its environment takes no seed, as with dm_env."""
+_LAST_CALL = "last-call"
+_STDERR = 2
+"""Number of the descriptor, which leads to the worker's log."""
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Facts(NamedTuple):
+    """What was seen of an environment besides its data."""
+
+    casts: Sequence[Cast]
+    is_watched: bool
+    reused: bool
+    changed: bool
+
+
+class Trial:
+    """One environment at a time, made by ``env_factory``. A context manager, which ends the worker.
+
+    ``timeout_s``: time that any call of the environment may take. ``in_process``: run it in this process, where no
+    deadline holds and a crash is this process's. ``on_call`` receives a line about the call that is about to be made.
+    """
+
+    def __init__(
+        self,
+        env_factory: Any,
+        *,
+        seed: int,
+        timeout_s: float,
+        in_process: bool,
+        on_call: Callable[[str], Any],
+    ) -> None:
+        # A module is imported where the environment is made: it may crash too.
+        self._factory = env_factory if isinstance(env_factory, str) and ":" in env_factory else resolve(env_factory)
+        self._seed = seed
+        self._timeout_s = timeout_s
+        self._in_process = in_process
+        self._on_call = on_call
+        self._folder = ""
+        self._manager: EnvManager | None = None
+
+    def __enter__(self) -> Trial:
+        self._folder = tempfile.mkdtemp(prefix="envmanager-check-")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_worker()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def make(self) -> BehaviorSpecs | Failure:
+        """Make an environment and return its specs. Raises the UsageError of a factory that cannot be found."""
+        self._on_call("making it")
+        error = self._ask("find")
+        if isinstance(error, EnvManagerError):
+            raise error
+        return error or self._ask("make")  # type: ignore[no-any-return]
+
+    def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
+        """Reset the environment, for random actions that follow from ``seed`` and the step alone."""
+        self._on_call("reset")
+        return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
+
+    def advance(self, at_step: int) -> Moment | Failure:
+        """Take a step with random actions."""
+        self._on_call(f"step {at_step:,}")
+        return self._ask("advance")  # type: ignore[no-any-return]
+
+    def facts(self) -> Facts:
+        """Return what was seen of the environment that was made last and is still there."""
+        return self._ask("facts")  # type: ignore[no-any-return]
+
+    def finish(self) -> Failure | None:
+        """Close the environment."""
+        self._on_call("close")
+        return self._ask("finish")  # type: ignore[no-any-return]
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        """Return what the Subject's method returns, or a Failure when the environment raised or ended its process."""
+        if self._manager is None:
+            self._manager = self._start_worker()
+        try:
+            return self._manager.call(name, *args)[0]
+        except EnvRaised as error:  # SystemExit and the like; a Subject returns ordinary exceptions
+            return Failure(
+                f"it raised {error.type_name}: {error.cause}".rstrip(": "), in_restart=self._is_in_reset(name)
+            )
+        except WorkerTimedOut as error:
+            self._end_worker()
+            text = f"it did not return within {error.timeout_s:g} s, and its process was killed"
+            return Failure(text, "timed out", self._is_in_reset(name), _without_own_frames(error.output))
+        except WorkerDied as error:
+            self._end_worker()
+            return Failure(_end_of(error), "died", self._is_in_reset(name), _without_own_frames(error.output))
+
+    def _is_in_reset(self, name: str) -> bool:
+        """Whether a call of ``name`` ended in the reset that begins the next episode."""
+        try:
+            with open(os.path.join(self._folder, _LAST_CALL)) as file:
+                return name == "advance" and file.read().strip() == "reset"
+        except OSError:  # it was never reset
+            return False
+
+    def _start_worker(self) -> EnvManager:
+        dump_after_s = None if self._in_process else self._timeout_s * 0.9
+        subject = partial(Subject, self._factory, self._seed, os.path.join(self._folder, _LAST_CALL), dump_after_s)
+        if self._in_process:
+            return SimpleEnvManager(subject, 1)
+        return SubprocessEnvManager(
+            subject,
+            1,
+            timeouts=Timeouts(call_s=self._timeout_s),
+            restarts=RestartPolicy(max_restarts=0),
+            log_dir=self._folder,
+        )
+
+    def _end_worker(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+
+def _end_of(error: WorkerDied) -> str:
+    if error.exit.startswith("EXIT("):
+        return f"it ended its process with exit code {error.exit[5:-1]}"
+    if error.exit == "SIGKILL":
+        return "its process was killed (SIGKILL; out of memory?)"
+    return f"its process crashed ({error.exit})"
+
+
+def _without_own_frames(output: str) -> str:
+    """Cut each stack that faulthandler wrote, innermost frame first, where this library's frames begin."""
+    kept = []
+    is_own = False
+    for line in output.splitlines():
+        is_frame = line.startswith("  File ")
+        is_own = is_frame and (is_own or f'"{_PACKAGE}{os.sep}' in line)
+        if not is_own:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+class Subject(Environment):
+    """The environment on trial, in its worker. ``Trial`` calls it by name; it is never stepped as an Environment."""
+
+    SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
+
+    def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
+        """``dump_after_s``: time after which a call that has not returned prints the stacks of all threads."""
+        self._factory = env_factory
+        self._seed = seed
+        self._last_call = open(last_call_path, "w")  # noqa: SIM115  (until the process ends)
+        self._dump_after_s = dump_after_s
+        self._group: EnvGroup | None = None
+        self._watch = ArrayWatch(self._note)
+        self._is_watched = False
+        self._policies: dict[str, ByRow] = {}
+        self._policy_seed = 0
+        self._steps: Steps = {}
+
+    def _note(self, call: str) -> None:
+        self._last_call.seek(0)
+        self._last_call.write(f"{call:<5}")
+        self._last_call.flush()
+
+    def find(self) -> EnvManagerError | Failure | None:
+        """Look up the factory; return the error of one that is not there."""
+        try:
+            if isinstance(self._factory, str):
+                self._factory = resolve(self._factory)
+        except EnvManagerError as error:
+            return error
+        except Exception as error:
+            return _failure_of(error)
+        return None
+
+    def make(self) -> BehaviorSpecs | Failure:
+        """Make a new environment."""
+        context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
+        self._watch = ArrayWatch(self._note)
+
+        def make() -> BehaviorSpecs:
+            made = call_factory(self._factory, context)
+            self._group = build_group([made], [0])
+            self._is_watched = self._watch.attach(made)
+            return dict(self._group.behavior_specs)
+
+        return self._try(make)  # type: ignore[no-any-return]
+
+    def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
+        """Reset the environment."""
+        assert self._group is not None
+        self._policies, self._policy_seed = {}, seed
+        seeds = [None if env_seed is None else derive_seed(env_seed, 0)]
+        return self._moment(partial(self._group.reset, seeds=seeds, options=None), is_reset=True)
+
+    def advance(self) -> Moment | Failure:
+        """Take a step with random actions."""
+        assert self._group is not None
+        group = self._group
+
+        def act() -> Steps:
+            for behavior, spec in group.behavior_specs.items():
+                self._policies.setdefault(behavior, ByRow(spec, self._policy_seed))
+            taken = call_policies([StepInfo(None, self._steps, None, 0)], self._policies, group.behavior_specs)[0]
+            return group.step({behavior: info.action for behavior, info in taken.items()})
+
+        return self._moment(act, is_reset=False)
+
+    def facts(self) -> Facts:
+        """Return what was seen besides the data."""
+        assert self._group is not None
+        return Facts(list(self._group.casts), self._is_watched, self._watch.reused, self._watch.changed)
+
+    def finish(self) -> Failure | None:
+        """Close the environment."""
+        assert self._group is not None
+        group, self._group = self._group, None
+        return self._try(group.close)  # type: ignore[no-any-return]
+
+    def _moment(self, act: Callable[[], Steps], *, is_reset: bool) -> Moment | Failure:
+        def moment() -> Moment:
+            assert self._group is not None
+            self._steps = act()
+            return Moment.of(self._steps, self._group.behavior_specs, is_reset=is_reset)
+
+        return self._try(moment)  # type: ignore[no-any-return]
+
+    def _try(self, act: Callable[[], Any]) -> Any:
+        """Return what ``act()`` returns, or the Failure that its exception is."""
+        n_resets = self._watch.n_resets
+        if self._dump_after_s is not None:
+            faulthandler.dump_traceback_later(self._dump_after_s, file=_STDERR)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=_CANNOT_BE_SEEDED)
+                return act()
+        except Exception as error:
+            return _failure_of(error, in_restart=self._watch.n_resets > n_resets)
+        finally:
+            if self._dump_after_s is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return {"default": self.SPEC}
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        raise NotImplementedError
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._last_call.close()
+        if self._group is not None:
+            self._group.close()
+
+
+def _failure_of(error: Exception, *, in_restart: bool = False) -> Failure:
+    if isinstance(error, SpecMismatch):
+        return Failure(str(error), "mismatch", in_restart)
+    if isinstance(error, UserWarning):
+        return Failure(str(error), "not seeded")
+    if isinstance(error, UsageError):
+        return Failure(str(error).rstrip("."), "refused", in_restart)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return Failure(f"it raised {type(error).__name__}: {error}".rstrip(": .") + place, "raised", in_restart)

@@ -1,0 +1,219 @@
+"""``check_environment`` of environments that crash, exit or hang: it tries them in workers and says in which call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envmanager.check.environment import Finding, check_environment
+from envmanager.errors import UsageError
+
+N_STEPS = 12
+
+
+class Sound(gymnasium.Env):
+    """Episodes of five steps. The broken ones fail in one place."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    n_resets = n_ever = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n_resets += 1
+        self.n_steps = 0
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        self.n_ever += 1
+        return self.np_random.random(2, np.float32), 0.0, self.n_steps >= 5, False, {}
+
+
+class CrashesInStep(Sound):
+    def step(self, action):
+        if self.n_ever == 7:
+            print("the joint is loose", flush=True)
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class ExitsInStep(Sound):
+    def step(self, action):
+        if self.n_ever == 7:
+            os._exit(3)
+        return super().step(action)
+
+
+class CallsSysExit(Sound):
+    def step(self, action):
+        if self.n_ever == 7:
+            sys.exit("enough")
+        return super().step(action)
+
+
+class HangsInStep(Sound):
+    def step(self, action):
+        if self.n_ever == 7:
+            threading.Event().wait()
+        return super().step(action)
+
+
+class CrashesAtRestart(Sound):
+    def reset(self, *, seed=None, options=None):
+        if self.n_resets == 2:
+            os.abort()
+        return super().reset(seed=seed)
+
+
+class ExitsInConstructor(Sound):
+    def __init__(self):
+        print("there is no display", flush=True)
+        os._exit(9)
+
+
+class ExitsInReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        os._exit(4)
+
+
+class ExitsInClose(Sound):
+    def close(self):
+        os._exit(5)
+
+
+class ExitsInTheSecondRound(Sound):
+    def step(self, action):
+        if self.n_ever == N_STEPS + 3:
+            os._exit(6)
+        return super().step(action)
+
+
+class ExitsInTheThirdRound(Sound):
+    def step(self, action):
+        if self.n_ever == 2 * N_STEPS + 1:
+            os._exit(7)
+        return super().step(action)
+
+
+def found(factory, **options) -> dict[str, list[Finding]]:
+    """The findings by question."""
+    by_question: dict[str, list[Finding]] = {}
+    for finding in check_environment(factory, n_steps=N_STEPS, **options):
+        by_question.setdefault(finding.question, []).append(finding)
+    return by_question
+
+
+def problem(factory, question, **options) -> Finding:
+    (finding,) = [each for each in found(factory, **options)[question] if each.outcome == "problem"]
+    return finding
+
+
+def test_a_crash_in_native_code_names_the_step_and_shows_the_output_and_the_environments_own_frames():
+    finding = problem(CrashesInStep, "steps")
+
+    assert finding.text == "Step 8: its process crashed (SIGSEGV)."
+    assert "the joint is loose" in finding.evidence
+    assert f'File "{__file__}", line' in finding.evidence
+    assert "envmanager/check" not in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("broken", "question", "text"),
+    [
+        (ExitsInStep, "steps", "Step 8: it ended its process with exit code 3."),
+        (CallsSysExit, "steps", "Step 8: it raised SystemExit: enough."),
+        (ExitsInReset, "reset", "reset(): it ended its process with exit code 4."),
+        (CrashesAtRestart, "episodes", "reset() after an episode's end, in step 10: its process crashed (SIGABRT)."),
+        (ExitsInClose, "close", "close(): it ended its process with exit code 5."),
+        (
+            ExitsInTheSecondRound,
+            "steps",
+            "Step 4 after a second reset of the same environment: it ended its process with exit code 6.",
+        ),
+        (ExitsInTheThirdRound, "steps", "Step 2 with another seed: it ended its process with exit code 7."),
+    ],
+)
+def test_the_call_in_which_the_process_ended_is_named(broken, question, text):
+    assert problem(broken, question).text == text
+
+
+def test_a_call_that_does_not_return_is_ended_at_its_deadline_and_shows_where_it_hung():
+    finding = problem(HangsInStep, "steps", timeout_s=0.5)
+
+    assert finding.text == "Step 8: it did not return within 0.5 s, and its process was killed."
+    assert f'File "{__file__}", line' in finding.evidence
+    assert "--timeout" in finding.advice
+
+
+def test_a_constructor_that_ends_the_process_is_the_only_finding_and_comes_with_its_output():
+    (finding,) = check_environment(ExitsInConstructor)
+
+    assert finding.text == "It cannot be made: it ended its process with exit code 9."
+    assert finding.evidence == "there is no display"
+
+
+def test_what_can_still_be_tried_after_a_crash_is_tried_in_new_workers():
+    findings = found(CrashesInStep)
+
+    assert [finding.outcome for finding in findings["close"]] == ["ok"]
+    assert [finding.outcome for finding in findings["episodes"]] == ["ok"]
+    assert [finding.text for finding in findings["seeding"]] == [
+        "With the same seed and actions it ends again in step 8.",
+        "With another seed it ends in step 8.",
+    ]
+
+
+def test_a_crash_that_does_not_follow_from_the_seed_is_told_from_one_that_does(tmp_path):
+    note = str(tmp_path / "has_crashed")
+
+    class ExitsOnce(Sound):
+        def step(self, action):
+            if self.n_ever == 7 and not os.path.exists(note):
+                os.mkdir(note)
+                os._exit(1)
+            return super().step(action)
+
+    seeding = found(ExitsOnce)["seeding"]
+
+    assert seeding[0].text == f"With the same seed and actions it takes {N_STEPS} steps."
+    assert "not the cause" in seeding[0].advice
+
+
+def test_an_environment_in_a_module_that_ends_the_process_when_it_is_imported_is_a_finding(tmp_path, monkeypatch):
+    (tmp_path / "ends_at_import.py").write_text("import os; print('no licence', flush=True); os._exit(8)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    (finding,) = check_environment("ends_at_import:Env")
+
+    assert finding.text == "It cannot be made: it ended its process with exit code 8."
+    assert finding.evidence == "no licence"
+
+
+def test_a_name_that_cannot_be_found_is_the_callers_mistake():
+    with pytest.raises(UsageError, match="cannot be found"):
+        check_environment("no_such_module_at_all:Env")
+
+
+def test_the_folder_of_the_output_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    check_environment(Sound, n_steps=1)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_call_is_announced():
+    calls = []
+
+    check_environment(Sound, n_steps=2, on_call=calls.append)
+
+    assert calls[:4] == ["making it", "reset", "step 1", "step 2"]
+    assert "close" in calls
