@@ -387,7 +387,7 @@ def unavailable(*_):
 def test_actions_that_cannot_be_drawn_ask_for_a_choice_by_hand():
     OfTexts.closed = False
 
-    with pytest.raises(UsageError, match="Choose kind and n_workers yourself"):
+    with pytest.raises(UsageError, match="Set kind and n_workers yourself"):
         ProbeFactory(OfTexts)(EnvContext(0, 0))
 
     assert OfTexts.closed
