@@ -201,7 +201,7 @@ def run_command(
 ) -> None:
     """Run environments and show their speed and their returns.
 
-    A flag replaces the same option of --set, and --set replaces that of CONFIG.
+    A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
     mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
     """
@@ -226,7 +226,7 @@ def run_command(
 @app.command("check")
 def check_command(
     env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to try.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Number of environment steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long one call of the environment may take.")
@@ -243,11 +243,11 @@ def check_command(
 def tune_command(
     env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
     n_envs: Annotated[
-        int | None, typer.Option(min=1, help="How many environments; several numbers are tried if unset.")
+        int | None, typer.Option(min=1, help="Number of environments; several are tried if unset.")
     ] = None,
     manager: Annotated[str, typer.Option(metavar="KIND", help="subprocess or ray.")] = "subprocess",
-    seconds: Annotated[float, typer.Option(min=1, help="For how long to try.")] = 30.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best as a config there.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds for the trials.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best placement as a config.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
     start_method: StartMethodOption = None,
 ) -> None:
@@ -304,7 +304,7 @@ def train_command(
 ) -> None:
     """Train policies, write checkpoints, and evaluate the policies at the end.
 
-    A flag replaces the same option of --set, and --set replaces that of CONFIG.
+    A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
     mistake in the call, such as a DIR that holds a training already, 3 when a file
     cannot be written, as on a full disk: the last checkpoint stays. Ctrl-C (130)

@@ -28,7 +28,7 @@ OtherEnvOption = Annotated[
 VerboseOption = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Show each failure of a worker whole: the traceback, the crash report, the end of its output."
+        "--verbose", help="Show all evidence of each failure of a worker: traceback, crash report, end of its output."
     ),
 ]
 
@@ -76,7 +76,7 @@ def play_command(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
     video: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.mp4|DIR", help="A video, or a folder for one of each episode; a window if unset."),
+        typer.Option(metavar="FILE.mp4|DIR", help="A video, or a folder for a video per episode; a window if unset."),
     ] = None,
     fps: Annotated[
         float | None, typer.Option(min=1, help="Frames per second of the video; the environment's own if unset.")
