@@ -115,7 +115,7 @@ class Episodes:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count one StepInfo. After a reset or a lost step it has no step to count: episodes begin."""
+        """Count the step in one StepInfo. After a reset or a lost step there is none, and episodes begin."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:

@@ -118,7 +118,7 @@ UNEVEN = 1.0
 message, so that few environments wait for a slow neighbour. Below it the smallest is taken, to use fewer processes."""
 
 MOSTLY = 0.5
-"""Least share of computing in a step for the reason to say that it computes."""
+"""Share of computing in a step from which the reason of a placement says that it computes."""
 
 
 @attrs.frozen

@@ -130,7 +130,7 @@ def _padded(block: bytes) -> tuple[bytes, bytes]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` with lists and numbers in place of NumPy's, which JSON can hold."""
+    """Return ``value`` as JSON data, with lists and numbers in place of NumPy's arrays and numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):

@@ -98,28 +98,28 @@ class Step:
 
 @attrs.frozen
 class Sleep:
-    """Sleep, then go on with the next entry."""
+    """An entry of a script that sleeps; the step then continues with the next entry."""
 
     seconds: float
 
 
 @attrs.frozen
 class Raise:
-    """Raise instead of stepping."""
+    """An entry of a script that raises an error."""
 
     error: BaseException
 
 
 @attrs.frozen
 class Die:
-    """End the process instead of stepping: by ``os._exit(exit_code)``, or by a signal."""
+    """An entry of a script that ends the process: by ``os._exit(exit_code)``, or by a signal."""
 
     exit_code: int = 0
     signal_number: int | None = None
 
 
 class FakeEnvironment(Environment):
-    """A single-agent environment that repeats ``script``, by default steps without reward or end.
+    """A single-agent environment that repeats the entries of ``script``, by default steps without reward or end.
 
     An observation is ``float32[3]``: number of the episode, number of the step in it, last action. Actions are
     ``int64[]``.
@@ -250,7 +250,7 @@ class EchoEnvironment(Environment):
         pass
 
     def who(self, question: str) -> str:
-        """Return the question and the environment's number, for tests of ``call``."""
+        """Return ``question`` with the environment's number, for tests of ``call``."""
         return f"{question}: env {self._env_id}"
 
     def render(self) -> str:

@@ -48,7 +48,7 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """Writes ``directory/episodes.csv``, a new one; with ``resumed_at`` the episodes up to that many steps stay.
+    """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps the episodes up to that agent step.
 
     ``seconds`` is the time of the last episode kept: add it to the times of new ones. Each line is flushed at once.
     Raises NotWritten where no file can be made, UsageError where the file was not written by a training.
