@@ -1,4 +1,4 @@
-"""Checks of one environment, or of one Godot game: what is wrong with it, in plain words."""
+"""Checks of one environment or one Godot game, with findings in plain words."""
 
 from envmanager.check.environment import Finding, check_environment
 

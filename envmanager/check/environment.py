@@ -1,4 +1,4 @@
-"""Finds what is wrong with an environment, and says so in plain words.
+"""The check of an environment, with findings in plain words.
 
 ::
 
@@ -6,9 +6,9 @@
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
 
-Each finding answers one question and says what to do about it. A *problem* will cost a learner; a *note* is worth
-knowing. The environment runs in a worker process, through the same code as in a manager: when it crashes, exits or
-hangs, the finding says in which call, and a new worker tries the rest.
+Each finding answers one question and gives advice. A *problem* harms a training; a *note* is worth knowing. The
+environment runs in a worker process, through the same code as in a manager. When it crashes, exits or hangs, the
+finding names the call, and a new worker tries the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to one of QUESTIONS: ``text`` in one or two sentences, and what to do about it.
+    """The answer to one of QUESTIONS: ``text`` is one or two sentences, with advice.
 
     ``evidence``: the end of the output of an environment that ended its process, in lines.
     """
@@ -52,12 +52,12 @@ def check_environment(
     in_process: bool = False,
     on_call: Callable[[str], Any] = str,
 ) -> list[Finding]:
-    """Try the environment that ``env_factory`` makes and return what was found, in the order of QUESTIONS.
+    """Check the environment that ``env_factory`` makes; return the findings in the order of QUESTIONS.
 
     Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
     seconds; when it takes longer, or ends the process, that is a finding. ``in_process``: run the environment in this
     process, for a debugger; nothing protects this process then. Outside of Linux it always runs there. ``on_call``
-    receives a line before each call. Raises UsageError when ``env_factory`` is none.
+    receives a line before each call. Raises UsageError when ``env_factory`` cannot make environments.
     """
     in_process = in_process or sys.platform != "linux"
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
@@ -114,7 +114,7 @@ class _Examination:
         )
 
     def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
-        """Play with a new environment and close it; return None when it cannot be made, which is a finding by now."""
+        """Play with a new environment and close it. If it cannot be made, add a finding and return None."""
         if isinstance(self.trial.make(), Failure):
             return None
         played = self._play(env_seed, n_steps=n_steps)
@@ -133,7 +133,7 @@ class _Examination:
             yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
 
     def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
-        """Try whether a new environment can begin without a seed; a failure that is ``known`` is no news."""
+        """Yield a finding when a new environment cannot begin without a seed, unless that failure is ``known``."""
         played = self._play_new(None, n_steps=0)
         failure = None if played is None else played.failure
         if failure is not None and (known is None or known.text != failure.text):
@@ -290,7 +290,7 @@ def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iter
 
 
 def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
-    """Return the finding of a failure that came only in a later round of steps."""
+    """Return the finding of a failure that occurred only in a later round of steps."""
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
     return Finding(questions[played.failed_in], "problem", text, _advice(failure, ""), failure.evidence)

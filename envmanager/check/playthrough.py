@@ -1,6 +1,6 @@
-"""One reset of an environment and the random steps after it: what they gave, in a form that can be compared.
+"""Data of one reset of an environment and of the random steps after it, in a form that can be compared.
 
-Nothing is judged here: a :class:`Playthrough` says what happened, ``check.environment`` says what that means.
+A :class:`Playthrough` only records; ``check.environment`` judges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envmanager.environment import check_steps
 from envmanager.policy import RandomPolicy
 
 Phase = Literal["reset", "step", "restart"]
-"""A reset that was asked for, a step, or the reset in a step that begins the next episode."""
+"""Kind of data: of a reset, of a step, or of the reset at the end of an episode, within a step."""
 Digest = Mapping[str, int]
 """A number per array of one step, equal when the arrays are equal."""
 
@@ -35,7 +35,7 @@ class Mismatch:
 
 @attrs.frozen
 class Moment:
-    """What one reset or step gave: digests of its arrays, and what does not fit the spec."""
+    """The data of one reset or step: digests of its arrays, and the mismatches with the spec."""
 
     digest: Digest
     mismatches: Sequence[Mismatch]
@@ -68,11 +68,11 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """What one reset and the steps after it gave. ``failure`` is what ended it early, while in ``failed_in``."""
+    """The data of one reset and the steps after it. ``failure`` ended it early, in the call ``failed_in``."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
-    """The first mismatch of each array, and the step that it was found in."""
+    """First mismatch of each array, with the number of its step."""
     episode_lengths: list[int] = attrs.field(factory=list)
     failure: Failure | None = None
     failed_in: Phase = "reset"
@@ -111,7 +111,7 @@ class Playthrough:
         return self.failure is not None and self.failure.kind in ("died", "timed out")
 
     def of_phase(self, phase: Phase) -> list[tuple[int, Mismatch]]:
-        """Return the mismatches of a phase, each with the step that it was found in."""
+        """Return the mismatches of a phase, each with the number of its step."""
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
@@ -124,7 +124,7 @@ class Playthrough:
 
 
 class ByRow:
-    """Random actions by row, so that agents who get new numbers after a second reset still do the same."""
+    """A policy of random actions by row, so that agents with new numbers after a second reset act the same."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -155,10 +155,10 @@ def _hash(leaf: np.ndarray) -> int:
 
 
 class ArrayWatch:
-    """Looks at the arrays that an environment itself returns, before anything copies them.
+    """A watch on the arrays that an environment returns, before they are copied.
 
-    ``n_resets`` counts its resets. ``reused`` tells whether it returned an array object again, ``changed`` whether an
-    array that it had returned earlier held other values later. ``on_call`` is called with ``"reset"`` or ``"step"``
+    ``n_resets``: number of resets. ``reused``: whether the environment returned an array object again. ``changed``:
+    whether an array returned earlier had other values later. ``on_call`` is called with ``"reset"`` or ``"step"``
     before each of these calls.
     """
 
@@ -171,7 +171,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Look at what ``reset`` and ``step`` of this object return from now on; False when it does not allow that."""
+        """Watch the results of ``reset`` and ``step`` of this object from now on; return False if impossible."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")
@@ -202,7 +202,7 @@ def _same(array: np.ndarray, copy: np.ndarray) -> bool:
 
 
 def _observation(result: Any) -> Any:
-    """Return the part of what reset or step returned that a learner keeps."""
+    """Return the part of a result of reset or step that a trainer keeps."""
     if hasattr(result, "observation"):  # dm_env's TimeStep
         return result.observation
     return result[0] if isinstance(result, tuple) and result else result  # Gymnasium and PettingZoo: (observation, …)

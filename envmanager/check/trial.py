@@ -1,12 +1,12 @@
-"""An environment on trial: it runs in a worker process, and each call of it has a deadline.
+"""Trial of an environment in a worker process, with a deadline for each call.
 
 ::
 
     Trial ── make, begin, advance, facts, finish ──▶ Subject, in a worker ──▶ the environment
-      ▲                                                  └── the call that it is in ──▶ a small file
-      └── Moment, or the Failure that it ended in: an exception, the end of the process, no return in time
+      ▲                                                  └── name of the call in progress ──▶ a small file
+      └── Moment, or a Failure: an exception, the end of the process, no return in time
 
-A worker that the environment has ended is replaced by a new one with the next call.
+When the environment has ended its worker, the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
-"""What an adapter warns of when its environment takes no seed, as with dm_env."""
+"""Pattern of an adapter's warning that its environment takes no seed, as with dm_env."""
 _LAST_CALL = "last-call"
 _STDERR = 2
-"""Number of the descriptor, which leads to the worker's log."""
+"""Number of the descriptor that writes to the worker's log."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Facts(NamedTuple):
-    """What was seen of an environment besides its data."""
+    """Facts about an environment besides its data."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -57,10 +57,10 @@ class Facts(NamedTuple):
 
 
 class Trial:
-    """One environment at a time, made by ``env_factory``. A context manager, which ends the worker.
+    """A trial of one environment at a time, made by ``env_factory``. A context manager, which ends the worker.
 
     ``timeout_s``: time that any call of the environment may take. ``in_process``: run it in this process, where no
-    deadline holds and a crash is this process's. ``on_call`` receives a line about the call that is about to be made.
+    deadline holds and a crash ends it. ``on_call`` receives a line before each call.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Trial:
         return error or self._ask("make")  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment, for random actions that follow from ``seed`` and the step alone."""
+        """Reset the environment. The later random actions depend on ``seed`` and the number of the step alone."""
         self._on_call("reset")
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
@@ -108,7 +108,7 @@ class Trial:
         return self._ask("advance")  # type: ignore[no-any-return]
 
     def facts(self) -> Facts:
-        """Return what was seen of the environment that was made last and is still there."""
+        """Return the facts about the environment that was made last."""
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
@@ -117,7 +117,7 @@ class Trial:
         return self._ask("finish")  # type: ignore[no-any-return]
 
     def _ask(self, name: str, *args: Any) -> Any:
-        """Return what the Subject's method returns, or a Failure when the environment raised or ended its process."""
+        """Call a method of the Subject; return its result, or a Failure of the environment or its process."""
         if self._manager is None:
             self._manager = self._start_worker()
         try:
@@ -135,7 +135,7 @@ class Trial:
             return Failure(_end_of(error), "died", self._is_in_reset(name), _without_own_frames(error.output))
 
     def _is_in_reset(self, name: str) -> bool:
-        """Whether a call of ``name`` ended in the reset that begins the next episode."""
+        """Return whether a call of ``name`` ended in the reset that begins the next episode."""
         try:
             with open(os.path.join(self._folder, _LAST_CALL)) as file:
                 return name == "advance" and file.read().strip() == "reset"
@@ -170,7 +170,7 @@ def _end_of(error: WorkerDied) -> str:
 
 
 def _without_own_frames(output: str) -> str:
-    """Cut each stack that faulthandler wrote, innermost frame first, where this library's frames begin."""
+    """Cut this library's frames off each stack that faulthandler wrote, in which the innermost frame comes first."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -182,12 +182,12 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The environment on trial, in its worker. ``Trial`` calls it by name; it is never stepped as an Environment."""
+    """The worker's side of a trial. ``Trial`` calls its methods by name; it is never stepped as an Environment."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """``dump_after_s``: time after which a call that has not returned prints the stacks of all threads."""
+        """Set ``dump_after_s``, the time after which a call in progress prints the stacks of all threads."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w")  # noqa: SIM115  (until the process ends)
@@ -205,7 +205,7 @@ class Subject(Environment):
         self._last_call.flush()
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory; return the error of one that is not there."""
+        """Look up the factory; return the error if it cannot be found."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)
@@ -249,7 +249,7 @@ class Subject(Environment):
         return self._moment(act, is_reset=False)
 
     def facts(self) -> Facts:
-        """Return what was seen besides the data."""
+        """Return the facts about the environment."""
         assert self._group is not None
         return Facts(list(self._group.casts), self._is_watched, self._watch.reused, self._watch.changed)
 
@@ -268,7 +268,7 @@ class Subject(Environment):
         return self._try(moment)  # type: ignore[no-any-return]
 
     def _try(self, act: Callable[[], Any]) -> Any:
-        """Return what ``act()`` returns, or the Failure that its exception is."""
+        """Return the result of ``act()``, or a Failure made of its exception."""
         n_resets = self._watch.n_resets
         if self._dump_after_s is not None:
             faulthandler.dump_traceback_later(self._dump_after_s, file=_STDERR)
