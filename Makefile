@@ -51,6 +51,11 @@ MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/
 FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py process/test_interrupts.py \
     process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
+# The suites that have targets of their own, so that `make test` loads no PyTorch and starts no engine.
+TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py)
+GODOT = envmanager_tests/godot
+PAGES = envmanager_tests/process/test_docs.py
+
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
 
@@ -59,11 +64,12 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test faults check docs soak bench bench-godot coverage ray test-ray test-mlagents test-matrix clean
+.PHONY: help run test test-training test-godot test-start-methods faults check docs soak bench bench-godot coverage ray \
+    test-ray test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
 
 run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the run goes on
 	@echo "Eight simulators: worker 5 is slow (100 ms a step, the others about 4 ms), and"
@@ -78,11 +84,22 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 	@echo "    $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml --wait all --steps 1000"
 
 # Five at once on two cores: a good part of the tests waits for something.
-test: $(DEV_STAMP) ## run the tests, except the long ones
-	$(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods and not long_pages"
+SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
+
+test: $(DEV_STAMP) ## run the tests, but for those of trainings, Godot and the documentation
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(PAGES))
+
+test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch
+	$(SIDE_BY_SIDE) $(TRAINING)
+
+test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here
+	$(SIDE_BY_SIDE) $(GODOT)
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
+
+test-start-methods: $(DEV_STAMP) ## run the part of `make faults` that no other target runs
+	$(PYTEST) -n 5 --dist worksteal -m "start_methods and not load" $(FAULTS)
 
 check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/ruff format --check
@@ -90,9 +107,9 @@ check: $(DEV_STAMP) ## format, lint, types, architecture
 	$(VENV)/bin/mypy
 	$(PYTEST) -q envmanager_tests/architecture
 
-docs: $(DEV_STAMP) ## build the documentation into site/, and run the commands of its long pages
+docs: $(DEV_STAMP) ## build the documentation into site/, and run the code and the commands of its pages
 	$(VENV)/bin/mkdocs build --strict
-	$(PYTEST) -q -m long_pages envmanager_tests/process/test_docs.py
+	$(SIDE_BY_SIDE) $(PAGES)
 
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 	$(STRICT) $(PYTEST) -m load -rP

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -29,8 +28,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
-LONG = ("coming-from", "command-line", "godot", "policies", "testing", "training", "who-learns", "writing-a-trainer")
-"""Pages whose commands take many seconds, most of it for loading PyTorch, or for other tests."""
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
 SHOWN = re.compile(r"# -> (.*)$", re.M)
@@ -89,10 +86,6 @@ def of_languages(*languages: str) -> list[Path]:
     return [page for page in PAGES if any(block.language in languages for block in blocks_of(page))]
 
 
-def marked_if_long(page: Path) -> Any:
-    return pytest.param(page, marks=pytest.mark.long_pages) if page.stem in LONG else page
-
-
 def save_titled(blocks: list[Block], folder: Path) -> None:
     for block in blocks:
         if block.title is not None:
@@ -116,7 +109,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [marked_if_long(page) for page in of_languages("python")], ids=name_of)
+@pytest.mark.parametrize("page", of_languages("python"), ids=name_of)
 def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
     blocks = blocks_of(page)
@@ -127,7 +120,7 @@ def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: P
     assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
 
 
-@pytest.mark.parametrize("page", [marked_if_long(page) for page in of_languages("bash", "console")], ids=name_of)
+@pytest.mark.parametrize("page", of_languages("bash", "console"), ids=name_of)
 def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
     blocks = blocks_of(page)
@@ -220,7 +213,6 @@ def test_every_decision_is_listed() -> None:
     assert [note.name for note in (DOCS / "decisions").glob("0*.md") if f"({note.name})" not in listed] == []
 
 
-@pytest.mark.long_pages
 def test_the_site_builds_without_warnings_and_holds_no_code_but_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
