@@ -20,14 +20,20 @@ class Constructors(griffe.Extension):
         fields = [each for each in cls.attributes.values() if is_field(each)]
         keyword_only = any("kw_only=True" in str(each.value) for each in decorators)
         kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
+        computed = {str(each.value) for method in cls.functions.values() for each in method.decorators}
         parameters = [
-            griffe.Parameter(field.name, annotation=field.annotation, kind=kind, default=_default(field.value))
+            griffe.Parameter(
+                field.name,
+                annotation=field.annotation,
+                kind=kind,
+                default="..." if f"{field.name}.default" in computed else _default(field.value),
+            )
             for field in fields
-            if not field.name.startswith("_")
+            if not field.name.startswith("_") and "init=False" not in str(field.value)
         ]
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls))
-        for field in fields:
-            cls.del_member(field.name)
+        for parameter in parameters:
+            cls.del_member(parameter.name)
 
 
 def is_field(attribute: griffe.Attribute) -> bool:
