@@ -45,17 +45,22 @@ _own_group: int | None = None
 """The group that this worker leads; its environment may have taken the worker itself into another one."""
 
 
-def arm(life_fd: int, guardian_fd: int, name: bytes) -> None:
-    """Tie this process, the leader of its group, and its group to the pipe behind ``life_fd``."""
+def arm(life_fd: int, guardian_fd: int | None = None, name: bytes = b"") -> None:
+    """Tie this process, the leader of its group, and its group to the pipe behind ``life_fd``.
+
+    A worker leaves copies with the guardian, under ``name``.
+    """
     global _own_group
     _own_group = os.getpgrp()
     try:
         tie(life_fd, -_own_group)
-        leave_copies(life_fd, guardian_fd, name, os.getpid())
+        if guardian_fd is not None:
+            leave_copies(life_fd, guardian_fd, name, os.getpid())
     except OSError:
         threading.Thread(target=_watch, args=(life_fd,), name="envmanager-lifeline", daemon=True).start()
     finally:
-        os.close(guardian_fd)
+        if guardian_fd is not None:
+            os.close(guardian_fd)
 
 
 def tie(life_fd: int, owner: int) -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envmanager.cli.display import Rate, describe_notice, evaluation_lines, of_behavior
-from envmanager.cli.run import EXIT_DONE, Notices, Signals, exit_code_of
+from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
@@ -41,6 +41,8 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
             result = run.go()
     except EnvManagerError as error:
         print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
+        if exit_code_of(error) == EXIT_FAILED:
+            print(_what_is_left(run), end="", file=sys.stderr, flush=True)
         return exit_code_of(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -49,6 +51,16 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
     if out is not None:
         write_json(out, sayable(result.to_json()))
     return EXIT_DONE if signals.number is None else 128 + signals.number
+
+
+def _what_is_left(run: TrainingRun) -> str:
+    """Return the line that says from which checkpoint a training that failed can go on."""
+    n_steps = 0 if run.controller is None else run.controller.n_steps
+    if not n_steps:
+        return ""
+    if not run.saved_at:
+        return "It had written no checkpoint: training.checkpoint_every says how often it writes one.\n"
+    return f"Go on with --resume from its last checkpoint, which is {n_steps - run.saved_at:,} agent steps older.\n"
 
 
 class Stopping(Signals):

@@ -1,4 +1,4 @@
-"""A trainer that learns in a process of its own, while this one goes on stepping.
+"""A trainer that learns in a process of its own, the learner, while this process goes on stepping.
 
 ::
 
@@ -7,60 +7,77 @@
     add ────── StepInfos, through a pipe ──────────▶ add, update
         └───── how many steps, how many updates ────▶ neither may run ahead of the other too far
 
-The rule: the ratio of updates to steps is kept from both sides. The learner waits until there are steps enough for its
-next update; who plays waits while more than ``max_ahead`` steps have not been learned from. The learner obeys this
-process alone: a Ctrl-C or SIGTERM for both is this one's to obey, which may need the learner's weights to save them.
+The rule: the ratio of updates to steps is kept from both sides. The learner waits until it has enough steps for its
+next update; this process waits while more than ``max_ahead`` steps have not been learned from. The learner ignores
+Ctrl-C and SIGTERM: only this process handles them, and it may need the learner to save its state. Every wait for the
+learner has a time limit, and the learner cannot outlive this process.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
-import multiprocessing
 import os
 import signal
+import socket
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.descriptors import wait_for
+from envmanager._workers.descriptors import Fd, standard_open, wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
 from envmanager.policy import Policy
+from envmanager.system.interrupts import held, let_through
+from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
+
+if TYPE_CHECKING:
+    from envmanager._workers.tied import TiedProcess
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
     from torch import nn
 
+LEARNER_TIMEOUT_S = 40.0
+"""Default of the option ``learner_timeout_s``."""
+_START_S = 120.0
+"""Least time in seconds that the learner may take to start: PyTorch is imported, and the trainer made."""
 _CLOSE_S = 10.0
+_logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """The learner's process raised, or ended. The text holds its traceback."""
+    """The learner's process raised, ended, or did not respond in time. The text holds the traceback, or its state."""
 
 
 class Apart(Trainer):
     """Lets the trainer that ``make()`` makes learn in a process of its own. Its policy acts here.
 
-    For trainers that may learn from what any policy did, such as DQN: the weights change under the one that acts.
-    ``make`` is called in both processes and must make the same model, as attribute ``model``. ``max_ahead``: how many
-    steps may be under way to the learner or in it before ``add`` waits. Close it, or use it as a context manager.
-    Raises UsageError when the trainer cannot learn so, later LearnerFailed when the learner does.
+    It suits trainers that may learn from the steps of any policy, such as DQN: the weights change while the policy
+    acts. ``make`` is called in both processes and must make the same model, as attribute ``model``. ``max_ahead``:
+    number of steps that the learner may be behind before ``add`` waits. ``learner_timeout_s``: time in seconds that the
+    learner may take for one update or one checkpoint while this process waits for it; then it is killed. ``math.inf``
+    is no limit. Close it, or use it as a context manager.
+    Raises UsageError when the trainer cannot learn so, later LearnerFailed when the learner fails.
     """
 
     learns_while_playing = True
 
-    def __init__(self, make: Callable[[], Trainer], *, max_ahead: int = 1000) -> None:
+    def __init__(
+        self, make: Callable[[], Trainer], *, max_ahead: int = 1000, learner_timeout_s: float = LEARNER_TIMEOUT_S
+    ) -> None:
         if max_ahead < 1:
             raise UsageError(f"max_ahead must be at least 1, not {max_ahead}.")
+        if not learner_timeout_s > 0:
+            raise UsageError(f"learner_timeout_s must be a number of seconds above 0, not {learner_timeout_s}.")
         self._here = make()
         if not isinstance(getattr(self._here, "model", None), nn.Module):
             raise UsageError(f"{type(self._here).__name__} has no `model`, so its weights cannot be shared.")
@@ -71,21 +88,23 @@ class Apart(Trainer):
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
         self._model.share_memory()
         self._max_ahead = max_ahead
-        self._is_closed = False
+        self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
         self._n_before = 0
-        """How many steps the trainer that this one goes on with had collected."""
+        """Number of steps that the trainer had collected before it was restored."""
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
         self._figures: dict[str, float] = {}
-        self._connection, theirs = multiprocessing.Pipe()
+        self._n_asked = 0
+        self._answer: tuple[int, Any] = 0, None
+        """Number of the question that was answered last, and the answer."""
+        self._has_started = False
+        self._failure = ""
+        """Reason why the learner cannot be used any more; empty while it can."""
         weights = dict(self._model.state_dict())
-        arguments = (theirs, cloudpickle.dumps(make), weights, torch.get_num_threads())
-        from envmanager._workers.processes import ChildProcess
-
-        with theirs:
-            self._process = ChildProcess("spawn", "envmanager-learner", _learn, arguments)
+        self._process, self._pipe = _start(cloudpickle.dumps(make), weights)
+        self._release = weakref.finalize(self, _release, self._process, self._pipe, self._owner_pid)
 
     def __enter__(self) -> Apart:
         return self
@@ -94,21 +113,16 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """End the learner, by force after 10 s. Any number of times; in a process that was forked it does nothing."""
-        if self._is_closed or self._owner_pid != os.getpid():
+        """End the learner; kill it after 10 s. May be called again. Does nothing in a forked process."""
+        if not self._release.alive or self._owner_pid != os.getpid():
             return
-        self._is_closed = True
-        deadline = time.monotonic() + _CLOSE_S
-        try:
-            # One that is stopped reads nothing, and would keep us waiting for room.
-            if wait_for([], _CLOSE_S, writable=[self._connection.fileno()]):
-                with contextlib.suppress(OSError):
-                    self._connection.send(("close", None))
-            wait_for([self._process.pidfd], deadline - time.monotonic())
-        finally:
-            self._process.signal(signal.SIGKILL)  # in vain, when it has ended
-            self._process.release()
-            self._connection.close()
+        self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
+        with held():
+            try:
+                with let_through():
+                    self._ask_to_end(time.monotonic() + _CLOSE_S)
+            finally:
+                self._release()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             if tensor.is_shared():
                 tensor.data = tensor.data.clone()  # else its memory stays with the descriptor behind it
@@ -117,27 +131,30 @@ class Apart(Trainer):
         own = _only(info, self.behavior)
         before = None if own.previous is None or own.lost is not None else own.previous.get(self.behavior)
         n = 0 if before is None or not own.actions else len(before.acting_rows)
-        self._n_sent += n
-        self._here.collected(self._n_before + self._n_sent)
-        self._send("add", own)
-        while self._n_sent - self._n_learned > self._max_ahead:
-            self._hear(wait=True)
+        with held():  # a step that is counted and not sent would never be learned from
+            self._n_sent += n
+            self._here.collected(self._n_before + self._n_sent)
+            self._send("add", own)
+            while self._n_sent - self._n_learned > self._max_ahead:
+                self._hear_or_wait()
         return n
 
     def is_ready(self) -> bool:
-        self._hear(wait=False)
+        self._require_usable()
+        with held():
+            while self._hear():
+                pass
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Take over what the learner has done meanwhile: its weights are here already."""
+        """Adopt the learner's version and figures; its weights are in shared memory already."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
 
     def pause(self) -> None:
         """Wait until the learner has learned from all that it was sent."""
-        self._send("pause", None)
-        self._hear_answer()
+        self._ask("pause")
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
 
     def greedy_policy(self) -> Policy:
@@ -147,56 +164,119 @@ class Apart(Trainer):
         return self._here.greedy_module()
 
     def environments_were_reset(self) -> None:
-        self._send("reset", None)
+        self._send("reset")
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        self._send("state", None)
-        return self._hear_answer()  # type: ignore[no-any-return]
+        return self._ask("state")  # type: ignore[no-any-return]
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        self._send("restore", (dict(arrays), dict(facts)))
-        self.version = self._learned_version = int(self._hear_answer())
+        self.version = self._learned_version = int(self._ask("restore", (dict(arrays), dict(facts))))
         self._here.policy.version = self.version  # type: ignore[attr-defined]
         self._n_before = int(facts.get("n_steps", 0)) - self._n_sent
         self._here.collected(self._n_before + self._n_sent)
 
-    def _send(self, what: str, payload: Any) -> None:
-        try:
-            self._connection.send((what, payload))
-        except OSError:
-            self._hear(wait=True)  # its last words, if there are any
-            raise LearnerFailed(self._end()) from None
+    def _send(self, what: str, payload: Any = None) -> None:
+        self._require_usable()
+        with held():
+            self._pipe.send((what, payload))
+            while self._pipe.has_unsent:
+                self._wait()
 
-    def _hear(self, *, wait: bool) -> Any:
-        """Take what the learner says; an answer to a question ends it."""
-        while wait or self._connection.poll():
-            try:
-                what, payload = self._connection.recv()
-            except (EOFError, OSError):
-                raise LearnerFailed(self._end()) from None
-            if what == "failed":
-                raise LearnerFailed(f"the learner of {self.behavior!r} raised:\n{payload}")
-            if what == "answer":
-                return payload
-            if what == "learned":
-                self._n_learned = payload
-            else:
-                self._learned_version, self._figures = payload
-            wait = False
-        return None
-
-    def _hear_answer(self) -> Any:
-        answer = None
-        while answer is None:
-            answer = self._hear(wait=True)
+    def _ask(self, what: str, payload: Any = None) -> Any:
+        """Return the learner's answer. Discard late answers to earlier questions, whose wait was interrupted."""
+        with held():
+            self._n_asked += 1
+            number = self._n_asked
+            self._send(what, (number, payload))
+            while self._answer[0] != number:
+                self._hear_or_wait()
+            (_, answer), self._answer = self._answer, (number, None)
         return answer
 
-    def _end(self) -> str:
-        return f"the learner of {self.behavior!r} has ended ({self._process.exit_name()})."
+    def _hear_or_wait(self) -> None:
+        if not self._hear():
+            self._wait()
+
+    def _hear(self) -> bool:
+        """Take one message of the learner; return False when there is none. Call it only where interrupts are held."""
+        try:
+            message = self._pipe.receive()
+        except EOFError:
+            self._fail(f"the learner of {self.behavior!r} has ended ({self._process.exit_name()}).")
+        if message is None:
+            return False
+        what, payload = message
+        self._has_started = True
+        if what == "failed":
+            self._fail(f"the learner of {self.behavior!r} raised:\n{payload}")
+        elif what == "answer":
+            self._answer = payload
+        elif what == "learned":
+            self._n_learned = payload
+        elif what == "updated":
+            self._learned_version, self._figures = payload
+        return True
+
+    def _wait(self) -> None:
+        """Wait until the learner reads or sends something; kill it and raise LearnerFailed when it does neither."""
+        who = f"the learner of {self.behavior!r} has {'not responded' if self._has_started else 'been starting'}"
+        timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
+        half_s = timeout_s / 2
+        if self._pipe.exchange(half_s):
+            return
+        _logger.warning("%s for %g s; after %g s more it is killed (learner_timeout_s).", who, half_s, half_s)
+        if self._pipe.exchange(half_s):
+            return
+        state = self._process.state_name()
+        self._process.signal(signal.SIGKILL)
+        self._fail(
+            f"{who} for {timeout_s:g} s and was killed; its process was {state}. If it was only busy, raise "
+            "learner_timeout_s."
+        )
+
+    def _ask_to_end(self, deadline: float) -> None:
+        self._pipe.send(("close", None))
+        while not self._pipe.hung_up and self._pipe.exchange(deadline - time.monotonic()):
+            pass
+        wait_for([self._process.pidfd], deadline - time.monotonic())
+
+    def _fail(self, why: str) -> NoReturn:
+        self._failure = why
+        raise LearnerFailed(why)
+
+    def _require_usable(self) -> None:
+        if self._owner_pid != os.getpid():
+            raise UsageError(f"the learner of {self.behavior!r} can only be used by the process that started it.")
+        if self._failure:
+            raise LearnerFailed(self._failure)
+
+
+def _start(pickled: bytes, weights: dict[str, torch.Tensor]) -> tuple[TiedProcess, MessagePipe]:
+    """Start a learner; return its process and this end of the pipe to it."""
+    from envmanager._workers.tied import TiedProcess  # other systems have no such processes
+
+    with standard_open():
+        ours, theirs = socket.socketpair()
+        pipe = MessagePipe(ours.detach())
+        try:
+            with theirs:
+                arguments = (Fd(theirs.fileno()), pickled, weights, torch.get_num_threads())
+                return TiedProcess("envmanager-learner", _learn, arguments), pipe
+        except BaseException:
+            pipe.close()
+            raise
+
+
+def _release(process: TiedProcess, pipe: MessagePipe, owner_pid: int) -> None:
+    """Kill the learner if it has not ended, and release its process and pipe."""
+    if os.getpid() == owner_pid:
+        process.signal(signal.SIGKILL)
+        process.release()
+        pipe.close()
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
-    """What the learner needs: this behavior, and of the steps before no more than who acted."""
+    """Return what the learner needs: this behavior, and of the previous steps only which agents acted."""
 
     def part(of: Any) -> Any:
         return {behavior: of[behavior]} if of is not None and behavior in of else {}
@@ -210,61 +290,81 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
     return StepInfo(previous, current, actions, info.worker_id, info.lost)
 
 
-def _learn(connection: Connection, pickled: bytes, weights: dict[str, torch.Tensor], n_threads: int) -> None:
-    """The learner's process."""
-    os.setpgid(0, 0)  # out of reach of what a terminal sends to the group
+def _learn(fd: Fd, pickled: bytes, weights: dict[str, torch.Tensor], n_threads: int) -> None:
+    """Run the learner's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    pipe = MessagePipe(fd.fd)
     try:
         torch.set_num_threads(n_threads)
         trainer: Any = cloudpickle.loads(pickled)()
         with torch.no_grad():
             trainer.model.load_state_dict(weights)
-        _Learner(connection, trainer, weights).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # who plays has gone
+        _Learner(pipe, trainer, weights).run()
+    except EOFError:
+        pass  # the other process has ended
     except BaseException:
-        connection.send(("failed", traceback.format_exc()))
+        _send_whole(pipe, "failed", traceback.format_exc())
+
+
+def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
+    """Send a message, however long the other process takes to read it."""
+    pipe.send((what, payload))
+    while pipe.has_unsent:
+        pipe.exchange(math.inf)
 
 
 class _Learner:
-    """Takes steps only while its trainer has not enough for an update, so that who plays feels it when it is behind."""
+    """The learner's loop: it reads steps only while its trainer has too few for an update, so the other side waits."""
 
-    def __init__(self, connection: Connection, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
-        self._connection = connection
+    def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
+        self._pipe = pipe
         self._trainer = trainer
         self._weights = weights
         self._progress = 0.0
         self._n_learned = 0
 
     def run(self) -> None:
+        self._send("started", None)
         goes_on = True
         while goes_on:
             if self._trainer.is_ready():
                 figures = self._trainer.update(self._progress)
                 self._publish()
-                self._connection.send(("updated", (self._trainer.version, figures)))
+                self._send("updated", (self._trainer.version, figures))
             else:
-                goes_on = self._obey(*self._connection.recv())
+                goes_on = self._obey(*self._next())
+
+    def _send(self, what: str, payload: Any) -> None:
+        _send_whole(self._pipe, what, payload)
+
+    def _next(self) -> tuple[str, Any]:
+        while (message := self._pipe.receive()) is None:
+            self._pipe.exchange(math.inf)
+        return message  # type: ignore[no-any-return]
 
     def _obey(self, what: str, payload: Any) -> bool:
         if what == "add":
             self._n_learned += self._trainer.add(payload)
-            self._connection.send(("learned", self._n_learned))
+            self._send("learned", self._n_learned)
         elif what == "progress":
             self._progress = payload
         elif what == "reset":
             self._trainer.environments_were_reset()
-        elif what == "pause":  # it is obeyed only when no update is due, and what brings the next one comes after it
-            self._connection.send(("answer", True))
-        elif what == "state":
-            self._connection.send(("answer", self._trainer.state()))
-        elif what == "restore":
-            self._trainer.restore(*payload)
-            self._publish()
-            self._connection.send(("answer", self._trainer.version))
+        elif what in ("pause", "state", "restore"):
+            number, told = payload
+            self._send("answer", (number, self._answer(what, told)))
         return what != "close"
+
+    def _answer(self, what: str, told: Any) -> Any:
+        if what == "state":
+            return self._trainer.state()
+        if what == "restore":
+            self._trainer.restore(*told)
+            self._publish()
+            return self._trainer.version
+        return None  # "pause": obeyed only when no update is due, and what brings the next one comes after it
 
     def _publish(self) -> None:
         with torch.no_grad():

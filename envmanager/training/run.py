@@ -108,6 +108,11 @@ class TrainingRun:
         """Save and leave after the step that is being taken."""
         self._stops = True
 
+    @property
+    def saved_at(self) -> int:
+        """Number of agent steps in the last checkpoint; 0 when there is none yet."""
+        return self._saved_at
+
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``.
 

@@ -13,7 +13,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.plugins import Plugins
 from envmanager.structuring import nearest, structure
-from envmanager.training.apart import Apart
+from envmanager.training.apart import LEARNER_TIMEOUT_S, Apart
 from envmanager.training.checkpoints import Checkpoint
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.plan import ANY_BEHAVIOR
@@ -55,11 +55,11 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     """The trainer that a table such as ``{"kind": "ppo", "rollout": 512}`` describes; ConfigError when there is none.
 
     ``frozen: true`` in the table makes one that only acts until it is unfrozen, ``apart: N`` one that learns in a
-    process of its own and may be N steps behind; close it.
+    process of its own, which may be N steps behind and take ``learner_timeout_s`` to respond; close it.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
-    trainer = make() if apart is None else Apart(make, max_ahead=apart)
+    trainer = make() if apart is None else Apart(make, **apart)
     trainer.frozen = frozen
     return trainer
 
@@ -82,15 +82,23 @@ def _check_apart(behavior: str, cls: type[Trainer]) -> None:
         raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
 
 
-def _understood(behavior: str, table: Mapping[str, Any]) -> tuple[MakeTrainer, dict[str, Any], bool, int | None]:
-    """How to make a trainer, its own options, and those that any trainer has: ``frozen``, ``apart``."""
+def _understood(
+    behavior: str, table: Mapping[str, Any]
+) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
+    """How to make a trainer, its own options, whether it is frozen, and the options of ``Apart`` if it learns apart."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
         raise ConfigError(f"trainers.{behavior}.frozen should be true or false, but is {frozen!r}.")
     if apart is not None and (not isinstance(apart, int) or isinstance(apart, bool) or apart < 1):
         raise ConfigError(f"trainers.{behavior}.apart should be a whole number of at least 1, but is {apart!r}.")
-    return _find(kind, behavior), options, frozen, apart
+    timeout_s = options.pop("learner_timeout_s", LEARNER_TIMEOUT_S)
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s > 0:
+        raise ConfigError(
+            f"trainers.{behavior}.learner_timeout_s should be a number of seconds above 0, but is {timeout_s!r}."
+        )
+    of_apart = None if apart is None else {"max_ahead": apart, "learner_timeout_s": timeout_s}
+    return _find(kind, behavior), options, frozen, of_apart
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

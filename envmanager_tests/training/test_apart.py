@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +24,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
-from envmanager.testing.fault_checks import is_gone, until
+from envmanager._workers.tied import TiedProcess
+from envmanager.cli.app import run_command_line
+from envmanager.testing.fault_checks import is_gone, returns_within, until
 from envmanager.training import apart
 from envmanager.training.apart import Apart, LearnerFailed
 from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.ppo import PPO
 from envmanager.training.trainers import check_tables, make_trainer
+from envmanager_tests.faults.scripts import announce, hold_the_gil, program
 
 OPTIONS = DQNOptions(capacity=1000, learning_starts=50, train_every=10, batch=16, hidden=(8,))
 
@@ -116,13 +126,327 @@ def test_one_that_is_stopped_with_all_its_pipe_full_is_closed_by_force(
     with Apart(make(manager.behavior_specs["default"]), max_ahead=1_000_000) as trainer:
         trainer.pause()  # it is there
         os.kill(trainer._process.pid, signal.SIGSTOP)
-        fd = trainer._connection.fileno()
-        os.set_blocking(fd, False)
         with contextlib.suppress(BlockingIOError):
             while True:
-                os.write(fd, bytes(1 << 16))
-        os.set_blocking(fd, True)
+                os.write(trainer._pipe._fd, bytes(1 << 16))
     assert is_gone(trainer._process.pid)
+
+
+@pytest.mark.load
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # PyTorch's threads; the child only asks
+def test_a_forked_process_cannot_use_it(manager: Any) -> None:
+    with Apart(make(manager.behavior_specs["default"])) as trainer:
+        child = os.fork()
+        if child == 0:
+            try:
+                trainer.pause()
+            except UsageError:
+                os._exit(3)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        trainer.pause()
+
+
+@pytest.mark.load
+def test_the_learner_of_a_forgotten_one_ends(manager: Any) -> None:
+    trainer = Apart(make(manager.behavior_specs["default"]))
+    pid = trainer._process.pid
+    del trainer
+    gc.collect()
+    assert is_gone(pid)
+
+
+# A learner that does not respond.
+
+
+def test_a_learner_that_is_stopped_is_killed_after_the_timeout_and_a_warning_comes_before(
+    manager: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = manager.behavior_specs["default"]
+    with Apart(make(spec), max_ahead=20, learner_timeout_s=1.0) as trainer:
+        controller = TrainerController(manager, {"default": trainer})
+        controller.train(100)
+        pid = trainer._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        with (
+            returns_within(1.0),
+            pytest.raises(LearnerFailed, match=r"for 1 s and was killed; its process was stopped .*learner_timeout_s"),
+        ):
+            controller.train(100_000)
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert caplog.messages == [
+            "the learner of 'default' has not responded for 0.5 s; after 0.5 s more it is killed (learner_timeout_s)."
+        ]
+        until(lambda: is_gone(pid))
+        for call in (trainer.pause, trainer.state, trainer.is_ready):
+            with pytest.raises(LearnerFailed, match="was killed; its process was stopped"):
+                call()
+
+
+@pytest.mark.load
+def test_a_learner_that_is_stopped_does_not_keep_the_others(manager: Any) -> None:
+    spec = manager.behavior_specs["default"]
+    with Apart(make(spec), learner_timeout_s=0.5) as stopped, Apart(make(spec)) as other:
+        for trainer in (stopped, other):
+            trainer.pause()
+        os.kill(stopped._process.pid, signal.SIGSTOP)
+        with pytest.raises(LearnerFailed, match="stopped"):
+            stopped.pause()
+        other.pause()
+        pids = [trainer._process.pid for trainer in (stopped, other)]
+    assert all(map(is_gone, pids))
+
+
+Respond = Callable[[MessagePipe], None]
+
+
+@pytest.fixture
+def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Apart]]:
+    """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
+    monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
+    monkeypatch.setattr(apart, "_START_S", 0.1)
+    monkeypatch.setattr(apart, "_start", lambda *_: (TiedProcess("idle", time.sleep, (600,)), ours))
+    ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
+    threads: list[threading.Thread] = []
+
+    def make_faked(respond: Respond = lambda _: None, **options: Any) -> Apart:
+        threads.append(threading.Thread(target=respond, args=(theirs,)))
+        threads[0].start()
+        return Apart(make(manager.behavior_specs["default"]), **options)
+
+    yield make_faked
+    for thread in threads:
+        thread.join()
+    theirs.close()
+
+
+def send(pipe: MessagePipe, what: str, payload: Any = None) -> None:
+    apart._send_whole(pipe, what, payload)
+
+
+def next_of(pipe: MessagePipe) -> Any:
+    while (message := pipe.receive()) is None:
+        pipe.exchange(math.inf)
+    return message
+
+
+@pytest.mark.parametrize("what", ["pause", "state", "restore", "add", "more than the pipe holds"])
+def test_a_learner_that_never_starts_is_killed_whatever_it_is_waited_for(
+    faked: Callable[..., Apart], manager: Any, what: str
+) -> None:
+    with faked(learner_timeout_s=0.1, max_ahead=10) as trainer:
+        calls: dict[str, Callable[[], Any]] = {
+            "pause": trainer.pause,
+            "state": trainer.state,
+            "restore": lambda: trainer.restore({}, {}),
+            "add": lambda: TrainerController(manager, {"default": trainer}).train(1000),
+            "more than the pipe holds": lambda: trainer.update(bytes(1 << 22)),  # type: ignore[arg-type]
+        }
+        with pytest.raises(LearnerFailed, match=r"has been starting for 0\.1 s and was killed"):
+            calls[what]()
+        pid = trainer._process.pid
+    assert is_gone(pid)
+
+
+def test_a_learner_that_takes_longer_in_all_and_gives_signs_of_life_is_waited_for(faked: Callable[..., Apart]) -> None:
+    def respond(pipe: MessagePipe) -> None:
+        _, (number, _) = next_of(pipe)
+        for n_learned in range(10):
+            send(pipe, "learned", n_learned)
+            threading.Event().wait(0.1)  # an update
+        send(pipe, "answer", (number, None))
+
+    with faked(respond, learner_timeout_s=0.8) as trainer:
+        trainer.pause()
+
+
+def test_without_a_limit_it_is_waited_for(faked: Callable[..., Apart], monkeypatch: pytest.MonkeyPatch) -> None:
+    def respond(pipe: MessagePipe) -> None:
+        _, (number, _) = next_of(pipe)
+        threading.Event().wait(0.3)
+        send(pipe, "answer", (number, None))
+
+    with faked(respond, learner_timeout_s=math.inf) as trainer:
+        trainer.pause()
+
+
+def test_a_wait_can_be_interrupted_and_the_late_answer_is_not_taken_for_the_next_one(
+    faked: Callable[..., Apart],
+) -> None:
+    def respond(pipe: MessagePipe) -> None:
+        what, (first, _) = next_of(pipe)
+        os.kill(os.getpid(), signal.SIGINT)
+        second_what, (second, _) = next_of(pipe)
+        assert (what, second_what) == ("pause", "state")
+        for number, answer in ((first, "late"), (second, ({}, {"version": 7}))):
+            send(pipe, "answer", (number, answer))
+
+    with faked(respond, learner_timeout_s=60) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.pause()
+        assert trainer.state() == ({}, {"version": 7})
+
+
+def test_one_that_is_killed_in_the_middle_of_a_message_has_ended(faked: Callable[..., Apart]) -> None:
+    def respond(pipe: MessagePipe) -> None:
+        next_of(pipe)
+        os.write(pipe._fd, (100).to_bytes(8, "little") + b"half of it")
+        trainer._process.signal(signal.SIGKILL)
+        pipe.close()
+
+    with faked(respond) as trainer, pytest.raises(LearnerFailed, match=r"has ended \(SIGKILL\)"):
+        trainer.state()
+
+
+def test_what_it_raised_is_told_even_if_there_is_no_room_for_what_it_is_sent(faked: Callable[..., Apart]) -> None:
+    def respond(pipe: MessagePipe) -> None:
+        send(pipe, "learned", 1)
+        send(pipe, "failed", "ArithmeticError: no more")
+        pipe.close()
+
+    def go_on() -> None:
+        while True:
+            trainer.update(bytes(1 << 22))  # type: ignore[arg-type]
+            trainer.is_ready()
+
+    with faked(respond) as trainer:
+        with pytest.raises(LearnerFailed, match="ArithmeticError: no more"):
+            go_on()
+        with pytest.raises(LearnerFailed, match="ArithmeticError: no more"):
+            trainer.pause()
+
+
+def test_after_close_it_says_so(faked: Callable[..., Apart]) -> None:
+    trainer = faked()
+    trainer.close()
+    with pytest.raises(LearnerFailed, match="the learner of 'default' was closed"):
+        trainer.pause()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, math.nan, True, "long"])
+def test_a_timeout_that_is_none_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"trainers\.default\.learner_timeout_s should be a number of seconds above 0"
+    ):
+        check_tables({"default": {"kind": "dqn", "apart": 100, "learner_timeout_s": timeout_s}})
+
+
+def test_the_timeout_may_stay_in_the_table_of_a_trainer_that_learns_here() -> None:
+    check_tables(
+        {"default": {"kind": "dqn", "learner_timeout_s": 90}, "other": {"kind": "ppo", "learner_timeout_s": 9}}
+    )
+
+
+CONFIG = """
+[manager]
+kind = "simple"
+env = "CartPole-v1"
+n_envs = 2
+wait = "all"
+[training]
+steps = 100000
+evaluation_episodes = 0
+[trainers.default]
+kind = "dqn"
+hidden = [8]
+learning_starts = 20
+capacity = 1000
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "training.checkpoint_every=100"], "Go on with --resume from its last checkpoint, which is "),
+        ([], "It had written no checkpoint: training.checkpoint_every says how often it writes one."),
+    ],
+    ids=["with a checkpoint", "without"],
+)
+def test_a_training_that_fails_says_what_there_is_to_go_on_from(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    said: str,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    update = DQN.update
+
+    def fail(self: DQN, progress: float) -> dict[str, float]:
+        if self.version == 50:
+            raise LearnerFailed("the learner of 'default' has ended (SIGKILL).")
+        return update(self, progress)
+
+    monkeypatch.setattr(DQN, "update", fail)
+    assert run_command_line(["train", str(config), "--dir", str(tmp_path / "run"), "--plain", *options]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "Error: the learner of 'default' has ended (SIGKILL)."
+    assert second.startswith(said)
+
+
+# The end of the trainer.
+
+
+class Deaf(DQN):
+    """Its update does not end, and no Python code of its process runs meanwhile."""
+
+    def update(self, progress: float) -> dict[str, float]:
+        announce("updating", os.getpid())
+        hold_the_gil()
+        return {}
+
+
+class Stops(DQN):
+    """Its update stops the process."""
+
+    def update(self, progress: float) -> dict[str, float]:
+        announce("updating", os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return {}
+
+
+def train_beside_a_fork(kind: str) -> None:
+    """Train with such a learner, beside a data loader, which has copies of what the trainer had."""
+    cls = {"deaf": Deaf, "stopped": Stops}[kind]
+    with SimpleEnvManager("CartPole-v1", 2, seed=0) as manager:
+        spec = manager.behavior_specs["default"]
+        with Apart(lambda: cls("default", spec, OPTIONS, device="cpu"), max_ahead=1000) as trainer:
+            loader = os.fork()
+            if loader == 0:
+                time.sleep(600)
+                os._exit(0)
+            announce("loader", loader)
+            TrainerController(manager, {"default": trainer}).train(10**7)
+
+
+def start_a_learner_that_imports_for_long() -> None:
+    """Start a learner, and die before it has imported what it needs."""
+    with SimpleEnvManager("CartPole-v1", 2) as manager:
+        trainer = Apart(make(manager.behavior_specs["default"]))
+        announce("started", trainer._process.pid)
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("kind", ["deaf", pytest.param("stopped", marks=pytest.mark.load)])
+def test_the_learner_is_gone_when_its_trainer_is_killed_whatever_it_is_doing_and_whoever_was_forked(kind: str) -> None:
+    with program(train_beside_a_fork, kind) as trainer:
+        ((loader,),) = trainer.announced("loader")
+        ((learner,),) = trainer.announced("updating")
+
+        trainer.kill()
+
+        with returns_within(0):
+            until(lambda: is_gone(int(learner)))
+        assert not is_gone(int(loader))
+
+
+@pytest.mark.load
+def test_the_learner_is_gone_when_its_trainer_is_killed_while_it_starts() -> None:
+    with program(start_a_learner_that_imports_for_long) as trainer:
+        trainer.announced("started")
+        trainer.kill()
+        trainer.until_all_gone()
 
 
 SCRIPT = """

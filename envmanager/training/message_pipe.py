@@ -1,0 +1,126 @@
+"""Messages between a training and its learner, over a socket pair.
+
+::
+
+    send(message) ── queue ── exchange ──▶ socket ──▶ exchange ── inbox ──▶ receive()
+
+The rule: only ``exchange`` waits, and no longer than it is told to. An interrupted call neither tears nor loses a
+message: unsent bytes stay queued, and bytes that were read are kept.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import time
+from typing import Any
+
+from envmanager._workers import descriptors
+from envmanager.system.interrupts import held, let_through
+
+_LENGTH = struct.Struct("<Q")
+_READ_SIZE = 1 << 20
+
+
+class MessagePipe:
+    """One end of a socket pair. Makes the socket ``fd`` non-blocking, and closes it."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = descriptors.register(fd)
+        self._unsent: list[memoryview] = []
+        self._inbox = bytearray()
+        self.hung_up = False
+        """Whether the other end is closed. Messages that it sent before can still be received."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of a message are still queued. False once the other end is closed."""
+        return bool(self._unsent)
+
+    def send(self, message: Any) -> None:
+        """Queue a message, and write as much as there is room for."""
+        buffer = io.BytesIO()
+        buffer.write(bytes(_LENGTH.size))
+        pickle.dump(message, buffer, protocol=5)
+        view = buffer.getbuffer()
+        _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
+        with held():
+            self._unsent.append(view)
+            self._write()
+
+    def exchange(self, timeout_s: float) -> bool:
+        """Wait until bytes can be written or read, and do both; return False when none could in ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        with held():
+            while not self.hung_up:
+                with let_through():
+                    writable = [self._fd] if self._unsent else []
+                    ready = descriptors.wait_for([self._fd], deadline - time.monotonic(), writable=writable)
+                if ready:
+                    self._write()
+                    self._read()
+                    break
+                if time.monotonic() >= deadline:
+                    return False
+        return True
+
+    def receive(self) -> Any:
+        """Return the next message, or None when none has arrived. Raises EOFError when no more can come."""
+        with held():
+            message = self._take()
+            if message is None and not self.hung_up:
+                self._read()
+                message = self._take()
+        if message is None and self.hung_up:
+            raise EOFError
+        return message
+
+    def close(self) -> None:
+        """Close this end."""
+        self._fd = descriptors.close(self._fd)
+        self._hang_up()
+
+    def _write(self) -> None:
+        while self._unsent:
+            try:
+                n_written = os.write(self._fd, self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the other end is gone: reading tells how it ended
+                self._unsent.clear()
+                return
+            if n_written < len(self._unsent[0]):
+                self._unsent[0] = self._unsent[0][n_written:]
+            else:
+                del self._unsent[0]
+
+    def _read(self) -> None:
+        while not self.hung_up:
+            try:
+                part = os.read(self._fd, _READ_SIZE)
+            except BlockingIOError:
+                return
+            except OSError:  # it ended with something of ours unread
+                part = b""
+            if part:
+                self._inbox += part
+            else:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.hung_up = True
+        self._unsent.clear()
+
+    def _take(self) -> Any:
+        if len(self._inbox) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._inbox)[0]
+        if len(self._inbox) < end:
+            return None
+        with memoryview(self._inbox)[_LENGTH.size : end] as data:
+            message = pickle.loads(data)
+        del self._inbox[:end]
+        return message
