@@ -5,7 +5,7 @@
     this process                                     the learner
     policy ◀── weights in shared memory ◀─────────── trainer: replay, optimizer
     add ────── StepInfos, through a pipe ──────────▶ add, update
-        └───── how many steps, how many updates ────▶ neither may run ahead of the other too far
+        └───── counts of steps and of updates ──────▶ neither side may run too far ahead
 
 The rule: the ratio of updates to steps is kept from both sides. The learner waits until it has enough steps for its
 next update; this process waits while more than ``max_ahead`` steps have not been learned from. The learner ignores
@@ -55,18 +55,18 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """The learner's process raised, ended, or did not respond in time. The text holds the traceback, or its state."""
+    """The learner's process raised, ended, or did not respond in time. The text has the traceback or its state."""
 
 
 class Apart(Trainer):
-    """Lets the trainer that ``make()`` makes learn in a process of its own. Its policy acts here.
+    """A trainer that runs the trainer of ``make()`` in a process of its own, the learner. The policy acts here.
 
     It suits trainers that may learn from the steps of any policy, such as DQN: the weights change while the policy
     acts. ``make`` is called in both processes and must make the same model, as attribute ``model``. ``max_ahead``:
-    number of steps that the learner may be behind before ``add`` waits. ``learner_timeout_s``: time in seconds that the
-    learner may take for one update or one checkpoint while this process waits for it; then it is killed. ``math.inf``
-    is no limit. Close it, or use it as a context manager.
-    Raises UsageError when the trainer cannot learn so, later LearnerFailed when the learner fails.
+    number of agent steps that the learner may be behind before ``add`` waits. ``learner_timeout_s``: time in seconds
+    that the learner may take for one update or one checkpoint while this process waits for it; then it is killed.
+    ``math.inf`` is no limit. Close it, or use it as a context manager. Raises UsageError for a trainer that cannot
+    learn so, and later LearnerFailed when the learner fails.
     """
 
     learns_while_playing = True
@@ -125,7 +125,7 @@ class Apart(Trainer):
                 self._release()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             if tensor.is_shared():
-                tensor.data = tensor.data.clone()  # else its memory stays with the descriptor behind it
+                tensor.data = tensor.data.clone()  # otherwise the shared memory and its descriptor stay open
 
     def add(self, info: StepInfo) -> int:
         own = _only(info, self.behavior)
@@ -153,7 +153,7 @@ class Apart(Trainer):
         return self._figures
 
     def pause(self) -> None:
-        """Wait until the learner has learned from all that it was sent."""
+        """Wait until the learner has learned from all steps sent to it."""
         self._ask("pause")
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
 
@@ -364,7 +364,7 @@ class _Learner:
             self._trainer.restore(*told)
             self._publish()
             return self._trainer.version
-        return None  # "pause": obeyed only when no update is due, and what brings the next one comes after it
+        return None  # "pause": read only when no update is due, and steps for the next one come after it
 
     def _publish(self) -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The states of PyTorch's generators, of the CPU and of each GPU, for checkpoints."""
+"""States of PyTorch's random generators, of the CPU and of each GPU, for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 def states() -> dict[str, np.ndarray]:
-    """All of them, by name."""
+    """Return all states by name: ``"torch"`` for the CPU, ``"cuda0"`` for the first GPU."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
     return {name: state.numpy() for name, state in found.items()}
 
 
 def restore(states: Mapping[str, np.ndarray]) -> None:
-    """The opposite; those of GPUs that are not there are left out."""
+    """Restore what ``states`` returned. States of missing GPUs are ignored."""
     torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
     for number in range(torch.cuda.device_count()):
         if f"cuda{number}" in states:

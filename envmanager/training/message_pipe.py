@@ -4,8 +4,8 @@
 
     send(message) ── queue ── exchange ──▶ socket ──▶ exchange ── inbox ──▶ receive()
 
-The rule: only ``exchange`` waits, and no longer than it is told to. An interrupted call neither tears nor loses a
-message: unsent bytes stay queued, and bytes that were read are kept.
+The rule: only ``exchange`` waits, for ``timeout_s`` at most. An interrupted call neither splits nor loses a message:
+unsent bytes stay queued, and bytes that were read are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MessagePipe:
         return bool(self._unsent)
 
     def send(self, message: Any) -> None:
-        """Queue a message, and write as much as there is room for."""
+        """Queue a message, and write as much of it as the socket takes now."""
         buffer = io.BytesIO()
         buffer.write(bytes(_LENGTH.size))
         pickle.dump(message, buffer, protocol=5)
@@ -52,7 +52,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until bytes can be written or read, and do both; return False when none could in ``timeout_s``."""
+        """Wait until bytes can be written or read, and do both; return False after ``timeout_s`` without any."""
         deadline = time.monotonic() + timeout_s
         with held():
             while not self.hung_up:
@@ -68,7 +68,7 @@ class MessagePipe:
         return True
 
     def receive(self) -> Any:
-        """Return the next message, or None when none has arrived. Raises EOFError when no more can come."""
+        """Return the next message, or None if none has arrived. Raises EOFError when no further one can arrive."""
         with held():
             message = self._take()
             if message is None and not self.hung_up:
@@ -89,7 +89,7 @@ class MessagePipe:
                 n_written = os.write(self._fd, self._unsent[0])
             except BlockingIOError:
                 return
-            except OSError:  # the other end is gone: reading tells how it ended
+            except OSError:  # the other end is closed, which the next read reports
                 self._unsent.clear()
                 return
             if n_written < len(self._unsent[0]):
@@ -103,7 +103,7 @@ class MessagePipe:
                 part = os.read(self._fd, _READ_SIZE)
             except BlockingIOError:
                 return
-            except OSError:  # it ended with something of ours unread
+            except OSError:  # the other end closed without reading all of our bytes
                 part = b""
             if part:
                 self._inbox += part
