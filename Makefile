@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST ?= $(VENV)/bin/pytest
+# Further options of the command in `make run`: make run RUN_FLAGS='--wait all --steps 1000'
+RUN_FLAGS ?=
 
 OLDEST_PYTHON = 3.10
 NEWER_PYTHONS = 3.12 3.13
@@ -76,12 +78,11 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 	@echo "worker 2 crashes every few seconds. It is replaced alone; the others go on."
 	@echo "This takes 15 seconds; Ctrl-C ends it."
 	@echo
-	@cd docs/examples && $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml
+	@cd docs/examples && $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml $(RUN_FLAGS)
 	@echo
 	@echo "The code is in docs/examples/uneven_simulators.py. Waiting for all eight in each"
 	@echo "step, as most libraries do, is about twenty times as slow:"
-	@echo "    cd docs/examples"
-	@echo "    $(abspath $(VENV))/bin/envmanager run uneven_simulators.toml --wait all --steps 1000"
+	@echo "    make run RUN_FLAGS='--wait all --steps 1000'"
 
 # Five at once on two cores: a good part of the tests waits for something.
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
@@ -158,11 +159,13 @@ clean: ## remove virtual environments and whatever was built
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 	    { echo "envmanager needs Python 3.10 or newer; '$(PYTHON)' is not. Try: make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	@echo "Making a virtual environment in $(VENV), once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 
 $(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli]'
+	@echo "Installing envmanager, Gymnasium and the command line into $(VENV): 10 to 60 s, once."
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli]'
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(VENV)/bin/python

@@ -9,8 +9,13 @@ _PLACE = "[README]"
 _DOCS = re.compile(r"https://(?:github\.com/[\w-]+/[\w-]+/blob|raw\.githubusercontent\.com/[\w-]+/[\w-]+)/main/docs/")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put README.md in the place of a line ``[README]``; its links to pages then lead to those of the site."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put README.md in the place of a line ``[README]``; its links to pages then lead to those of the site.
+
+    Decisions come last among what a search finds.
+    """
+    if page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.2}
     if _PLACE not in markdown:
         return markdown
     return markdown.replace(_PLACE, _DOCS.sub("", _README.read_text(encoding="utf-8")))

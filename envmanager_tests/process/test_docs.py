@@ -177,6 +177,20 @@ def test_no_block_is_in_a_language_that_nobody_tries(page: Path) -> None:
     assert {block.language for block in blocks_of(page)} <= {"python", "bash", "console", "toml", "yaml", "text"}
 
 
+def test_code_fits_the_column_of_a_page_on_a_laptop() -> None:
+    """The site has 105 characters at 1280 pixels; commands and messages wrap, code would have to be scrolled."""
+    too_long = [
+        f"{name_of(page)}: {line}"
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.language in ("python", "toml", "yaml")
+        for line in block.text.splitlines()
+        if len(line) > 105
+    ]
+
+    assert too_long == []
+
+
 def test_links_of_the_readme_are_absolute_and_lead_to_files_of_the_repository() -> None:
     """Package indexes show the page too, and know no files beside it."""
     (repository,) = re.findall(
