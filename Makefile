@@ -164,7 +164,7 @@ $(VENV)/bin/python:
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 
 $(RUN_STAMP): pyproject.toml | $(VENV)/bin/python
-	@echo "Installing envmanager, Gymnasium and the command line into $(VENV): 10 to 60 s, once."
+	@echo "Installing envmanager and Gymnasium into it: 10 to 60 seconds."
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli]'
 	@touch $@
 
