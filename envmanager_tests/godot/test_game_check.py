@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from envmanager.godot.projects import THREADS, new_project
 from envmanager.check.environment import Finding
 from envmanager.check.game import check_game
+from envmanager.godot.projects import THREADS, new_project
 
 Check = Callable[[], list[Finding]]
 
