@@ -42,10 +42,10 @@ from envmanager.cli.tuning import (
     trials_for,
 )
 from envmanager.data.specs import BehaviorSpec
-from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import Restarted
 from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait
-from envmanager.placing.placement import IN_PROCESS
+from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
@@ -62,6 +62,9 @@ LEAST_S = 0.1
 
 LOOK_S = 0.5
 """Longest time between two looks at the clock, for a trial with slow steps."""
+
+LEAST_PATIENCE_S = 10.0
+"""Time after which a reset or a step of the probe counts as hung, at least; else that of the whole tuning."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 """Budget of each worker of a trial. An environment that dies once in a thousand steps needs ten restarts a second."""
@@ -139,14 +142,9 @@ class _Tuning:
         envs = "several numbers of environments" if self.plan.n_envs is None else count(self.plan.n_envs, "environment")
         cores, placements = count(self.n_cores, "core"), count(len(tried), "placement")
         self.display.show_start(f"{self.plan.env}: {envs} on {cores}, {placements}, takes {self.plan.seconds:g} s")
-        options = structure(ManagerOptions, self.plan.settings())
-        try:
-            probe = measure(make, self.plan.env, options)
-        except ProbeEnded as ended:
-            self.display.show_notice(
-                "warning", f"{ended}; in process that ends the trainer, so only workers are tried."
-            )
-            probe, tried = None, [each for each in tried if each.n_workers != IN_PROCESS]
+        probe = self._probe(make)
+        if probe is None:
+            tried = [each for each in tried if each.n_workers != IN_PROCESS]
         self.trials = trials_for(tried, probe, self.n_cores)
         self.deadline = time.monotonic() + self.plan.seconds
         with self.display.running(self.trials):
@@ -155,6 +153,21 @@ class _Tuning:
             finally:
                 signals.hold()
         self._require_some_result()
+
+    def _probe(self, make: Callable[..., Any]) -> Probe | None:
+        """Measure a step. Returns None when one ends the environment's process; raises when its first reset does."""
+        options = structure(ManagerOptions, self.plan.settings())
+        own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
+        timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
+        try:
+            return measure(make, self.plan.env, attrs.evolve(options, timeouts=timeouts))
+        except ProbeEnded as ended:
+            if ended.error.phase == "reset":
+                raise _no_reset(self.plan.env, ended.error) from ended
+            self.display.show_notice(
+                "warning", f"{ended}. In process that would end the trainer, so only workers are tried."
+            )
+            return None
 
     def conclude(self) -> list[str]:
         """Write the config of the best trial, and return the lines to print about it."""
@@ -258,7 +271,7 @@ class _Tuning:
             trial.add(after.env_steps - n_before, now - started)
             causes = [event.cause for event in manager.events if isinstance(event, Restarted)]
             trial.restarts += after.restarts - before.restarts
-            trial.last_failure = causes[-1] if causes else None
+            trial.last_failure = causes[-1] if causes else trial.last_failure
         if not trial.n_steps and trial.last_failure is not None:
             raise trial.last_failure
 
@@ -284,10 +297,20 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
     return manager.RayEnvManager, max(1, clusters.n_cpus())
 
 
+def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
+    """Return the error of a tuning whose environment fails in its first reset, so that no placement can be tried."""
+    if not isinstance(error, WorkerTimedOut):
+        return error
+    return EnvManagerError(
+        f"{env} cannot be tuned: its reset took longer than {error.timeout_s:g} s. If it is only slow, give it more "
+        f"time with --seconds; if it hangs, see where: envmanager check --env {env}"
+    )
+
+
 def _of_the_trainer(error: Exception) -> Exception:
     """Return the error of a placement in process, made from the error of the worker that hosted it."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
-        return EnvManagerError(f"in process the environments would have stopped the trainer ({error.cause})")
+        return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error
 
 

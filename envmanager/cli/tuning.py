@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from envmanager.cli.display import count
-from envmanager.errors import WorkerError
+from envmanager.errors import RestartsExhausted, WorkerError
 from envmanager.options import RestartPolicy
 from envmanager.placing.placement import IN_PROCESS, Probe, round_s
 from envmanager.ray_cluster import probing
@@ -189,14 +189,29 @@ def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
 
 
 def summarize_failures(trials: Sequence[Trial]) -> list[str]:
-    """Return lines that give the reason of each trial that failed, and count the restarts of the others."""
+    """Return lines that give the reason of each trial that failed, and count the restarts.
+
+    If all failed for one reason, the error that ends the command gives it.
+    """
     reasons: dict[str, list[str]] = {}
     for trial in trials:
         if trial.failure is not None:
-            reasons.setdefault(str(trial.failure).partition("\n")[0], []).append(str(trial.candidate))
-    lines = [f"failed: {'; '.join(candidates)}: {reason}" for reason, candidates in reasons.items()]
+            reasons.setdefault(_reason(trial.failure), []).append(str(trial.candidate))
+    lines = []
+    if len(reasons) > 1 or any(trial.failure is None for trial in trials):
+        for reason, failed in reasons.items():
+            lines.append(f"failed: {failed[0] if len(failed) == 1 else count(len(failed), 'placement')}: {reason}")
     restarts, steps = sum(trial.restarts for trial in trials), sum(trial.n_steps for trial in trials)
     if restarts:
         last = next(trial.last_failure for trial in reversed(trials) if trial.last_failure is not None)
         lines.append(f"restarts: {restarts:,} in {steps:,} environment steps; the last failure: {last.cause}")
     return lines
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line, without the number of the worker."""
+    if isinstance(error, RestartsExhausted):
+        return _reason(error.last)
+    if isinstance(error, WorkerError):
+        return error.headline.removeprefix(f"worker {error.worker_id} ")
+    return str(error).partition("\n")[0]

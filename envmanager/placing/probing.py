@@ -54,7 +54,11 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """The environment ended its probe in the reset or in a step; the text says how and in which."""
+    """The environment ended its probe in the reset or in a step; the text says in which, ``error`` how."""
+
+    def __init__(self, error: WorkerError, doing: str) -> None:
+        super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
+        self.error = error
 
 
 def place(
@@ -110,13 +114,15 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Manage
             manager.reset()
             (n_steps, is_done), *_ = manager.recv().obs
             while not is_done:
-                doing = f"step {n_steps + 1:,}" if n_steps < 2 else f"step {n_steps + 1:,} to {2 * n_steps:,}"
+                doing = (
+                    f"step {n_steps + 1:,}" if n_steps < 2 else f"one of the steps {n_steps + 1:,} to {2 * n_steps:,}"
+                )
                 manager.send(np.zeros(1, np.int64), [0])
                 (n_steps, is_done), *_ = manager.recv().obs
         except WorkerError as error:
             if isinstance(error, EnvRaised | BadObservation) and options.restarts.on_exception == "raise":
                 raise
-            raise ProbeEnded(f"the probe ended in {doing} ({error.cause})") from error
+            raise ProbeEnded(error, doing) from error
         probe: Probe = manager.get_attr("probe")[0]
     return probe
 

@@ -13,6 +13,8 @@ import pytest
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import load_config
 from envmanager.cli.tune import RESTARTS
+from envmanager.errors import WorkerDied
+from envmanager.placing.probing import ProbeEnded
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
@@ -52,6 +54,12 @@ class Later(Noop):
         self.n_steps += 1
         if self.n_steps == 120: os._exit(3)
         return super().step(action)
+
+class DyingInReset(Noop):
+    def reset(self, *, seed=None, options=None): os._exit(5)
+
+class HangingInReset(Noop):
+    def reset(self, *, seed=None, options=None): time.sleep(10_000)
 
 class Telling(Noop):
     '''Says when it is being tried; a probe ends long before.'''
@@ -127,7 +135,7 @@ def test_workers_that_die_once_in_a_thousand_steps_are_replaced_and_counted(fold
 
     out, err = capsys.readouterr()
     assert code == 0, err
-    assert "the probe ended in step" in err
+    assert "In process that would end the trainer, so only workers are tried." in err
     assert "best: 2 environments in " in out
     assert "in process" not in out
     assert "restarts: " in out
@@ -140,7 +148,7 @@ def test_an_environment_that_would_end_this_process_does_not_end_the_command(fol
 
     out, err = capsys.readouterr()
     assert code == 0, err
-    assert "2 environments in this process: in process the environments would have stopped the trainer (EXIT(3))" in out
+    assert "2 environments in this process: a failure in process would have ended the trainer (EXIT(3))" in out
     assert "best: 2 environments in 2 workers" in out
 
 
@@ -149,8 +157,43 @@ def test_an_environment_that_always_dies_ends_it_with_1_and_the_reason(folder, m
 
     assert tune_here(monkeypatch, folder, "--env", "dying:Faulty", "--n-envs", 1, "--seconds", 1) == 1
     out, err = capsys.readouterr()
-    assert "failed: 1 environment in 1 worker, wait any: " in out
-    assert "EXIT(3)" in err
+    assert "failed" in out
+    assert err.count("worker 0 (env 0) died in step (EXIT(3)") == 1
+
+
+def test_workers_that_died_in_one_round_and_live_in_the_next_do_not_end_it(folder, monkeypatch, capsys):
+    """A trial is measured in each round by another manager, which may see no restart."""
+    (folder / "once.py").write_text(
+        ENVS + "class Once(Noop):\n"
+        "    def step(self, action):\n"
+        "        time.sleep(0.01)\n"
+        "        if not os.path.exists('died'):\n"
+        "            open('died', 'w').close()\n"
+        "            os._exit(3)\n"
+        "        return super().step(action)\n"
+    )
+    monkeypatch.setattr("envmanager.cli.tune.measure", ends_in_a_step)
+
+    assert tune_here(monkeypatch, folder, "--env", "once:Once", "--n-envs", 2, "--seconds", 1) == 0
+    assert "restarts: " in capsys.readouterr().out
+
+
+def ends_in_a_step(*_):
+    raise ProbeEnded(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="EXIT(3)"), "step 1")
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ("DyingInReset", "Error: worker 0 (env 0) died in reset (EXIT(5)"),
+        ("HangingInReset", "its reset took longer than 1 s. If it is only slow, give it more time with --seconds"),
+    ],
+)
+def test_an_environment_that_fails_in_its_first_reset_is_not_tried_for_ever(folder, monkeypatch, capsys, env, told):
+    monkeypatch.setattr("envmanager.cli.tune.LEAST_PATIENCE_S", 1.0)
+
+    assert tune_here(monkeypatch, folder, "--env", f"some_envs:{env}", "--n-envs", 2, "--seconds", 1) == 1
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.load)])

@@ -232,10 +232,10 @@ class Rarely(Noop):
 @pytest.mark.parametrize(
     ("env", "when"),
     [
-        (Dying, "in step 1 (EXIT(3))"),
-        (DyingAfterFive, "in step 5 to 8 (EXIT(3))"),
-        (DyingInReset, "in the reset (EXIT(3))"),
-        (Hanging, "in step 1 (no response within 0.6 s)"),
+        (Dying, "in step 1 when it was tried (EXIT(3))"),
+        (DyingAfterFive, "in one of the steps 5 to 8 when it was tried (EXIT(3))"),
+        (DyingInReset, "in the reset when it was tried (EXIT(3))"),
+        (Hanging, "in step 1 when it was tried (no response within 0.6 s)"),
     ],
 )
 def test_an_environment_that_ends_its_probe_gets_a_worker_each(env, when):
@@ -243,7 +243,7 @@ def test_an_environment_that_ends_its_probe_gets_a_worker_each(env, when):
     with make_manager({"kind": "auto", "n_envs": 3, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
         assert manager.n_workers == 3
         assert manager.stats().placement == (
-            f"3 environments in 3 workers, one each, because the probe ended {when}: each can be replaced alone"
+            f"3 environments in 3 workers, one each, because an environment failed {when}: each can be replaced alone"
         )
 
 
@@ -257,7 +257,7 @@ def test_an_environment_that_dies_once_in_a_thousand_steps_is_placed_and_steps_o
         stats = manager.stats()
 
     assert (manager.n_workers, len(stats.workers)) == (2, 2)
-    assert "the probe ended in step" in stats.placement
+    assert "because an environment failed in " in stats.placement
     assert stats.random_policy
     assert "kind: simple" not in stats.verdict
 

@@ -196,9 +196,27 @@ def test_restarts_are_counted_and_each_reason_of_a_failure_is_given_once():
 
     assert summarize_failures([trial(10)]) == []
     assert summarize_failures([died(trial(1000), restarts=2), died(trial(500), "SIGSEGV", restarts=1), *failed]) == [
-        "failed: 8 environments in 4 workers, wait any; 8 environments in 4 workers, wait all: no room",
+        "failed: 2 placements: no room",
         "restarts: 3 in 1,500 environment steps; the last failure: SIGSEGV",
     ]
+
+
+def test_failures_are_told_without_the_number_of_the_worker():
+    failed = [trial(n_workers=4), trial(n_workers=8)]
+    for worker_id, each in enumerate(failed):
+        each.fail(WorkerDied(worker_id=worker_id, env_ids=[worker_id], phase="step", exit="SIGSEGV"))
+
+    assert summarize_failures([trial(10), *failed]) == ["failed: 2 placements: died in step (SIGSEGV)"]
+    assert summarize_failures([trial(10), failed[0]]) == [
+        "failed: 8 environments in 4 workers, wait any: died in step (SIGSEGV)"
+    ]
+
+
+def test_a_reason_for_which_all_failed_is_left_to_the_error():
+    failed = trial()
+    failed.fail(UsageError("no room"))
+
+    assert summarize_failures([failed]) == []
 
 
 def test_without_a_probe_the_most_workers_come_first():
