@@ -9,7 +9,6 @@ The rule: nothing is sent through a worker that this host did not start itself, 
 
 from __future__ import annotations
 
-import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import ManagerOptions
 from envmanager.system.interrupts import held
-from envmanager.system.refusals import advice
+from envmanager.system.refusals import absolute, advice
 
 _DESCRIPTORS_PER_WORKER = 3
 """Its connection, its pidfd, and one more: under forkserver the socket that reports the exit code, an engine's log."""
@@ -60,7 +59,7 @@ class RemoteHost(WorkerHost, Generic[Worker]):
         self._calls = calls
         self._events = events
         self._create = create
-        self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)  # the trainer may move
+        self._log_dir = None if options.log_dir is None else absolute(options.log_dir)  # the trainer may move
         self._starting: list[Worker] = []
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(entries) + _MORE_DESCRIPTORS)
         with held():

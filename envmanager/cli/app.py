@@ -6,6 +6,7 @@ do the work.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -34,6 +35,7 @@ from envmanager.cli.trained import VerboseOption, evaluate_command, export_comma
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
 from envmanager.errors import EnvManagerError
+from envmanager.system.refusals import advice
 
 app = typer.Typer(
     name="envmanager",
@@ -101,8 +103,9 @@ _ClickException: Any = typer.BadParameter.__mro__[
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code. A mistake in the call is one line on stderr."""
     # Modules of the current directory can be named on the command line, as with `python -m`.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # the directory was removed
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     exit_code: Any = 0
@@ -120,10 +123,14 @@ def run_command_line(arguments: Sequence[str]) -> int:
         _show_error(str(error))
         exit_code = exit_code_of(error)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, FileNotFoundError) and advice(error):
+            _show_error(advice(error))
+            exit_code = 2
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _show_error(f"{error.filename or 'what the command prints'} cannot be written: {error.strerror}.")
+            exit_code = EXIT_NOT_WRITTEN
+        else:
             raise
-        _show_error(f"{error.filename or 'what the command prints'} cannot be written: {error.strerror}.")
-        exit_code = EXIT_NOT_WRITTEN
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
 
 

@@ -10,7 +10,8 @@ import re
 import shutil
 from pathlib import Path
 
-from envmanager.errors import UsageError
+from envmanager.errors import NotWritten, UsageError
+from envmanager.system.new_files import reporting, write_anew
 
 HERE = Path(__file__).parent
 ADDONS = {5: HERE / "addon4", 4: HERE / "addon3"}
@@ -52,8 +53,8 @@ def install_addon(project: Path | str) -> Path:
     addon = ADDONS[config_version(project)]
     with_autoload = _with_autoload(project / "project.godot")
     to = project / "addons" / "envmanager"
-    shutil.copytree(addon, to, dirs_exist_ok=True)
-    (project / "project.godot").write_text(with_autoload, encoding="utf-8")
+    _copy_folder(addon, to)
+    write_anew(project / "project.godot", with_autoload)
     return to
 
 
@@ -72,16 +73,25 @@ def new_project(to: Path | str, major: int = 4) -> Path:
     _copy(HERE / "template", major, to)
     file = to / "project.godot"
     title = re.sub(r'["\\\n]', "", to.resolve().name)
-    file.write_text(file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'), encoding="utf-8")
+    write_anew(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
     return to
 
 
 def _copy(games: Path, major: int, to: Path) -> Path:
     if major not in MAJORS:
         raise UsageError(f"there is nothing for Godot {major}, only for 4 and 3.")
-    shutil.copytree(games / str(major), to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
+    _copy_folder(games / str(major), to)
     install_addon(to)
     return to
+
+
+def _copy_folder(source: Path, to: Path) -> None:
+    with reporting(to):
+        try:
+            shutil.copytree(source, to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
+        except shutil.Error as error:  # has every file that could not be copied; the first tells enough
+            _, file, reason = error.args[0][0]
+            raise NotWritten(f"{file} cannot be written: {reason}.") from error
 
 
 def _with_autoload(file: Path) -> str:

@@ -30,6 +30,7 @@ from envmanager.observe.events import Died, Event, LateReplyDiscarded, NotStarte
 from envmanager.policy import Policy
 from envmanager.system.interrupts import held
 from envmanager.system.private_files import open_privately
+from envmanager.system.refusals import absolute, advice
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
@@ -85,7 +86,7 @@ class Tracer:
 
         Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
         """
-        self._path = os.path.abspath(path)  # the trainer may go to another directory
+        self._path = absolute(path)  # the trainer may go to another directory
         if self._path in _being_written:
             raise UsageError(f"the trace {path!r} is being written by another manager: name a file for each.")
         self._owner_pid = os.getpid()
@@ -103,7 +104,9 @@ class Tracer:
             with open(self._path, "w", encoding="utf-8", opener=open_privately) as file:
                 file.write("[\n" + ",\n".join(self._names(env_ids_of_workers)))
         except OSError as error:
-            raise UsageError(f"the trace {path!r} cannot be written: {error.strerror}.") from error
+            raise UsageError(
+                f"the trace {path!r} cannot be written: {error.strerror}. {advice(error)}".rstrip()
+            ) from error
         _being_written.add(self._path)
 
     def _names(self, env_ids_of_workers: Sequence[Sequence[int]]) -> Iterator[str]:

@@ -9,7 +9,6 @@ The rule: all workers are asked for before any is waited for, so that one wait i
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +33,7 @@ from envmanager.ray_cluster.answer_queue import AnswerQueue
 from envmanager.ray_cluster.cluster import Cluster, is_connected
 from envmanager.ray_cluster.worker import RayWorker
 from envmanager.system.interrupts import held
+from envmanager.system.refusals import absolute
 
 
 class RayHost(WorkerHost):
@@ -65,7 +65,7 @@ class RayHost(WorkerHost):
         self._events = events
         self._create = create
         self._slots = 0
-        self._log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
+        self._log_dir = None if options.log_dir is None else absolute(options.log_dir)
         self._answers = AnswerQueue(is_connected)
         self._finalizer = weakref.finalize(self, self._answers.close_all, options.timeouts.close_s)
         self.step_queue = self._answers

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from envmanager.errors import UsageError
+
 _FEWER = "or run fewer processes, each with more environments"
 _ADVICE = {
     errno.EAGAIN: f"No more processes are allowed: raise `ulimit -u`, or the container's limit of pids, {_FEWER}.",
@@ -25,6 +27,14 @@ def advice(error: BaseException) -> str:
     if number == errno.ENOENT and not _has_working_directory():
         return "The working directory of this process has been removed: change to one that exists (os.chdir)."
     return _ADVICE.get(number, "")
+
+
+def absolute(path: str) -> str:
+    """Return ``path`` as an absolute one; UsageError when it needs a working directory that has been removed."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path!r} cannot be used: {advice(error)}") from error
 
 
 def _has_working_directory() -> bool:

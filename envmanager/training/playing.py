@@ -32,6 +32,7 @@ from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions
 from envmanager.registry import with_recipe
 from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.system.new_files import reporting
 from envmanager.training.saved import SavedTraining
 
 WINDOW, FRAMES = "human", "rgb_array"
@@ -220,11 +221,11 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames as a video to ``file``, replacing an old one. Raises OSError, MissingExtra."""
+    """Write frames as a video to ``file``, replacing an old one. Raises NotWritten, MissingExtra."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+    with reporting(file), tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
         of_gymnasium.save_video(_with_all_seen(frames, fps), folder, episode_trigger=lambda _: True, fps=fps)
         (made,) = Path(folder).iterdir()
         made.replace(file)

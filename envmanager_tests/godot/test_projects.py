@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from envmanager.errors import UsageError
+from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.projects import AUTOLOAD, copy_demo, demos, install_addon, new_project
 
 
@@ -37,6 +39,33 @@ def test_a_second_time_changes_nothing_but_the_addon(game: Path) -> None:
 
     assert (game / "project.godot").read_text() == before
     assert "extends Node" in (addon / "bridge.gd").read_text()
+
+
+@pytest.fixture
+def at_most_100_kb() -> Iterator[None]:
+    """Limits the length of files, as ``ulimit -f`` does: a disk that becomes full, for a test."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+@pytest.mark.usefixtures("at_most_100_kb")
+def test_a_project_file_that_cannot_be_written_stays_as_it_was(game: Path) -> None:
+    file = game / "project.godot"
+    before = file.read_text().ljust(99_990, ";")
+    file.write_text(before)
+
+    with pytest.raises(NotWritten, match=r"project\.godot cannot be written"):
+        install_addon(game)
+    assert file.read_text() == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(NotWritten, match="game cannot be written: Not a directory"):
+        new_project(tmp_path / "file" / "game")
 
 
 def test_other_autoloads_stay(game: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -72,6 +73,21 @@ def test_a_video_has_a_frame_of_each_reset_and_step_up_to_the_last_one(
         "episode 1  5 environment steps  return 5",
         f"video       {video}: 11 frames, 10 a second",
     ]
+
+
+@pytest.mark.usefixtures("moviepy")
+def test_a_video_that_cannot_be_written_is_one_line(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gymnasium.utils.save_video.save_video", refuse)
+    video = tmp_path / "out.mp4"
+
+    assert command(puzzles, "--video", video) == 3
+    assert capsys.readouterr().err == f"Error: {video} cannot be written: No space left on device.\n"
+    assert list(tmp_path.glob("*out*")) == []
 
 
 @pytest.mark.usefixtures("moviepy")

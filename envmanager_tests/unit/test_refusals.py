@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import resource
 import signal
@@ -53,6 +54,25 @@ def test_a_worker_that_cannot_start_in_a_removed_working_directory_says_so() -> 
     with pytest.raises(WorkerError, match="working directory of this process has been removed") as raised:
         SubprocessEnvManager(FakeEnvironment, 1, start_method="spawn")
     assert "ulimit" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("removed_directory")
+@pytest.mark.parametrize("option", ["log_dir", "trace"])
+def test_a_relative_path_in_a_removed_working_directory_is_refused_with_the_reason(option: str) -> None:
+    with pytest.raises(UsageError, match=r"'out' cannot be used.*working directory of this process has been removed"):
+        SubprocessEnvManager(FakeEnvironment, 1, **{option: "out"})
+
+
+@pytest.mark.usefixtures("removed_directory")
+def test_commands_that_need_no_directory_work_in_a_removed_one_and_others_say_what_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("typer")
+    app = importlib.import_module("envmanager.cli.app")
+
+    assert app.run_command_line(["--version"]) == 0
+    assert app.run_command_line(["godot", "check", "game"]) == 2
+    assert "working directory of this process has been removed" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_no_removed_working_directory() -> None:
