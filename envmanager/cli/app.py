@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from envmanager import __version__
 from envmanager.bench.plan import plan_bench
@@ -34,6 +33,7 @@ from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
+from envmanager.cli.wrapping import show
 from envmanager.errors import EnvManagerError
 from envmanager.system.refusals import advice
 
@@ -135,7 +135,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def _show_error(text: str) -> None:
-    Console(stderr=True).print(Text(f"Error: {text}".rstrip(), style="red"), soft_wrap=True)
+    show(Console(stderr=True), f"Error: {text}".rstrip(), style="red")
 
 
 def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
@@ -146,7 +146,8 @@ def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
                 value = following if word == option else word[len(option) + 1 :]
                 return f"{option} {error.message.removeprefix('Input ').partition(',')[0]}, not {value!r}."
     text = " ".join(error.format_message().split()).rstrip(".")
-    return f"{text}. See: {error.ctx.command_path} --help" if getattr(error, "ctx", None) else f"{text}."
+    text += "" if text.endswith("?") else "."
+    return f"{text} See: {error.ctx.command_path} --help" if getattr(error, "ctx", None) else text
 
 
 def _show_version(wanted: bool) -> None:

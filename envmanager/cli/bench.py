@@ -27,6 +27,7 @@ from envmanager.bench.workloads import BARE
 from envmanager.cli.bench_tables import cell_table, cell_title, left_out_lines, target_table, warning_of
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Stopped, StopSignals
 from envmanager.cli.summary import write_json
+from envmanager.cli.wrapping import show
 
 WIDTH = 140
 """Width of lines that go into a file or a pipe."""
@@ -85,7 +86,7 @@ class _Bench:
         reached = outcomes(summaries) if self.plan.goals else []
         self._show_targets(reached)
         for line in left_out_lines(self.results.left_out):
-            self.console.print(Text(line, style="yellow"), soft_wrap=True)
+            show(self.console, line, style="yellow")
         if ended != "done":
             self.console.print(Text(f"{ended}; the figures are of what was measured until then", style="yellow"))
         self._write(summaries, reached, ended)
@@ -103,9 +104,11 @@ class _Bench:
             self._shown.add(cell)
             self._clear_progress()
             summary = CellSummary.of(turns)
-            self.console.print("", cell_title(summary), cell_table(summary), sep="\n", soft_wrap=True)
+            self.console.print()
+            show(self.console, cell_title(summary))
+            self.console.print(cell_table(summary), soft_wrap=True)
             if warning := warning_of(summary):
-                self.console.print(warning, soft_wrap=True)
+                show(self.console, warning)
 
     def _show_progress(self, cell: Cell, number: int, came: Turn | LeftOut) -> None:
         """Print one line that the next overwrites; in a terminal only."""

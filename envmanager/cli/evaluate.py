@@ -10,9 +10,10 @@ from typing import Any
 
 import attrs
 
-from envmanager.cli.display import describe_notice, describe_returns, evaluation_lines, of_behavior
+from envmanager.cli.display import count, describe_notice, describe_returns, evaluation_lines, of_behavior
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.cli.summary import sayable, write_json
+from envmanager.cli.wrapping import print_pairs, print_text
 from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
 from envmanager.registry import make_manager
@@ -49,7 +50,7 @@ def run_evaluation(plan: EvaluationPlan, *, verbose: bool = False) -> int:
     if plan.as_json:
         print(json.dumps(told, indent=1, allow_nan=False))
     else:
-        print("\n".join(f"{name:<12}{text}" for name, text in lines_of(evaluation)))
+        print_pairs(lines_of(evaluation))
     if plan.out is not None:
         write_json(plan.out, told)
     return EXIT_DONE
@@ -65,7 +66,7 @@ class Remarks:
 
     def show_notice(self, level: str, text: str) -> None:
         """Show an event of a worker."""
-        print(describe_notice(level, text), file=sys.stderr, flush=True)
+        print_text(describe_notice(level, text), sys.stderr)
 
 
 def _evaluate(plan: EvaluationPlan) -> tuple[Evaluation, dict[str, Any]]:
@@ -77,10 +78,10 @@ def _evaluate(plan: EvaluationPlan) -> tuple[Evaluation, dict[str, Any]]:
         )
     options = training.manager_options(env=plan.env, kind=plan.manager)
     options = with_n_envs(options, min(plan.n_envs or options.n_envs, plan.episodes))
-    print(
-        f"{options.env}: checkpoint {training.path}, {options.n_envs} environments, manager {options.kind}",
-        file=sys.stderr if plan.as_json else sys.stdout,
-        flush=True,
+    envs = count(options.n_envs, "environment")
+    print_text(
+        f"{options.env}: checkpoint {training.path}, {envs}, manager {options.kind}",
+        sys.stderr if plan.as_json else sys.stdout,
     )
     with make_manager(options) as manager:
         policies = training.policies_for(manager.behavior_specs)

@@ -10,6 +10,7 @@ import attrs
 from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
+from envmanager.cli.wrapping import print_pairs
 from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
 from envmanager.training.saved import SavedTraining
 
@@ -53,5 +54,5 @@ def run_export(plan: ExportPlan) -> int:
     lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]
     lines.append(("checked", f"same actions on {exported.n_checked:,} observations"))
     lines.append(("written", f"{out}, opset {plan.opset}" if plan.to == ONNX else str(out)))
-    print("\n".join(f"{name:<12}{text}" for name, text in lines))
+    print_pairs(lines)
     return EXIT_DONE

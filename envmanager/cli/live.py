@@ -29,6 +29,7 @@ from envmanager.cli.display import (
 )
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
+from envmanager.cli.wrapping import show
 from envmanager.errors import EnvManagerError
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
@@ -71,7 +72,7 @@ class LiveDisplay(Display):
     def show_notice(self, level: str, text: str) -> None:
         # The console that draws prints a notice above the drawing; a second writer to the terminal would tear it.
         console = self._console if self._errors.is_terminal else self._errors
-        console.print(Text(describe_notice(level, text), style=NOTICE_STYLES[level]), soft_wrap=True)
+        show(console, describe_notice(level, text), style=NOTICE_STYLES[level])
 
     def show_summary(self, summary: RunSummary) -> None:
         table = Table.grid(padding=(0, 2))
@@ -81,7 +82,7 @@ class LiveDisplay(Display):
             self._console.print(part)
 
     def show_error(self, error: EnvManagerError) -> None:
-        self._errors.print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
+        show(self._errors, f"Error: {error}".rstrip(), style="red")
 
     def _progress(self, now: float, n_steps: int, rate: float) -> RenderableType:
         total = self._plan.steps

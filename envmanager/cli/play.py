@@ -11,6 +11,7 @@ import numpy as np
 from envmanager.cli.display import count, describe_returns, of_behavior
 from envmanager.cli.evaluate import Remarks, leave_cores
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
+from envmanager.cli.wrapping import print_pairs, print_text
 from envmanager.errors import UsageError
 from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, has_display, play, require_video, save_video
 from envmanager.training.saved import SavedTraining
@@ -42,7 +43,7 @@ def run_play(plan: PlayPlan) -> int:
     show = Show(plan, training.name)
     with Notices(Remarks()), StopSignals():
         try:
-            print(f"{training.manager_options(env=plan.env).env}: checkpoint {training.path} plays", flush=True)
+            print_text(f"{training.manager_options(env=plan.env).env}: checkpoint {training.path} plays")
             play(
                 training,
                 n_episodes=plan.episodes,
@@ -71,7 +72,7 @@ class Show:
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
-        print("  ".join(told), flush=True)
+        print_text("  ".join(told))
         if self._video is None:
             return
         self._fps = self._fps or episode.frames_per_s
@@ -89,7 +90,7 @@ class Show:
         file.parent.mkdir(parents=True, exist_ok=True)
         frames, self._frames = self._frames, []
         save_video(frames, file, fps=self._fps)
-        print(f"video       {file}: {count(len(frames), 'frame')}, {self._fps:g} a second", flush=True)
+        print_pairs([("video", f"{file}: {count(len(frames), 'frame')}, {self._fps:g} a second")])
 
 
 def _free(folder: Path, name: str) -> Path:

@@ -25,6 +25,7 @@ from rich.text import Text
 from envmanager.cli.display import Rate, describe_notice, evaluation_lines, of_behavior
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
+from envmanager.cli.wrapping import print_pairs, print_text
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
@@ -40,14 +41,13 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
             result = run.go()
     except EnvManagerError as error:
-        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
-        if exit_code_of(error) == EXIT_FAILED:
-            print(_what_is_left(run), end="", file=sys.stderr, flush=True)
+        print_text(f"Error: {error}".rstrip(), sys.stderr)
+        if exit_code_of(error) == EXIT_FAILED and run.controller is not None and run.controller.n_steps:
+            print_text(_what_is_left(run), sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    for name, text in summary_lines(plan, result):
-        print(f"{name:<12}{text}")
+    print_pairs(summary_lines(plan, result))
     if out is not None:
         write_json(out, sayable(result.to_json()))
     return EXIT_DONE if signals.number is None else 128 + signals.number
@@ -55,12 +55,13 @@ def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bo
 
 def _what_is_left(run: TrainingRun) -> str:
     """Return the line that says from which checkpoint a training that failed can go on."""
-    n_steps = 0 if run.controller is None else run.controller.n_steps
-    if not n_steps:
-        return ""
+    assert run.controller is not None
+    n_steps = run.controller.n_steps
     if not run.saved_at:
-        return "It had written no checkpoint: training.checkpoint_every says how often it writes one.\n"
-    return f"Go on with --resume from its last checkpoint, which is {n_steps - run.saved_at:,} agent steps older.\n"
+        return "It had written no checkpoint: training.checkpoint_every says how often it writes one."
+    if run.saved_at == n_steps:
+        return "Its last checkpoint has all its agent steps."
+    return f"Go on with --resume from its last checkpoint, which is {n_steps - run.saved_at:,} agent steps older."
 
 
 class Stopping(Signals):
@@ -237,7 +238,7 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
                 "result",
                 f"nothing to do: {plan.directory} has taken {result.n_steps:,} of {plan.training.steps:,} agent steps",
             ),
-            ("next", f"train on with --resume --steps {2 * result.n_steps}, or: envmanager evaluate {plan.directory}"),
+            ("next", f"envmanager evaluate {plan.directory}, or train on with --resume --steps {2 * result.n_steps}"),
         ]
     lines = [
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),

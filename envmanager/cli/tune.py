@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def tune(plan: TunePlan, display: TuneDisplay) -> int:
         except EnvManagerError as error:
             exit_code, failure = exit_code_of(error), error
     if any(trial.n_steps or trial.failure for trial in course.trials):
-        display.show_result(course.trials, best(course.trials), course.conclude())
+        display.show_result(course.trials, best(course.trials), *course.conclude())
     if failure is not None:
         display.show_error(failure)
     return exit_code
@@ -169,20 +170,20 @@ class _Tuning:
             )
             return None
 
-    def conclude(self) -> list[str]:
-        """Write the config of the best trial, and return the lines to print about it."""
+    def conclude(self) -> tuple[list[str], str]:
+        """Write the config of the best trial. Return lines about the trials, and the command that runs it."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
-            return lines
+            return lines, ""
         speed = f"{winner.steps_per_s:,.0f} environment steps/s with random actions"
         lines.append(f"best: {winner.candidate}: {speed}")
         settings = {**self.plan.settings(winner), **restart_options(winner, RESTARTS)}
         if self.plan.out is None:
-            return [*lines, f"run it: {command_line(settings)}"]
+            return lines, command_line(settings)
         remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
         write_anew(self.plan.out, config_text(settings, remark=remark))
-        return [*lines, f"run it: envmanager run {self.plan.out}"]
+        return lines, shlex.join(["envmanager", "run", str(self.plan.out)])
 
     def _halve_until_the_end(self) -> None:
         for left_rounds in range(n_rounds(len(self.trials)), 0, -1):

@@ -20,6 +20,7 @@ from rich.text import Text
 from envmanager.cli.display import count, describe_notice
 from envmanager.cli.live import NOTICE_STYLES
 from envmanager.cli.tuning import Trial
+from envmanager.cli.wrapping import show
 from envmanager.errors import EnvManagerError
 from envmanager.placing.placement import IN_PROCESS
 
@@ -49,8 +50,8 @@ class TuneDisplay(ABC):
         """Show an event of a worker."""
 
     @abstractmethod
-    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
-        """Show all trials, the fastest first, and then ``lines``."""
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
+        """Show all trials, the fastest first, then ``lines``, and the command that runs the best; empty without one."""
 
     @abstractmethod
     def show_error(self, error: EnvManagerError) -> None:
@@ -80,13 +81,13 @@ class PlainTuneDisplay(TuneDisplay):
     def show_notice(self, level: str, text: str) -> None:
         print(describe_notice(level, text), file=sys.stderr, flush=True)
 
-    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
         rows = [COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))]
         widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
         print()
         for row in rows:
             print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-        print("\n".join(["", *lines]), flush=True)
+        print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
     def show_error(self, error: EnvManagerError) -> None:
         print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
@@ -120,15 +121,18 @@ class LiveTuneDisplay(TuneDisplay):
 
     def show_notice(self, level: str, text: str) -> None:
         console = self._console if self._errors.is_terminal else self._errors
-        console.print(Text(describe_notice(level, text), style=NOTICE_STYLES[level]), soft_wrap=True)
+        show(console, describe_notice(level, text), style=NOTICE_STYLES[level])
 
-    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str]) -> None:
+    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
         self._console.print(table(by_speed(trials), {} if best is None else {id(best): "best"}))
+        self._console.print()
         for line in lines:
-            self._console.print(Text(line), soft_wrap=True)
+            show(self._console, line)
+        if command:
+            self._console.print(Text(f"run it: {command}"), soft_wrap=True)  # copied as one line
 
     def show_error(self, error: EnvManagerError) -> None:
-        self._errors.print(Text(f"Error: {error}".rstrip(), style="red"), soft_wrap=True)
+        show(self._errors, f"Error: {error}".rstrip(), style="red")
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:

@@ -266,7 +266,7 @@ def test_plain_lines_name_the_best_and_what_failed(capsys):
         for each in trials:
             display.update(each, is_done=False)
             display.update(each, is_done=True)
-    display.show_result(trials, trials[1], ["best: …"])
+    display.show_result(trials, trials[1], ["best: …"], "envmanager run best.toml")
     display.show_notice("warning", "worker 0 is replaced")
 
     out, err = capsys.readouterr()
@@ -275,7 +275,7 @@ def test_plain_lines_name_the_best_and_what_failed(capsys):
     assert any("failed: no room" in line for line in lines)
     assert lines[1].endswith("8 environments in 2 workers, wait any: 30 environment steps/s, 2 restarts")
     assert lines[5].split() == ["2", "8", "4", "any", "30", "2", "best"]
-    assert lines[-1] == "best: …"
+    assert lines[-2:] == ["best: …", "run it: envmanager run best.toml"]
     assert err == "Warning: worker 0 is replaced\n"
 
 
@@ -289,7 +289,7 @@ def test_a_terminal_is_redrawn_and_keeps_the_table():
         display.update(trials[0], is_done=False)
         display.update(trials[1], is_done=True)
         display.show_notice("error", "worker 0 is dropped")
-    display.show_result(trials, trials[-1], ["run it: …"])
+    display.show_result(trials, trials[-1], ["a line that is too long for this terminal " * 3], "envmanager run " * 9)
     display.show_error(UsageError("a mistake"))
 
     console.file.close()
@@ -297,6 +297,8 @@ def test_a_terminal_is_redrawn_and_keeps_the_table():
     assert "starting" in text
     assert "Error: worker 0 is dropped" in text
     assert "best" in text
+    assert [len(line) <= 100 for line in text.splitlines() if "a line that" in line] == [True, True]
+    assert "run it: " + "envmanager run " * 9 in text, "one line, to be copied"
     assert text.rstrip().endswith("Error: a mistake")
 
 
