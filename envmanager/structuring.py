@@ -1,20 +1,23 @@
-"""Conversion of a mapping, such as a table of a config, into an options object.
+"""Conversion of plain data into objects: of a table of a config into options, of JSON that was written into what it
+was.
 
-The rule: every mistake in the mapping is named, an unknown key together with the nearest known one.
+The rule: every mistake in the data is named. In a config an unknown key is one, named together with the nearest known
+one; in a file that this library wrote it is passed over, since a later version may have written it.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
-from envmanager.data.specs import describe_value
+from envmanager.data.plain_specs import plain_spec, spec_from_plain
+from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
 
@@ -33,8 +36,24 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
         raise ConfigError(
             f"{where or 'A config'} should be a mapping of option names, but is {describe_value(config)}."
         )
+    return _structured(_OF_CONFIGS, cls, config, where)
+
+
+def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
+    """Return what ``to_plain`` was given, after JSON; ConfigError names every mistake. Unknown keys are passed over."""
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
+    return _structured(_OF_FILES, cls, plain, where)
+
+
+def to_plain(value: Any) -> Any:
+    """Return an object of an attrs class as dicts, lists, texts and numbers, which JSON can hold."""
+    return _OF_FILES.unstructure(value)
+
+
+def _structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
     try:
-        return _CONVERTER.structure(config, cls)
+        return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
         raise ConfigError("\n".join(_complaints(error, where))) from error
 
@@ -44,6 +63,14 @@ class _Misfit(ValueError):
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
+
+
+class _PartMisfit(Exception):
+    """An error in one part of a list or of a mapping; ``place`` is ``[3]`` or ``.name``."""
+
+    def __init__(self, place: str, error: Exception) -> None:
+        super().__init__(place, error)
+        self.place, self.error = place, error
 
 
 def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
@@ -56,8 +83,8 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
     return check
 
 
-def _converter() -> cattrs.Converter:
-    converter = cattrs.Converter(forbid_extra_keys=True)
+def _converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))
     converter.register_structure_hook(float, _strict("a number", int, float))
@@ -98,7 +125,60 @@ _EXPECTED: dict[type, str] = {
     Timeouts: "a mapping",
     RestartPolicy: "a mapping",
 }
-_CONVERTER = _converter()
+_OF_CONFIGS = _converter(forbid_extra_keys=True)
+
+
+def _converter_of_files() -> cattrs.Converter:
+    converter = _converter(forbid_extra_keys=False)
+
+    # cattrs would take a text for a list of texts, and the keys of a mapping for a list.
+    def as_tuple(value: Any, wanted: Any) -> Any:
+        if not isinstance(value, list):
+            raise _Misfit("a list", value)
+        return tuple(part(each, get_args(wanted)[0], f"[{index}]") for index, each in enumerate(value))
+
+    def as_named_tuple(value: Any, wanted: Any) -> Any:
+        kinds = get_type_hints(wanted)
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise _Misfit(f"a list of {', '.join(kinds)}", value)
+        return wanted(*(part(each, kinds[name], f".{name}") for name, each in zip(kinds, value, strict=True)))
+
+    def as_dict(value: Any, wanted: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Misfit("a mapping", value)
+        return {key: part(each, get_args(wanted)[1], f".{key}") for key, each in value.items()}
+
+    def part(value: Any, wanted: Any, place: str) -> Any:
+        try:
+            return converter.structure(value, wanted)
+        except Exception as error:
+            raise _PartMisfit(place, error) from error
+
+    converter.register_structure_hook_func(_is_of(tuple), as_tuple)
+    converter.register_structure_hook_func(_is_of(dict), as_dict)
+    converter.register_structure_hook_func(_is_named_tuple, as_named_tuple)
+    converter.register_unstructure_hook_func(_is_named_tuple, list)
+    converter.register_structure_hook(BehaviorSpec, _spec)
+    converter.register_unstructure_hook(BehaviorSpec, plain_spec)
+    return converter
+
+
+def _is_of(container: Any) -> Callable[[Any], bool]:
+    return lambda wanted: get_origin(wanted) is container
+
+
+def _is_named_tuple(wanted: Any) -> bool:
+    return isinstance(wanted, type) and issubclass(wanted, tuple) and hasattr(wanted, "_fields")
+
+
+def _spec(plain: Any, _: Any) -> BehaviorSpec:
+    try:
+        return spec_from_plain(plain)
+    except Exception as error:
+        raise _Misfit("a spec of observations and actions", plain) from error
+
+
+_OF_FILES = _converter_of_files()
 
 
 def _complaints(error: BaseException, path: str) -> Iterator[str]:
@@ -111,9 +191,14 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
     elif isinstance(error, ClassValidationError):
         noted, alone = error.group_exceptions()
         for child, note in noted:
-            yield from _complaints(child, _join(path, note.name))
+            if isinstance(child, KeyError) and child.args == (note.name,):
+                yield f"{_join(path, note.name)} is missing."
+            else:
+                yield from _complaints(child, _join(path, note.name))
         for child in alone:
             yield from _complaints(child, path)
+    elif isinstance(error, _PartMisfit):
+        yield from _complaints(error.error, f"{path}{error.place}")
     elif isinstance(error, UsageError):  # an object's own check; its text begins with the option's name
         yield _join(path, str(error))
     else:
@@ -125,6 +210,6 @@ def _join(path: str, key: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return ``; did you mean …?`` with the known name nearest to ``name``, or a full stop without one."""
+    """Return ``; did you mean …?`` with the known name most similar to ``name``, or a full stop if none is."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {_join(prefix, matches[0])}?" if matches else "."

@@ -10,7 +10,7 @@ somebody froze a behavior, or let it learn again, while it trained (control.toml
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from envmanager.training import checkpoints, episode_log
 from envmanager.training.episode_log import EpisodeEnd
+from envmanager.training.learners import LearnersChanged
 
 MOST_DOTS = 500
 STYLES = ["-", "--", ":", "-."]
@@ -40,7 +41,7 @@ def draw_run(axes: Any, directory: Path, color: str, arguments: argparse.Namespa
         if len(own) <= MOST_DOTS:
             axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=color)
     for change in changes_of(directory):
-        mark(axes, change, where(change["n_steps"], episodes, arguments), color)
+        mark(axes, change, where(change.n_steps, episodes, arguments), color)
 
 
 def lines_of(episodes: list[EpisodeEnd], behavior: str | None) -> dict[tuple[float, ...], list[str]]:
@@ -75,19 +76,18 @@ def per_step(arguments: argparse.Namespace) -> float:
     return float(arguments.unit.partition("=")[2] or 1)
 
 
-def changes_of(directory: Path) -> list[Mapping[str, Any]]:
+def changes_of(directory: Path) -> Sequence[LearnersChanged]:
     """Who was frozen when, and who learned again, as the run's last checkpoint tells."""
     folder = directory / "checkpoints"
     if not (folder / checkpoints.LATEST).exists():
         return []
-    changes: list[Mapping[str, Any]] = checkpoints.load_latest(folder).facts["parts"]["controller"].get("changes", [])
-    return changes
+    return checkpoints.load_latest(folder).training.changes
 
 
-def mark(axes: Any, change: Mapping[str, Any], at: float, color: str) -> None:
+def mark(axes: Any, change: LearnersChanged, at: float, color: str) -> None:
     """A vertical line; the first run that has such a change says what it is."""
-    texts = [f"{behavior} frozen" for behavior in change["frozen"]]
-    texts += [f"{behavior} learns" for behavior in change["unfrozen"]]
+    texts = [f"{behavior} frozen" for behavior in change.frozen]
+    texts += [f"{behavior} learns" for behavior in change.unfrozen]
     axes.axvline(at, color=color, linestyle=(0, (4, 3)), linewidth=1)
     text = "\n".join(texts)
     if text not in [one.get_text() for one in axes.texts]:

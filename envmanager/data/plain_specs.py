@@ -48,7 +48,14 @@ def _tree(plain: Mapping[str, Any]) -> Tree:
     if "tuple" in plain:
         return tuple(_tree(child) for child in plain["tuple"])
     low, high = (_bound(plain[name]) if name in plain else None for name in ("minimum", "maximum"))
-    return ArraySpec(plain["shape"], plain["dtype"], low, high, plain.get("name", ""))
+    return ArraySpec(plain["shape"], _dtype(plain), low, high, plain.get("name", ""))
+
+
+def _dtype(plain: Mapping[str, Any]) -> str:
+    """Return the name of a dtype; NumPy makes one of a dict, of a list and of None too."""
+    if not isinstance(plain["dtype"], str):
+        raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
+    return plain["dtype"]
 
 
 def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
@@ -61,9 +68,9 @@ def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
 def _bound(plain: Mapping[str, Any]) -> np.ndarray:
     values = plain["values"]
     if isinstance(values, list):
-        bound: np.ndarray = np.array([_number(value) for value in values], plain["dtype"]).reshape(plain["shape"])
+        bound: np.ndarray = np.array([_number(value) for value in values], _dtype(plain)).reshape(plain["shape"])
     else:
-        bound = np.full(plain["shape"], _number(values), plain["dtype"])
+        bound = np.full(plain["shape"], _number(values), _dtype(plain))
     return bound
 
 

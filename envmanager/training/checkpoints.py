@@ -10,6 +10,7 @@
 The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` or ``best`` names it;
 those before it are removed only after that. A checkpoint is removed only under a name that ``save`` gives, and of it
 only the files that its own ``state.json`` names: that is written first, so that this holds for an unfinished one too.
+What ``state.json`` says is checked as a whole when it is read; nothing behind that asks whether it says something.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,41 +29,81 @@ from urllib.parse import quote
 import attrs
 import numpy as np
 
-from envmanager.errors import NotWritten, UsageError
+from envmanager.data.specs import BehaviorSpec
+from envmanager.errors import EnvManagerError, MissingExtra, NotWritten, UsageError
 from envmanager.extras import needed_by
+from envmanager.observe.episodes import Episode
+from envmanager.options import at_least
+from envmanager.structuring import from_plain, to_plain
 from envmanager.system.new_files import write_anew
 from envmanager.training.array_files import ArrayFile
+from envmanager.training.learners import LearnersChanged, LearnersState
+from envmanager.training.plan import SavedPlan
+from envmanager.training.trainer import Arrays
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import save_file
 
-LATEST, BEST, _STATE = "latest", "best", "state.json"
+LATEST, BEST, STATE = "latest", "best", "state.json"
+_CONTROLLER, _TRAINER = "controller", "trainer-"
+"""Names of the parts of a checkpoint: that of the training itself, and what those of trainers begin with."""
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _OWN_NAME = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
 _LONGEST_NAME = 100
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
+class TrainingState:
+    """How far a training was, beside what its trainers hold. What has a default here is not in older checkpoints."""
+
+    n_steps: int = attrs.field(validator=at_least(0))
+    recent_episodes: tuple[Episode, ...] = ()
+    learners: LearnersState | None = None
+    """None in a checkpoint from before trainers could be frozen while they train."""
+    frozen_in_config: tuple[str, ...] = ()
+    changes: tuple[LearnersChanged, ...] = ()
+    """Changes of who learns that were asked for, oldest first."""
+    control: tuple[int, ...] | None = None
+    """State of the ``control.toml`` that was carried out last, as ControlFile has it."""
+    plan: SavedPlan | None = None
+    specs: dict[str, BehaviorSpec] = attrs.field(factory=dict)
+    """What agents see and do, by behavior."""
+
+
+@attrs.frozen(kw_only=True)
 class Checkpoint:
-    """``facts`` for JSON; ``arrays`` by file and name. ``facts["run"]`` tells the checkpoints of one training."""
+    """All that a training needs to go on.
 
-    facts: dict[str, Any]
-    arrays: Mapping[str, Mapping[str, np.ndarray]]
+    ``trainers``: by behavior, what ``Trainer.state`` returned. ``generators``: the states of PyTorch's. ``run`` tells
+    the checkpoints of one training from those of others.
+    """
+
+    training: TrainingState
+    trainers: Mapping[str, tuple[Arrays, Mapping[str, Any]]] = attrs.field(factory=dict)
+    generators: Arrays = attrs.field(factory=dict)
+    run: str | None = None
 
 
-def save(directory: Path, n_steps: int, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
-    """Write the checkpoint after ``n_steps``, make it the latest, and return its folder.
+@attrs.frozen(kw_only=True)
+class _StateFile:
+    """What is needed of ``state.json`` to go on, or to act."""
+
+    run: str | None = None
+    parts: dict[str, dict[str, Any]]
+
+
+def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
+    """Write the checkpoint, make it the latest, and return its folder.
 
     Raises NotWritten; the checkpoint before is then unchanged. Of the checkpoints that the same run wrote, the last
     ``keep`` and the best stay. Everything else in the directory stays too.
     """
-    run = checkpoint.facts.get("run")
+    n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
     try:
-        finished = _write(directory, n_steps, Checkpoint({**checkpoint.facts, "number": number}, checkpoint.arrays))
+        finished = _write(directory, checkpoint, number)
         write_anew(directory / LATEST, finished.name)
     except (OSError, SafetensorError) as error:
         last = named(directory / LATEST)
@@ -77,18 +119,22 @@ def save(directory: Path, n_steps: int, checkpoint: Checkpoint, *, keep: int = 1
     return finished
 
 
-def _write(directory: Path, n_steps: int, checkpoint: Checkpoint) -> Path:
+def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     """Write a checkpoint under a name that says that it is not finished, then rename it."""
-    name = f"{n_steps:012d}"
+    states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
+    states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
+    parts = {part: facts for part, (_, facts) in states.items()}
+    facts = {"run": checkpoint.run, "files": list(states), "parts": parts, "number": number}
+    name = f"{checkpoint.training.n_steps:012d}"
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
     unfinished.mkdir()  # a new folder, so nobody has put links into it
     try:
-        _write_files(unfinished, checkpoint)
+        _write_files(unfinished, facts, {part: arrays for part, (arrays, _) in states.items()})
         finished = _free(directory, name)
         unfinished.rename(finished)
     except BaseException:
-        remove(unfinished, checkpoint.facts)
+        remove(unfinished, facts)
         raise
     return finished
 
@@ -139,37 +185,75 @@ def _number(facts: Mapping[str, Any]) -> int:
     return number if isinstance(number, int) else 0
 
 
-def load_latest(directory: Path, *, lazily: bool = False) -> Checkpoint:
-    """Return the newest checkpoint; ``lazily`` reads arrays when they are asked for.
-
-    Raises UsageError when there is none, or it cannot be read.
-    """
-    try:
-        return _read(latest(directory), ArrayFile if lazily else load_file)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no checkpoint in {directory} to resume from ({error.filename} is missing)."
-        ) from error
-    except _UNREADABLE as error:
-        raise UsageError(f"the checkpoint in {directory} cannot be read: {error}.") from error
+def load_latest(directory: Path) -> Checkpoint:
+    """Return the newest checkpoint, as ``load`` does. Raises UsageError also when there is none."""
+    return load(latest(directory))
 
 
 def latest(directory: Path) -> Path:
-    """Where the newest checkpoint is. Raises OSError when there is none."""
-    return directory / Path((directory / LATEST).read_text().strip()).name
+    """Return where the newest checkpoint is. Raises UsageError when there is none."""
+    if not os.path.lexists(directory / LATEST):
+        raise UsageError(f"there is no checkpoint in {directory} to resume from ({directory / LATEST} is missing).")
+    return pointed_at(directory / LATEST)
+
+
+def pointed_at(pointer: Path) -> Path:
+    """Return the checkpoint that the first line of a file names, or a link leads to. Raises UsageError."""
+    try:
+        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{pointer} cannot be read: {error}.") from error
+    return pointer.parent / Path(name).name
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in this folder, whose arrays are read when asked for. Raises UsageError when it cannot be read."""
+    """Return the checkpoint in a folder. Its arrays are read when they are asked for.
+
+    Raises UsageError, which names the file and what is wrong in it, for one that is damaged.
+    """
+    with _reading(path / STATE):
+        told = from_plain(_StateFile, json.loads((path / STATE).read_text()))
+        training = from_plain(TrainingState, told.parts.get(_CONTROLLER), where=f"parts.{_CONTROLLER}")
+    arrays: dict[str, Arrays] = {}
+    for part in told.parts:
+        with _reading(_arrays_in(path, part)) as file:
+            arrays[part] = ArrayFile(file)
+    generators = arrays.pop(_CONTROLLER)
+    trainers = {part.removeprefix(_TRAINER): (arrays[part], told.parts[part]) for part in arrays}
+    return Checkpoint(training=training, trainers=trainers, generators=generators, run=told.run)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Path]:
+    with restoring(f"the checkpoint {file.parent} cannot be read: {file.name}", advice=another_than(file.parent)):
+        yield file
+
+
+def another_than(path: Path) -> str:
+    """Return what to do about a damaged checkpoint."""
+    return (
+        "Take another one (--checkpoint NAME, checkpoint=…); to resume from it, write its name into "
+        f"{path.parent / LATEST}."
+    )
+
+
+@contextmanager
+def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
+    """Raise a UsageError that begins with ``what`` in place of any error: a damaged file can bring about each of them.
+
+    ``why``: the reason, where it is known better than by the error.
+    """
     try:
-        return _read(path, ArrayFile)
-    except _UNREADABLE as error:
-        raise UsageError(f"the checkpoint {path} cannot be read: {error}.") from error
+        yield
+    except MissingExtra:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {why or _reason(error)}. {advice}".rstrip()) from error
 
 
-def _read(path: Path, read: Callable[[Path], Mapping[str, np.ndarray]] = load_file) -> Checkpoint:
-    facts = json.loads((path / _STATE).read_text())
-    return Checkpoint(facts, {file: read(_arrays_in(path, file)) for file in facts["files"]})
+def _reason(error: Exception) -> str:
+    text = " ".join(str(getattr(error, "strerror", None) or error).split()).removesuffix(".")
+    return text if isinstance(error, EnvManagerError | OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
@@ -189,28 +273,21 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
     """Remove the files of a checkpoint, and its folder if nothing else is in it. What cannot be removed stays."""
-    for own in [*(_arrays_in(path, file) for file in facts["files"]), path / _STATE]:
+    for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
     with contextlib.suppress(OSError):
         path.rmdir()
 
 
-def facts_and_arrays(
-    states: Mapping[str, tuple[dict[str, np.ndarray], dict[str, Any]]], *, run: str | None
-) -> Checkpoint:
-    """One checkpoint from the states of several parts, by name; ``run`` tells those of one training from others."""
-    facts = {"run": run, "files": list(states), "parts": {name: own for name, (_, own) in states.items()}}
-    return Checkpoint(facts, {name: arrays for name, (arrays, _) in states.items()})
-
-
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    (folder / _STATE).write_text(json.dumps(checkpoint.facts, indent=1))
-    _flush(folder / _STATE)
-    for file, arrays in checkpoint.arrays.items():
-        save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, _arrays_in(folder, file))
-        _arrays_in(folder, file).chmod((folder / _STATE).stat().st_mode)  # as the umask has it; safetensors' is 0600
-        _flush(_arrays_in(folder, file))
+def _write_files(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
+    (folder / STATE).write_text(json.dumps(facts, indent=1))
+    _flush(folder / STATE)
+    for part, own in arrays.items():
+        file = _arrays_in(folder, part)
+        save_file({name: np.ascontiguousarray(array) for name, array in own.items()}, file)
+        file.chmod((folder / STATE).stat().st_mode)  # as the umask has it; safetensors' is 0600
+        _flush(file)
 
 
 def _flush(path: Path) -> None:
@@ -237,11 +314,13 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
     """What the ``state.json`` in a folder says; None when this is no checkpoint, or only a link to one."""
-    if path.is_symlink() or not path.is_dir() or (path / _STATE).is_symlink() or not (path / _STATE).is_file():
+    if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:
-        facts = json.loads((path / _STATE).read_text())
-        is_ours = all(isinstance(file, str) for file in facts["files"]) and isinstance(facts["parts"], dict)
-    except (OSError, ValueError, KeyError, TypeError):
+        facts: dict[str, Any] = json.loads((path / STATE).read_text())
+        is_ours = isinstance(facts["files"], list) and isinstance(facts["parts"], dict)
+        for file in facts["files"]:
+            _arrays_in(path, file)  # raises for what is no name
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return facts if is_ours else None

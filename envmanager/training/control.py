@@ -71,16 +71,16 @@ class _Source:
 class ControlFile:
     """The control file at ``path``. ``seen``: the ``state`` of the version that was carried out already."""
 
-    def __init__(self, path: Path, behaviors: Collection[str], *, seen: Collection[int] | None = None) -> None:
+    def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
         self._behaviors = list(behaviors)
-        self._state: tuple[int, ...] | None = None if seen is None else tuple(seen)
+        self._state = seen
         self._due = 0.0
 
     @property
-    def state(self) -> list[int] | None:
+    def state(self) -> tuple[int, ...] | None:
         """Time, size and inode of the file that was carried out last, for a checkpoint; None before any."""
-        return None if self._state is None else list(self._state)
+        return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
         """Pass the file's requests to ``carry_out`` if the file was changed; look at most every ``EVERY_S`` seconds.

@@ -26,7 +26,7 @@ from envmanager.errors import UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.options import ResetConfig, Wait
-from envmanager.training.learners import Learners, LearnersChanged
+from envmanager.training.learners import Learners, LearnersChanged, LearnersState
 from envmanager.training.rounds import RoundCount, Rounds
 from envmanager.training.trainer import Trainer
 
@@ -147,18 +147,16 @@ class TrainerController:
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
 
-    def state(self) -> dict[str, Any]:
-        """Return what is frozen, and how far the round is, as plain data for a checkpoint."""
-        facts: dict[str, Any] = {"frozen": sorted(self.frozen)}
-        if self.rounds is not None:
-            facts["round"] = {"number": self._round.number, "steps": self._n_played()}
-        return facts
+    def state(self) -> LearnersState:
+        """Return what is frozen, and how far the round is, for a checkpoint."""
+        count = None if self.rounds is None else RoundCount(self._round.number, self._n_played())
+        return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
-    def restore(self, facts: Mapping[str, Any]) -> None:
+    def restore(self, state: LearnersState) -> None:
         """Restore what ``state`` returned, before the first reset. Behaviors without a trainer are ignored."""
-        frozen = self.trainers.keys() & set(facts["frozen"])
+        frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
-        self._change(frozen, RoundCount(**facts["round"]) if "round" in facts else self._round, "resumed")
+        self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")
 
     # Playing and learning.
 

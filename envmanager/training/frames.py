@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.training.states import copy_into
+
 WINDOW = 4096
 """Number of latest frames among which equal ones are shared."""
 
@@ -78,9 +80,15 @@ class FrameStacks:
             "n_frames": np.array([self._n_frames]),
         }
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what ``state`` returned. Rows added later share no frames with the restored ones."""
-        self._n_frames = arrays["n_frames"].item()
-        for ours, name in ((self._frames, "frames"), (self._numbers, "numbers"), (self._n_before, "n_before")):
-            ours[: len(arrays[name])] = arrays[name]
+    def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
+        """Restore what ``state`` returned. Rows added later share no frames with the restored ones.
+
+        Raises KeyError or ValueError for arrays of other stacks.
+        """
+        n_frames = np.zeros(1, np.int64)
+        copy_into(n_frames, arrays, "n_frames")
+        self._n_frames = n_frames.item()
+        copy_into(self._frames[: self._n_frames], arrays, "frames")
+        copy_into(self._numbers[:n_rows], arrays, "numbers")
+        copy_into(self._n_before[:n_rows], arrays, "n_before")
         self._number_of.clear()

@@ -24,7 +24,7 @@ import numpy as np
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.training.rounds import unknown_behavior
+from envmanager.training.rounds import RoundCount, unknown_behavior
 from envmanager.training.trainer import Trainer
 
 KEPT = 1000
@@ -53,6 +53,14 @@ class LearnersChanged:
         waiting = [behavior for behavior in self.unfrozen if behavior not in self.learning]
         later = f"{', '.join(waiting)} learning in a later round, " if waiting else ""
         return f"{frozen}{later}{', '.join(self.learning)} learning from agent step {self.n_steps:,} on ({self.cause})"
+
+
+@attrs.frozen(kw_only=True)
+class LearnersState:
+    """Who is frozen, and how far the round is, for a checkpoint. ``round`` is None without rounds."""
+
+    frozen: tuple[str, ...]
+    round: RoundCount | None = None
 
 
 @attrs.define

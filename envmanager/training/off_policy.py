@@ -25,11 +25,12 @@ from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.options import one_of
+from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
+from envmanager.structuring import from_plain, to_plain
 from envmanager.training.networks import CONVOLUTIONS, Encoder, pick_device, to_tensor
-from envmanager.training.replay import Replay
-from envmanager.training.return_spread import LIMIT, ReturnSpread
+from envmanager.training.replay import Replay, ReplayState
+from envmanager.training.return_spread import LIMIT, ReturnSpread, SpreadState
 from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.trainer import Arrays, Trainer
 
@@ -219,31 +220,50 @@ class OffPolicyTrainer(Trainer):
             self.encoder.learn_scale([to_tensor(leaf[places], self._device) for leaf in leaves(store.obs)])
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays, facts = learner_state(self._optimizer, model=self.model, target=self.target)
-        replay_arrays, replay_facts = self.replay.state()
-        return {**arrays, **named("replay", replay_arrays)}, {
-            **facts,
-            "version": self.version,
-            "n_steps": self._n_steps,
-            "n_since_update": self._n_since_update,
-            "n_batches": self._n_batches,
-            "n_in_scale": self._n_in_scale,
-            "return_spread": self._return_spread.state(),
-            "generator": self.policy.generator.bit_generator.state,
-            "replay": replay_facts,
-        }
+        arrays = learner_state(self._optimizer, model=self.model, target=self.target)
+        replay_arrays, replay = self.replay.state()
+        facts = _Facts(
+            version=self.version,
+            n_steps=self._n_steps,
+            n_since_update=self._n_since_update,
+            n_batches=self._n_batches,
+            n_in_scale=self._n_in_scale,
+            return_spread=self._return_spread.state(),
+            generator=dict(self.policy.generator.bit_generator.state),
+            replay=replay,
+        )
+        return {**arrays, **named("replay", replay_arrays)}, to_plain(facts)
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        self._return_spread.restore(facts.get("return_spread"))
-        load_learner(arrays, facts, self._optimizer, model=self.model, target=self.target)
-        self.replay.restore(of_part("replay", arrays), facts["replay"])
-        self.version = self.policy.version = int(facts["version"])
-        self._n_steps, self._n_since_update = int(facts["n_steps"]), int(facts["n_since_update"])
-        self._n_batches, self._n_in_scale = int(facts["n_batches"]), int(facts.get("n_in_scale", 0))
-        self.policy.generator.bit_generator.state = facts["generator"]
+        own = from_plain(_Facts, facts)
+        self._return_spread.restore(own.return_spread)
+        load_learner(arrays, self._optimizer, model=self.model, target=self.target)
+        self.replay.restore(of_part("replay", arrays), own.replay)
+        self.version = self.policy.version = own.version
+        self._n_steps, self._n_since_update = own.n_steps, own.n_since_update
+        self._n_batches, self._n_in_scale = own.n_batches, own.n_in_scale
+        self.policy.generator.bit_generator.state = own.generator
         self.collected(self._n_steps)
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards."""
         load_module(self.model, of_part("model", arrays))
-        self.version = self.policy.version = int(facts["version"])
+        self.version = self.policy.version = from_plain(_Facts, facts).version
+
+
+@attrs.frozen(kw_only=True)
+class _Facts:
+    """What a checkpoint holds beside the arrays."""
+
+    version: int = attrs.field(validator=at_least(0))
+    n_steps: int = attrs.field(validator=at_least(0))
+    n_since_update: int = attrs.field(validator=at_least(0))
+    n_batches: int = attrs.field(validator=at_least(0))
+    n_in_scale: int = attrs.field(default=0, validator=at_least(0))
+    return_spread: SpreadState | None = None
+    generator: dict[str, Any]
+    replay: ReplayState
+
+    def __attrs_post_init__(self) -> None:
+        if self.n_since_update > self.n_steps:
+            raise UsageError(f"n_since_update={self.n_since_update} is more than n_steps={self.n_steps}.")

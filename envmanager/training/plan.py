@@ -65,6 +65,24 @@ class TrainingOptions:
             raise UsageError("evaluate_every needs evaluation_episodes, the number of episodes of each evaluation.")
 
 
+def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str, Any]) -> None:
+    if not isinstance(manager.get("env"), str):
+        raise UsageError(f"manager.env should be the name of an environment, but is {manager.get('env')!r}.")
+
+
+@attrs.frozen(kw_only=True)
+class SavedPlan:
+    """The manager's options and the trainers as plain data, for a checkpoint whose policies play later.
+
+    ``manager`` is None when the environment was not given as text. ``directory`` is the working directory, to which the
+    environment's name may be relative.
+    """
+
+    manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
+    trainers: dict[str, dict[str, Any]]
+    directory: str
+
+
 @attrs.frozen
 class TrainingPlan:
     """A whole training: environments, trainers, and the folder for its files."""
@@ -103,18 +121,13 @@ class TrainingPlan:
             training = attrs.evolve(training, rounds=_rounds(tables["rounds"], trainers))
         return cls(manager, training, trainers, directory, resume, force)
 
-    def to_json(self) -> dict[str, Any] | None:
-        """Return the manager's options and the trainers as plain data, for a checkpoint whose policies play later.
-
-        Returns None when a trainer's options are objects. ``"manager"`` is None when the environment is not given as
-        text. ``directory`` is the working directory, to which the environment's name may be relative.
-        """
+    def saved(self) -> SavedPlan | None:
+        """Return what a checkpoint says of the plan; None when a trainer's options are objects."""
         try:
             told = {"manager": self._manager_as_told(), "trainers": dict(self.trainers), "directory": os.getcwd()}
-            plain: dict[str, Any] = json.loads(json.dumps(told, default=_as_plain))
+            return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
         except (TypeError, ValueError, FileNotFoundError):  # the last: the directory was deleted
             return None
-        return plain
 
     def _manager_as_told(self) -> dict[str, Any] | None:
         if not isinstance(self.manager.env, str):

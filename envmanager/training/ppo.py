@@ -22,12 +22,13 @@ from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.extras import needed_by
-from envmanager.options import one_of
+from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
+from envmanager.structuring import from_plain, to_plain
 from envmanager.training.actions import ActionHeads
 from envmanager.training.masks import ActionMask
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
-from envmanager.training.return_spread import ReturnSpread
+from envmanager.training.return_spread import ReturnSpread, SpreadState
 from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
@@ -287,27 +288,33 @@ class PPO(Trainer):
         return {name: figure.detach() for name, figure in figures.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        learned, facts = learner_state(self._optimizer, model=self.model)
+        learned = learner_state(self._optimizer, model=self.model)
         rollout = named("rollout", self._store.state())
         arrays = {**learned, **rollout, "generator": self._generator.get_state().numpy()}
-        own = {
-            "version": self.version,
-            "n_in_rollout": self._n_in_rollout,
-            "return_spread": self._return_spread.state(),
-        }
-        return arrays, {**facts, **own}
+        spread = self._return_spread.state()
+        return arrays, to_plain(_Facts(version=self.version, n_in_rollout=self._n_in_rollout, return_spread=spread))
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        self._return_spread.restore(facts.get("return_spread"))
-        load_learner(arrays, facts, self._optimizer, model=self.model)
+        own = from_plain(_Facts, facts)
+        self._return_spread.restore(own.return_spread)
+        load_learner(arrays, self._optimizer, model=self.model)
         self._store.restore(of_part("rollout", arrays))
-        self._n_in_rollout = int(facts["n_in_rollout"])
+        self._n_in_rollout = own.n_in_rollout
         self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
-        self.version = self.policy.version = int(facts["version"])
+        self.version = self.policy.version = own.version
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         load_module(self.model, of_part("model", arrays))
-        self.version = self.policy.version = int(facts["version"])
+        self.version = self.policy.version = from_plain(_Facts, facts).version
+
+
+@attrs.frozen(kw_only=True)
+class _Facts:
+    """What a checkpoint holds beside the arrays."""
+
+    version: int = attrs.field(validator=at_least(0))
+    n_in_rollout: int = attrs.field(validator=at_least(0))
+    return_spread: SpreadState | None = None
 
 
 @attrs.frozen

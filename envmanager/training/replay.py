@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import Tree, leaves
+from envmanager.errors import UsageError
+from envmanager.training.states import copy_into
 from envmanager.training.store import NOWHERE, StepStore
 
 
@@ -152,21 +156,36 @@ class Replay:
             goes_on &= store.acted[after] & (store.terminated[after] | (store.successor[after] != NOWHERE))
         return total, at, discount
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return arrays and plain data for a checkpoint."""
+    def state(self) -> tuple[dict[str, np.ndarray], ReplayState]:
+        """Return the state for a checkpoint: arrays by name, and the rest."""
         arrays = dict(self.store.state())
         if self._tree is not None:
             arrays["priorities"] = self._tree.values(np.arange(min(self.store.n_rows, self.store.capacity)))
-        return arrays, {"generator": self._generator.bit_generator.state, "highest": self._highest}
+        return arrays, ReplayState(generator=dict(self._generator.bit_generator.state), highest=self._highest)
 
-    def restore(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+    def restore(self, arrays: Mapping[str, np.ndarray], state: ReplayState) -> None:
+        """Restore what ``state`` returned. Raises KeyError, TypeError or ValueError for the state of another replay."""
         self.store.restore(arrays)
-        self._generator.bit_generator.state = facts["generator"]
-        self._highest = float(facts["highest"])
-        if self._tree is not None:
-            priorities = arrays["priorities"]
+        self._generator.bit_generator.state = state.generator
+        self._highest = state.highest
+        if self._tree is not None and self.store.n_rows:
+            priorities = np.zeros(min(self.store.n_rows, self.store.capacity))
+            copy_into(priorities, arrays, "priorities")
+            if not (np.isfinite(priorities) & (priorities >= 0)).all():
+                raise ValueError("priorities should be numbers from 0 up")
             self._tree.set(np.arange(len(priorities)), priorities)
+
+
+@attrs.frozen(kw_only=True)
+class ReplayState:
+    """What a checkpoint holds of a replay beside its arrays."""
+
+    generator: dict[str, Any]
+    highest: float
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.highest < math.inf:
+            raise UsageError(f"highest should be a number above 0, but is {self.highest!r}.")
 
 
 class SumTree:

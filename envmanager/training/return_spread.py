@@ -11,17 +11,30 @@ of the environments. So it makes no difference which agents' steps came together
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, StepInfo
+from envmanager.errors import UsageError
 
 LIMIT = 10.0
 """Bound of normalized rewards, which are clipped to between minus this and this, as in VecNormalize of SB3."""
 _EPSILON = 1e-8
+
+
+@attrs.frozen(kw_only=True)
+class SpreadState:
+    """What a checkpoint holds of a ReturnSpread."""
+
+    count: float
+    mean: float
+    variance: float
+
+    def __attrs_post_init__(self) -> None:
+        if not (0 < self.count < math.inf and abs(self.mean) < math.inf and 0 <= self.variance < math.inf):
+            raise UsageError(f"count, mean and variance cannot be {self.count!r}, {self.mean!r}, {self.variance!r}.")
 
 
 @attrs.define
@@ -95,14 +108,16 @@ class ReturnSpread:
         self.variance = spread / total
         self.count = total
 
-    def state(self) -> dict[str, float] | None:
+    def state(self) -> SpreadState | None:
         """Return the state for a checkpoint, without running returns: a resumed training resets the environments."""
-        return {"count": self.count, "mean": self.mean, "variance": self.variance} if self.enabled else None
+        if not self.enabled:
+            return None
+        return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
-    def restore(self, facts: Mapping[str, float] | None) -> None:
+    def restore(self, state: SpreadState | None) -> None:
         """Restore what ``state`` returned. Raises ValueError if normalization was on and is off now, or reverse."""
-        if (facts is not None) != self.enabled:
-            raise ValueError(f"it was written with normalize_rewards={str(facts is not None).lower()}")
-        if facts is not None:
-            self.count, self.mean, self.variance = facts["count"], facts["mean"], facts["variance"]
+        if (state is not None) != self.enabled:
+            raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
+        if state is not None:
+            self.count, self.mean, self.variance = state.count, state.mean, state.variance
         self._returns.clear()

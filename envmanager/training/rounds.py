@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
+from envmanager.options import at_least
 
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
 
@@ -87,8 +88,8 @@ class Rounds:
 class RoundCount:
     """Progress of a round. ``steps``: environment steps of the round played before the training was resumed."""
 
-    number: int = 1
-    steps: int = 0
+    number: int = attrs.field(default=1, validator=at_least(1))
+    steps: int = attrs.field(default=0, validator=at_least(0))
     _steps_of: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, worker_id: int) -> None:

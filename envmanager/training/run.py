@@ -14,14 +14,12 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from envmanager.data.plain_specs import plain_spec
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
 from envmanager.extras import needed_by
@@ -32,6 +30,7 @@ from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
 from envmanager.training import checkpoints, generators, records, resolving, run_folder, run_lock
+from envmanager.training.checkpoints import Checkpoint, TrainingState
 from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
@@ -43,7 +42,7 @@ from envmanager.training.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, Tra
 from envmanager.training.result import TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
-from envmanager.training.trainers import PART, check_tables, make_trainer, restore, table_for
+from envmanager.training.trainers import check_tables, make_trainer, restore, table_for
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -89,7 +88,7 @@ class TrainingRun:
         """How many steps the training that this one goes on with had taken."""
         # In every checkpoint, also of a training that goes on with this one.
         self._id: str = secrets.token_hex(8)
-        self._plan = plan.to_json()
+        self._plan = plan.saved()
         self._report = report
         self._stops = False
         self._saved: Path | None = None
@@ -102,7 +101,7 @@ class TrainingRun:
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
         # Who was frozen and who learned again because somebody asked for it, also before this one went on: for plots.
-        self._changes: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
+        self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
         """Save and leave after the step that is being taken."""
@@ -125,9 +124,7 @@ class TrainingRun:
         metrics.require(training.metrics)
         if self.plan.resume:
             resolving.check_resumed(self.plan)
-            n_steps = int(
-                checkpoints.load_latest(self.plan.checkpoints, lazily=True).facts["parts"]["controller"]["n_steps"]
-            )
+            n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         with run_lock.held(directory):
@@ -247,7 +244,7 @@ class TrainingRun:
     def _changed(self, change: LearnersChanged) -> None:
         assert self.controller is not None
         if not change.is_round:
-            self._changes.append(attrs.asdict(change))
+            self._changes.append(change)
         self._figures.changed(self.controller, change)
         self._report.changed(self, change)
 
@@ -310,54 +307,54 @@ class TrainingRun:
     # Checkpoints.
 
     def _save(self, controller: TrainerController) -> None:
-        states = {PART.format(behavior): trainer.state() for behavior, trainer in self.trainers.items()}
-        facts = {
-            "n_steps": controller.n_steps,
-            "recent_episodes": list(controller.episodes.recent)[-RECENT:],
-            "learners": controller.state(),
-            "frozen_in_config": sorted(self._frozen_in_config),
-            "changes": list(self._changes),
-            "control": None if self._control is None else self._control.state,
-            "plan": self._plan,
-            "specs": self._specs(),
-        }
-        states["controller"] = (generators.states(), facts)
-        checkpoint = checkpoints.facts_and_arrays(states, run=self._id)
-        keep = self.plan.training.keep
-        self._saved = checkpoints.save(self.plan.checkpoints, controller.n_steps, checkpoint, keep=keep)
+        assert self.manager is not None
+        training = TrainingState(
+            n_steps=controller.n_steps,
+            recent_episodes=tuple(controller.episodes.recent)[-RECENT:],
+            learners=controller.state(),
+            frozen_in_config=tuple(sorted(self._frozen_in_config)),
+            changes=tuple(self._changes),
+            control=None if self._control is None else self._control.state,
+            plan=self._plan,
+            specs={behavior: self.manager.behavior_specs[behavior] for behavior in self.trainers},
+        )
+        checkpoint = Checkpoint(
+            run=self._id,
+            training=training,
+            trainers={behavior: trainer.state() for behavior, trainer in self.trainers.items()},
+            generators=generators.states(),
+        )
+        self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
         self._saved_at = controller.n_steps
         self._figures.saved(controller)
         self._report.saved(self._saved)
-
-    def _specs(self) -> dict[str, Any]:
-        """What the agents see and do, so that a policy can act where there is no environment."""
-        assert self.manager is not None
-        return {behavior: plain_spec(self.manager.behavior_specs[behavior]) for behavior in self.trainers}
 
     def _restore(self, controller: TrainerController, changes: list[str]) -> None:
         advice = "Resume with the config it was written with."
         if changes:
             advice = f"{advice} Since then {', '.join(changes)}."
-        checkpoint = checkpoints.load_latest(self.plan.checkpoints)
+        path = checkpoints.latest(self.plan.checkpoints)
+        checkpoint = checkpoints.load(path)
         assert self.manager is not None
         for behavior, trainer in self.trainers.items():
-            restore(trainer, self.manager.behavior_specs[behavior], checkpoint, self.plan.checkpoints, advice)
-        facts = checkpoint.facts["parts"]["controller"]
-        controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = int(facts["n_steps"])
-        controller.episodes.recent.extend(Episode(*each) for each in facts.get("recent_episodes", ()))
-        self._restore_learners(controller, facts)
-        self._id = checkpoint.facts.get("run") or self._id
+            restore(trainer, self.manager.behavior_specs[behavior], checkpoint, path, advice)
+        training = checkpoint.training
+        controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
+        controller.episodes.recent.extend(training.recent_episodes)
+        with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
+            self._restore_learners(controller, training)
+            generators.restore(checkpoint.generators)
+        self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
-        generators.restore(checkpoint.arrays["controller"])
         if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
-    def _restore_learners(self, controller: TrainerController, facts: Mapping[str, Any]) -> None:
+    def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
         """As they were saved; but who is frozen in the config since then, or is not any more, is as it says now."""
-        if "learners" not in facts:  # a checkpoint from before trainers could be frozen while they train
+        if training.learners is None:
             return
-        differs = self._frozen_in_config ^ set(facts["frozen_in_config"])
-        frozen = (set(facts["learners"]["frozen"]) - differs) | (self._frozen_in_config & differs)
-        controller.restore({**facts["learners"], "frozen": sorted(frozen)})
-        self._changes = deque(facts.get("changes", ()), maxlen=KEPT)  # that it goes on as it was is no change
-        self._control = ControlFile(self.plan.control, self.trainers, seen=facts["control"])
+        differs = self._frozen_in_config ^ set(training.frozen_in_config)
+        frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
+        controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
+        self._changes = deque(training.changes, maxlen=KEPT)  # that it goes on as it was is no change
+        self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)

@@ -20,7 +20,6 @@ import attrs
 import numpy as np
 
 from envmanager.data.fitting import cast_without_loss
-from envmanager.data.plain_specs import spec_from_plain
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
@@ -29,10 +28,10 @@ from envmanager.options import ManagerOptions
 from envmanager.policy import Policy
 from envmanager.registry import structure
 from envmanager.training import checkpoints
-from envmanager.training.checkpoints import BEST, LATEST, Checkpoint
-from envmanager.training.plan import CHECKPOINTS, CONTROL
+from envmanager.training.checkpoints import BEST, LATEST, STATE, Checkpoint, pointed_at, restoring
+from envmanager.training.plan import CHECKPOINTS, CONTROL, SavedPlan
 from envmanager.training.rounds import unknown_behavior
-from envmanager.training.trainers import PART, make_trainer, restore, table_for
+from envmanager.training.trainers import make_trainer, restore, table_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,28 +124,33 @@ class SavedTraining:
     @property
     def n_steps(self) -> int:
         """How many steps the training had taken."""
-        return int(self.checkpoint.facts["parts"]["controller"]["n_steps"])
+        return self.checkpoint.training.n_steps
 
     @property
     def behaviors(self) -> list[str]:
         """Those that have a policy."""
-        prefix = PART.format("")
-        return [part[len(prefix) :] for part in self.checkpoint.facts["parts"] if part.startswith(prefix)]
+        return list(self.checkpoint.trainers)
+
+    @property
+    def plan(self) -> SavedPlan:
+        """What played and who learned. Raises UsageError when the checkpoint does not say."""
+        plan = self.checkpoint.training.plan
+        if plan is None:
+            raise UsageError(
+                f"the checkpoint in {self.path} does not say what it plays: it is of an earlier version of this "
+                "library, or options of its trainers were given as objects. Train on with --resume, or from a config."
+            )
+        return plan
 
     def spec(self, behavior: str) -> BehaviorSpec:
         """What its agents saw and did. Raises UsageError when the checkpoint does not say."""
-        told = self.checkpoint.facts["parts"]["controller"].get("specs")
-        if told is None:
+        spec = self.checkpoint.training.specs.get(behavior)
+        if spec is None:
             raise UsageError(
                 f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version "
                 "of this library. Train on with --resume, if only for a step: the next checkpoint says it."
             )
-        try:
-            return spec_from_plain(told[behavior])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"the checkpoint in {self.path} cannot be read: its specs are damaged ({error!r})."
-            ) from error
+        return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """That of a behavior, or of the only one. Raises UsageError."""
@@ -167,69 +171,52 @@ class SavedTraining:
 
         Raises UsageError where the checkpoint does not say which environment that was, and none is given.
         """
-        plan = plan_in(self.checkpoint, self.path)
-        told = dict(plan["manager"] or {}) if env is not None else dict(manager_in(self.checkpoint, self.path))
-        directory = Path(plan["directory"])
-        told["env"] = name_from_here(told["env"], directory) if env is None else env
-        if kind is not None:
-            told["kind"] = kind
-        binary = (told.get("engine") or {}).get("binary")
-        if binary is not None:
-            told["engine"] = {**told["engine"], "binary": name_from_here(binary, directory)}
-        options = structure(ManagerOptions, told, where="manager")
+        saved = self.plan.manager
+        if saved is None and env is None:
+            raise UsageError(
+                f"the checkpoint in {self.path} does not say what it plays: its environment was given as an object or "
+                "a function, not as text."
+            )
+        chosen = {name: value for name, value in (("env", env), ("kind", kind)) if value is not None}
+        where = f"{self.path / STATE}: parts.controller.plan.manager"
+        options = structure(ManagerOptions, {**(saved or {}), **chosen}, where=where)
+        if env is None:
+            options = attrs.evolve(options, env=self._from_here(options.env))
+        if options.engine is not None and isinstance(options.engine.get("binary"), str):
+            binary = self._from_here(options.engine["binary"])
+            options = attrs.evolve(options, engine={**options.engine, "binary": binary})
         return options if n_envs is None else with_n_envs(options, n_envs)
+
+    def _from_here(self, name: str) -> str:
+        """A relative path means what it did where the training ran."""
+        there = os.path.join(self.plan.directory, name)
+        return there if os.path.exists(there) else name
 
     def _chosen(self, behavior: str | None) -> str:
         known = self.behaviors
         if behavior is None and len(known) == 1:
             return known[0]
-        if behavior is None:
+        if behavior is None and known:
             names = ", ".join(map(repr, known))
             raise UsageError(
                 f"the training in {self.path} has several behaviors: say which one (behavior=…) of {names}."
             )
         if behavior not in known:
-            raise UsageError(f"there is no policy of {unknown_behavior(behavior, known)}")
+            raise UsageError(f"the training in {self.path} has no policy of {unknown_behavior(behavior, known)}")
         return behavior
 
     def _policy(self, behavior: str, spec: BehaviorSpec, device: str) -> SavedPolicy:
-        table = table_for(behavior, plan_in(self.checkpoint, self.path)["trainers"])
-        alone = {name: value for name, value in table.items() if name != "apart"}
-        trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
+        tables = self.plan.trainers
+        with restoring(f"the policy of {behavior!r} cannot be made from the checkpoint in {self.path}"):
+            table = table_for(behavior, tables)
+            alone = {name: value for name, value in table.items() if name != "apart"}
+            trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
         try:
             advice = "Does the environment still have the observations and actions of then?"
             restore(trainer, spec, self.checkpoint, self.path, advice, to_act=True)
             return SavedPolicy(behavior, spec, trainer, self.n_steps)
         finally:
             trainer.close()
-
-
-def plan_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
-    """What plays and who learns, as ``TrainingPlan.to_json`` has it. Raises UsageError where it is not told."""
-    told: dict[str, Any] | None = checkpoint.facts["parts"]["controller"].get("plan")
-    if told is None:
-        raise UsageError(
-            f"the checkpoint in {where} does not say what it plays: it is of an earlier version of this library, or "
-            "options of its trainers were given as objects. Train on with --resume, or from a config."
-        )
-    return told
-
-
-def manager_in(checkpoint: Checkpoint, where: Path) -> dict[str, Any]:
-    """The options of its manager. Raises UsageError where they are not told."""
-    told: dict[str, Any] | None = plan_in(checkpoint, where)["manager"]
-    if told is None:
-        raise UsageError(
-            f"the checkpoint in {where} does not say what it plays: its environment was given as an object or a "
-            "function, not as text."
-        )
-    return told
-
-
-def name_from_here(env: str, directory: Path) -> str:
-    """A relative path means what it did where the training ran."""
-    there = directory / env
-    return str(there) if there.exists() else env
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
@@ -242,9 +229,9 @@ def find(path: Path, checkpoint: str | int = LATEST) -> Path:
         return path
     directory = _directory_in(path)
     if checkpoint == LATEST:
-        return _pointed_at(directory / LATEST)
+        return pointed_at(directory / LATEST)
     if checkpoint == BEST and os.path.lexists(directory / BEST):
-        return _pointed_at(directory / BEST)
+        return pointed_at(directory / BEST)
     there = checkpoints.written(directory)
     found = _named(str(checkpoint), there)
     if found is None:
@@ -262,15 +249,6 @@ def _directory_in(path: Path) -> Path:
         f"there is no checkpoint in {path}: name the folder that `envmanager train` writes to, such as runs/NAME. A "
         f"training writes one at its end, every training.checkpoint_every steps, and when {CONTROL} says so."
     )
-
-
-def _pointed_at(pointer: Path) -> Path:
-    """The checkpoint that the first line of a file names, or a link leads to."""
-    try:
-        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{pointer} cannot be read: {error}.") from error
-    return pointer.parent / Path(name).name
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:

@@ -6,10 +6,10 @@ The rule: ``load_learner`` takes what ``learner_state`` returns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import describe_value
 from envmanager.extras import needed_by
 
 with needed_by("envmanager.training", extra="torch"):
@@ -30,27 +30,27 @@ def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
-def learner_state(
-    optimizer: torch.optim.Optimizer, **modules: nn.Module
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return weights and optimizer as arrays by name (``"model.…"``, ``"optimizer.…"``), the rest as JSON data."""
-    tensors, facts = optimizer_state(optimizer)
-    arrays = named("optimizer", tensors)
+def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
+    """Return weights and the optimizer's tensors as arrays by name: ``"model.…"``, ``"optimizer.…"``."""
+    arrays = named("optimizer", optimizer_state(optimizer))
     for name, module in modules.items():
         arrays |= named(name, arrays_of_module(module))
-    return arrays, {"optimizer": facts}
+    return arrays
 
 
-def load_learner(
-    arrays: Mapping[str, np.ndarray],
-    facts: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer,
-    **modules: nn.Module,
-) -> None:
-    """Load what ``learner_state`` returned; other arrays and facts are ignored. Raises what ``load_module`` does."""
+def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
+    """Load what ``learner_state`` returned; other arrays are ignored. Raises what ``load_module`` does."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
-    load_optimizer(optimizer, of_part("optimizer", arrays), facts["optimizer"])
+    load_optimizer(optimizer, of_part("optimizer", arrays))
+
+
+def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
+    """Copy ``arrays[name]`` over ``place``. Raises ValueError for another shape or kind of numbers, else KeyError."""
+    array = arrays[name]
+    if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
+        raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")
+    place[...] = array
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
@@ -66,33 +66,32 @@ def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3), and the rest as JSON data."""
-    state = optimizer.state_dict()
-    arrays = {
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
+    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3). The rest are options."""
+    return {
         f"{number}.{name}": value.detach().cpu().numpy()
-        for number, own in state["state"].items()
+        for number, own in optimizer.state_dict()["state"].items()
         for name, value in own.items()
         if isinstance(value, Tensor)
     }
-    groups = [
-        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if name != "params"}
-        for group in state["param_groups"]
-    ]
-    return arrays, {"param_groups": groups}
 
 
-def load_optimizer(
-    optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]
-) -> None:
-    """Load what ``optimizer_state`` returned."""
+def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
+    """Load what ``optimizer_state`` returned. Raises ValueError or IndexError for arrays of other parameters.
+
+    PyTorch does not compare their shapes, and its fused step then writes beyond the end of the smaller one.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
         number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
-    groups = optimizer.state_dict()["param_groups"]
-    merged = [{**group, **saved} for group, saved in zip(groups, facts["param_groups"], strict=True)]
-    optimizer.load_state_dict({"state": state, "param_groups": merged})
+        shape = () if key == "step" else tuple(parameters[int(number)].shape)
+        if (array.shape or (1,)) != (shape or (1,)):  # files hold one number as an array of one
+            raise ValueError(f"optimizer.{name} should have the shape {list(shape)}, but is {describe_value(array)}")
+        state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array)).reshape(shape)
+    if len({frozenset(own) for own in state.values()}) > 1:
+        raise ValueError("some of the optimizer's arrays are missing")
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, zeros
+from envmanager.data.specs import ArraySpec, describe_value, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 from envmanager.errors import UsageError
 from envmanager.training.frames import FrameStacks
-from envmanager.training.states import named, of_part
+from envmanager.training.states import copy_into, named, of_part
 
 NOWHERE = -1
 _IMAGE_AXES = 3
@@ -221,23 +221,39 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what ``state`` returned, with no row open: a resumed training resets the environments."""
-        n_rows, n_acted, first, *capacity = arrays["counts"].tolist()
-        if self._grows and capacity and capacity[0] != self.capacity:
-            self._grow(capacity[0])
+        """Restore what ``state`` returned, with no row open: a resumed training resets the environments.
+
+        Raises KeyError or ValueError for arrays of another store.
+        """
+        n_rows, n_acted, first, capacity = self._counts(arrays["counts"])
+        if self._grows and capacity != self.capacity:
+            self._grow(capacity)
         n = min(n_rows, self.capacity)
         for index, leaf in enumerate(leaves(self.obs)):
             own = of_part(f"obs.{index}", arrays)
             if isinstance(leaf, FrameStacks):
-                leaf.restore(own)
+                leaf.restore(own, n)
             else:
-                leaf[:n] = own["rows"]
+                copy_into(leaf[:n], own, "rows")
         for name, column in self.columns.items():
-            column[:n] = arrays[f"column.{name}"]
+            copy_into(column[:n], arrays, f"column.{name}")
         for name in ("reward", "terminated", "acted", "successor"):
-            getattr(self, name)[:n] = arrays[name]
+            copy_into(getattr(self, name)[:n], arrays, name)
         self.n_rows, self.n_acted, self._first = n_rows, n_acted, first
         self.abandon_all()
+        rows = np.arange(self.first, n_rows)
+        after = self.successor[self.places(rows)]
+        if not ((after == NOWHERE) | ((after > rows) & (after < n_rows))).all():
+            raise ValueError("successor names rows that are not there")
+
+    def _counts(self, counts: np.ndarray) -> list[int]:
+        """Return ``n_rows``, ``n_acted``, ``first`` and the capacity, which older checkpoints do not have."""
+        told = [*counts.tolist(), self.capacity][:4] if counts.shape in ((3,), (4,)) else []
+        if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
+            raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")
+        if self._grows and told[3] < max(1, told[0] - told[2]):
+            raise ValueError(f"counts tell of {told[0] - told[2]} rows in a store for {told[3]}")
+        return told
 
 
 def _with_stacks(observation: Tree, capacity: int) -> Tree:

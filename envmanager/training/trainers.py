@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envmanager.data.plain_specs import plain_spec, spec_from_plain
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.plugins import Plugins
 from envmanager.structuring import nearest, structure
 from envmanager.training.apart import LEARNER_TIMEOUT_S, Apart
-from envmanager.training.checkpoints import Checkpoint
+from envmanager.training.checkpoints import Checkpoint, restoring
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.plan import ANY_BEHAVIOR
 from envmanager.training.ppo import PPO, PPOOptions
@@ -23,8 +22,6 @@ from envmanager.training.trainer import Trainer, require_can_learn_apart
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "trainer")
-PART = "trainer-{}"
-"""What a behavior's trainer is called in a checkpoint."""
 
 MakeTrainer = Callable[..., Trainer]
 """``make(behavior, spec, options, seed=…, device=…)``, where ``options`` is the config's table without ``kind``."""
@@ -116,26 +113,14 @@ def restore(
 
     ``spec``: what its agents see and do now. ``to_act``: only its greedy policy is wanted.
     """
-    name = PART.format(trainer.behavior)
-    if name not in checkpoint.arrays:
-        raise UsageError(f"the checkpoint in {where} has no behavior {trainer.behavior!r}.")
+    behavior = trainer.behavior
+    if behavior not in checkpoint.trainers:
+        raise UsageError(f"the checkpoint in {where} has no behavior {behavior!r}.")
+    before = checkpoint.training.specs.get(behavior, spec)
+    why = "" if before == spec else f"it was trained with {before}; now there is {spec}"
     take = trainer.restore_policy if to_act else trainer.restore
-    try:
-        take(checkpoint.arrays[name], checkpoint.facts["parts"][name])
-    except (KeyError, RuntimeError, ValueError) as error:
-        said = _difference(checkpoint, trainer.behavior, spec) if isinstance(error, RuntimeError) else ""  # PyTorch's
-        said = said or " ".join(str(error).split()).removesuffix(".")
-        raise UsageError(
-            f"the checkpoint in {where} does not fit the trainer of {trainer.behavior!r}: {said}. {advice}"
-        ) from error
-
-
-def _difference(checkpoint: Checkpoint, behavior: str, spec: BehaviorSpec) -> str:
-    """How what agents see and do has changed since the checkpoint, if it has and that is known."""
-    told = checkpoint.facts["parts"].get("controller", {}).get("specs", {}).get(behavior)
-    if told is None or told == plain_spec(spec):
-        return ""
-    return f"it was trained with {spec_from_plain(told)}; now there is {spec}"
+    with restoring(f"the checkpoint in {where} does not fit the trainer of {behavior!r}", advice=advice, why=why):
+        take(*checkpoint.trainers[behavior])
 
 
 def known_kinds() -> list[str]:

@@ -25,8 +25,7 @@ from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions, RestartPolicy, Wait
 from envmanager.registry import make_manager
 from envmanager.training import checkpoints
-from envmanager.training.checkpoints import Checkpoint
-from envmanager.training.saved import SavedTraining, find, manager_in, name_from_here, plan_in
+from envmanager.training.saved import SavedTraining, find
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -82,7 +81,7 @@ class Watching:
     def go(self) -> None:
         """Play until the end. Raises UsageError when there is nothing to play, and the errors of the engine."""
         saved = self._source.first()
-        options = manager_options(saved.checkpoint, self._plan)
+        options = manager_options(saved, self._plan)
         self._game = str(options.env)
         torch.set_num_threads(1)  # the engine and the training need the other cores
         with make_manager(options) as manager:
@@ -166,30 +165,27 @@ class Source:
         return saved
 
 
-def manager_options(checkpoint: Checkpoint, plan: WatchPlan) -> ManagerOptions:
+def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
     """Return options of one engine with the training's game, in real time. Raises UsageError if it is no Godot game."""
-    of_manager = manager_in(checkpoint, plan.directory)
-    if of_manager["kind"] != "godot":
+    options = saved.manager_options()
+    if options.kind != "godot":
         raise UsageError(
-            f"the training in {plan.directory} plays {of_manager['env']!r} with the manager {of_manager['kind']!r}, "
-            "which is no Godot game: there is nothing to watch."
+            f"the training in {plan.directory} plays {options.env!r} with the manager {options.kind!r}, which is no "
+            "Godot game: there is nothing to watch."
         )
     engine = {
-        **(of_manager["engine"] or {}),
+        **(options.engine or {}),
         "window": not plan.headless,
         "speed": "realtime",
         "shown": plan.shown,
         "pin": False,  # otherwise it would share a core with the training's first engine
         "attach": None,
     }
-    directory = Path(plan_in(checkpoint, plan.directory)["directory"])
     if plan.binary is not None:
         engine["binary"] = plan.binary
-    elif engine.get("binary") is not None:
-        engine["binary"] = name_from_here(engine["binary"], directory)
     return ManagerOptions(
         kind="godot",
-        env=name_from_here(of_manager["env"], directory),
+        env=options.env,
         n_envs=plan.shown,
         wait=Wait.all(),
         restarts=RestartPolicy(max_restarts=0),

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 from envmanager import UsageError, make_manager
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, watching
+from envmanager.training.plan import SavedPlan
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
 from envmanager.training.watching import Source, Watching, WatchPlan, manager_options
@@ -175,8 +176,7 @@ def test_a_newer_checkpoint_that_cannot_be_read_is_told_and_the_one_before_plays
 
 
 def test_it_plays_greedily_what_was_trained(one_run: Path) -> None:
-    checkpoint = checkpoints.load_latest(one_run / "checkpoints")
-    options = manager_options(checkpoint, WatchPlan(directory=one_run, shown=5))
+    options = manager_options(SavedTraining.open(one_run), WatchPlan(directory=one_run, shown=5))
 
     assert (options.kind, options.env, options.n_envs) == ("godot", "demo:rolling_ball", 5)
     assert options.engine is not None
@@ -223,10 +223,11 @@ def test_a_relative_path_means_what_it_did_where_the_training_ran(
         "trainers": {},
         "directory": str(tmp_path),
     }
-    checkpoint = checkpoints.Checkpoint({"parts": {"controller": {"plan": told}}}, {})
+    training = checkpoints.TrainingState(n_steps=1, plan=SavedPlan(**told))
     monkeypatch.chdir("/")
 
-    options = manager_options(checkpoint, WatchPlan(directory=tmp_path))
+    saved = SavedTraining(tmp_path, checkpoints.Checkpoint(training=training))
+    options = manager_options(saved, WatchPlan(directory=tmp_path))
 
     assert options.env == str(tmp_path / "my_game")
     assert options.engine is not None
@@ -287,7 +288,7 @@ def test_a_training_whose_directory_was_deleted_is_saved_all_the_same(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     plan = TrainingPlan.parse({"manager": CARTPOLE, "trainers": {"*": PPO}}, tmp_path)
-    assert plan.to_json() is None
+    assert plan.saved() is None
 
 
 def test_policies_that_do_not_fit_the_game_are_refused(tmp_path: Path) -> None:

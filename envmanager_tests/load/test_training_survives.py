@@ -74,7 +74,7 @@ def test_a_training_killed_and_resumed_ends_as_well(seed: int, tmp_path: Path) -
         next(line for line in process.stdout if line.startswith("checkpoint") and int(line.rsplit("/", 1)[1]) > 25_000)
         process.kill()
         process.stdout.read()
-    killed_at = checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"]
+    killed_at = checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps
     resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr
     evaluation = next(line for line in resumed.stdout.splitlines() if line.startswith("evaluation"))

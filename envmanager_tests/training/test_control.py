@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ pytest.importorskip("torch")
 from envmanager import UsageError
 from envmanager.training import checkpoints
 from envmanager.training.control import EVERY_S, LARGEST, Control, ControlFile
+from envmanager.training.learners import LearnersState
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
 
@@ -274,36 +276,29 @@ def test_who_was_frozen_still_is_when_a_training_is_resumed_and_the_file_is_not_
     assert again.changes == [("resumed", ("hero",), 0), ("control.toml", ("target",), 3)]
     assert len(again.saves) == 1, "at the end"
     assert len({target for _, target in again.versions[:3]}) == 1
-    told = checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["changes"]
-    assert [(change["cause"], change["frozen"]) for change in told] == [
-        ("control.toml", ["target"]),
-        ("control.toml", ["hero"]),
+    told = checkpoints.load_latest(tmp_path / "checkpoints").training.changes
+    assert [(change.cause, change.frozen) for change in told] == [
+        ("control.toml", ("target",)),
+        ("control.toml", ("hero",)),
     ], "all of the training, without that it went on"
 
 
 def test_what_has_changed_in_the_config_since_a_checkpoint_holds(tmp_path: Path) -> None:
     TrainingRun(TrainingPlan.parse(tables_of(steps=200, frozen=True), tmp_path), Silent()).go()
-    facts = checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]
-    assert facts["learners"] == {"frozen": ["target"]}
+    saved = checkpoints.load_latest(tmp_path / "checkpoints").training
+    assert saved.learners == LearnersState(frozen=("target",))
     again = TrainingRun(TrainingPlan.parse(tables_of(steps=600), tmp_path, resume=True), Silent())
     again.go()
     assert again.trainers["target"].version > 0
 
 
-def test_a_checkpoint_from_before_trainers_could_be_frozen_is_resumed_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep = checkpoints.facts_and_arrays
-
-    def older(states: Any, *, run: Any) -> Any:
-        _, facts = states["controller"]
-        for name in ("learners", "frozen_in_config", "control"):
-            del facts[name]
-        return keep(states, run=run)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "facts_and_arrays", older)
-        TrainingRun(TrainingPlan.parse(tables_of(steps=200, frozen=True), tmp_path), Silent()).go()
+def test_a_checkpoint_from_before_trainers_could_be_frozen_is_resumed_from(tmp_path: Path) -> None:
+    TrainingRun(TrainingPlan.parse(tables_of(steps=200, frozen=True), tmp_path), Silent()).go()
+    state = checkpoints.latest(tmp_path / "checkpoints") / "state.json"
+    facts = json.loads(state.read_text())
+    for name in ("learners", "frozen_in_config", "control"):
+        del facts["parts"]["controller"][name]
+    state.write_text(json.dumps(facts))
     again = TrainingRun(TrainingPlan.parse(tables_of(steps=400, frozen=True), tmp_path, resume=True), Silent())
     again.go()
     assert again.controller is not None

@@ -168,7 +168,7 @@ def test_the_best_is_kept_whatever_comes_after_it(tmp_path: Path, brings: Any) -
     best = find(tmp_path, "best")
     assert best.name == "000000000128"
     assert checkpoints.best_mean(tmp_path / "checkpoints", run._id) == 5.0
-    assert checkpoints.load(best).facts["parts"]["controller"]["n_steps"] == 128
+    assert checkpoints.load(best).training.n_steps == 128
     there = [path.name for path in checkpoints.written(tmp_path / "checkpoints")]
     assert there == ["000000000128", "000000000576", "000000000640"]
 
@@ -240,8 +240,8 @@ def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
     with pytest.raises(OSError, match="No space"):
         run.go()
 
-    assert checkpoints.load(find(tmp_path, "best")).facts["parts"]["controller"]["n_steps"] == 64
-    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 128
+    assert checkpoints.load(find(tmp_path, "best")).training.n_steps == 64
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 128
 
 
 # When, and with what.
@@ -266,7 +266,7 @@ def test_a_training_that_is_stopped_while_it_is_evaluated_does_not_wait(tmp_path
         result = run.go()
     assert (result.ended, result.evaluation, report.evaluations) == ("stopped", None, [])
     assert len(asked) == 20
-    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == result.n_steps
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == result.n_steps
 
 
 def test_a_person_who_does_not_want_to_wait_for_the_last_evaluation_has_a_whole_training(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_restored_it_holds_the_same_and_goes_on() -> None:
     stacks, rows = FrameStacks(SHAPE, np.uint8, 20), episode(50, seed=3)
     write(stacks, rows[:30], 0, 20)
     again = FrameStacks(SHAPE, np.uint8, 20)
-    again.restore({name: array.copy() for name, array in stacks.state(20).items()})
+    again.restore({name: array.copy() for name, array in stacks.state(20).items()}, 20)
     write(again, rows[30:35], 30, 20)
     held = np.arange(again.first_whole(15, 35), 35)
     np.testing.assert_array_equal(again[held % 20], rows[held])

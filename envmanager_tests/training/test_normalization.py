@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 from envmanager import AgentSteps, SimpleEnvManager, UsageError
 from envmanager.data.specs import BehaviorSpec
 from envmanager.training import checkpoints
-from envmanager.training.checkpoints import Checkpoint
+from envmanager.training.checkpoints import Checkpoint, TrainingState
 from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.ppo import PPO, PPOOptions
 from envmanager.training.sac import SAC, SACOptions
-from envmanager.training.trainers import PART, restore
+from envmanager.training.trainers import restore
 
 SMALL = {"learning_starts": 50, "capacity": 2000, "hidden": (8,), "batch": 16}
 KINDS: dict[str, Any] = {
@@ -141,8 +141,7 @@ def test_the_advantages_of_ppo_are_of_normalized_rewards() -> None:
 @ALL
 def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str, tmp_path: Any) -> None:
     trainer = trained(kind, normalize_observations=True, normalize_rewards=True)
-    name = PART.format("default")
-    checkpoints.save(tmp_path, 1, checkpoints.facts_and_arrays({name: trainer.state()}, run=None))
+    checkpoints.save(tmp_path, checkpoint_of(*trainer.state()))
     again = make(kind, normalize_observations=True, normalize_rewards=True)
     restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
     steps = some_steps(trainer)
@@ -154,12 +153,16 @@ def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str,
     assert again.state()[1] == trainer.state()[1]
 
 
+def checkpoint_of(arrays: Any, facts: Any) -> Checkpoint:
+    return Checkpoint(training=TrainingState(n_steps=1), trainers={"default": (arrays, facts)})
+
+
 def without_what_is_new(kind: str) -> Checkpoint:
     """A checkpoint as it was written before there was any of this for all trainers."""
     arrays, facts = trained(kind).state()
     for fact in ("n_in_scale", "return_spread"):
         facts.pop(fact, None)
-    return checkpoints.facts_and_arrays({PART.format("default"): (arrays, facts)}, run=None)
+    return checkpoint_of(arrays, facts)
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
@@ -177,7 +180,6 @@ def test_one_that_was_not_normalized_is_refused_by_a_trainer_that_does(kind: str
 
 
 def test_one_that_was_normalized_is_refused_by_a_trainer_that_does_not(tmp_path: Any) -> None:
-    state = trained("dqn", normalize_observations=True).state()
-    checkpoint = checkpoints.facts_and_arrays({PART.format("default"): state}, run=None)
+    checkpoint = checkpoint_of(*trained("dqn", normalize_observations=True).state())
     with pytest.raises(UsageError, match="it was written with normalize_observations=true"):
         restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")

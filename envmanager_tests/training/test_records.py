@@ -127,10 +127,7 @@ def test_the_command_reads_it_and_goes_on_in_its_folder(tmp_path: Path, capsys: 
     assert "--resume" in capsys.readouterr().err
     assert run_command_line(["train", config, "--plain", "--resume", "--steps", "256"]) == 0
     assert run_command_line(["train", config, "--plain", "--dir", str(tmp_path / "again"), "--steps", "64"]) == 0
-    n_steps = [
-        checkpoints.load_latest(path / "checkpoints").facts["parts"]["controller"]["n_steps"]
-        for path in (run, tmp_path / "again")
-    ]
+    n_steps = [checkpoints.load_latest(path / "checkpoints").training.n_steps for path in (run, tmp_path / "again")]
     assert n_steps == [256, 64]
     assert json.loads((run / "config.json").read_text())["training"]["steps"] == 256
 

@@ -26,6 +26,7 @@ from envmanager import (
 )
 from envmanager.registry import structure
 from envmanager.training.controller import TrainerController
+from envmanager.training.learners import LearnersState
 from envmanager.training.plan import TrainingPlan
 from envmanager.training.ppo import PPO, PPOOptions
 from envmanager.training.rounds import RoundCount, Rounds
@@ -174,7 +175,7 @@ def test_the_state_of_a_round_is_restored_with_the_steps_that_were_played(duels:
     play_rounds(controller, 1)
     controller.step()
     state = controller.state()
-    assert state == {"frozen": [], "round": {"number": 2, "steps": 1}}
+    assert state == LearnersState(frozen=(), round=RoundCount(2, steps=1))
     again, hero, target = controller_of(duels)
     again.restore(state)
     again.reset()

@@ -32,8 +32,7 @@ CONFIG: dict[str, Any] = {
     "training": {"steps": 300, "evaluation_episodes": 0, "device": "cpu"},
     "trainers": {"default": {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64}},
 }
-FACTS: dict[str, Any] = {"run": "a", "files": ["part"], "parts": {"part": {}}}
-ARRAYS = {"part": {"weights": np.ones(3)}}
+FACTS: dict[str, Any] = {"run": "a", "files": ["controller"], "parts": {"controller": {"n_steps": 1}}}
 
 
 class Silent(Report):
@@ -47,8 +46,10 @@ def train(directory: Path, *, resume: bool = False, force: bool = False, **train
     return run
 
 
-def save(directory: Path, n_steps: int, **facts: Any) -> Path:
-    return checkpoints.save(directory, n_steps, checkpoints.Checkpoint({**FACTS, **facts}, ARRAYS))
+def save(directory: Path, n_steps: int, *, run: str = "a") -> Path:
+    training = checkpoints.TrainingState(n_steps=n_steps)
+    generators = {"torch": np.ones(3)}
+    return checkpoints.save(directory, checkpoints.Checkpoint(run=run, training=training, generators=generators))
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -116,7 +117,7 @@ def test_force_begins_anew_and_leaves_what_others_put_there(tmp_path: Path) -> N
     found = files_of(tmp_path)
     assert {name: found[name] for name in others} == others
     assert set(checkpoints.written(tmp_path / "checkpoints")) == {tmp_path / "checkpoints" / "000000000200-2"}
-    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 200
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 200
     assert first.controller is not None
     assert second.controller is not None
     n_lines = len((tmp_path / FILE).read_text().splitlines())
@@ -211,7 +212,7 @@ def test_a_training_that_goes_on_keeps_its_checkpoint_until_the_next_is_whole(
         patch.setattr(checkpoints, "_flush", full)
         with pytest.raises(OSError, match="No space"):
             train(tmp_path, resume=True, steps=400)
-    assert checkpoints.load_latest(tmp_path / "checkpoints").arrays
+    assert checkpoints.load_latest(tmp_path / "checkpoints").generators
 
     train(tmp_path, resume=True, steps=400, keep=1)
     assert [path.name for path in checkpoints.written(tmp_path / "checkpoints")] == ["000000000400"]
@@ -244,7 +245,7 @@ def test_a_full_disk_ends_the_command_with_one_line_and_a_code_of_its_own_and_th
     assert line.startswith("Error: the checkpoint after ")
     assert str(last) in line
     assert "--resume" in line
-    n_steps = checkpoints.load_latest(directory).facts["parts"]["controller"]["n_steps"]
+    n_steps = checkpoints.load_latest(directory).training.n_steps
     assert int(last.name) == n_steps > 0
     assert run_command_line([*arguments, "--resume", "--steps", str(n_steps + 10)]) == 0
 
@@ -310,7 +311,7 @@ def test_a_checkpoint_that_could_not_be_finished_leaves_no_files(
 def test_a_checkpoint_whose_run_was_killed_while_writing_is_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "000000000001.0a1b2c3d.unfinished").mkdir()
     (tmp_path / "000000000001.0a1b2c3d.unfinished" / "state.json").write_text(json.dumps(FACTS))
-    (tmp_path / "000000000001.0a1b2c3d.unfinished" / "part.safetensors").write_bytes(b"half")
+    (tmp_path / "000000000001.0a1b2c3d.unfinished" / "controller.safetensors").write_bytes(b"half")
 
     save(tmp_path, 1)
 
@@ -361,7 +362,7 @@ def test_links_under_the_names_of_temporary_files_are_not_followed(tmp_path: Pat
 
     train(run)
 
-    assert checkpoints.load_latest(run / "checkpoints").facts["parts"]["controller"]["n_steps"] == 300
+    assert checkpoints.load_latest(run / "checkpoints").training.n_steps == 300
 
 
 def test_a_link_to_a_checkpoint_of_the_same_run_is_not_removed_with_it(tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_a_link_to_a_checkpoint_of_the_same_run_is_not_removed_with_it(tmp_path:
     save(tmp_path / "run", 2)
 
     assert checkpoints.written(tmp_path / "kept").keys() == {first}
-    assert checkpoints.load_latest(tmp_path / "kept").arrays
+    assert checkpoints.load_latest(tmp_path / "kept").generators
 
 
 def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
@@ -433,7 +434,7 @@ def test_all_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path: Path, ma
         os.umask(before)
 
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
-    assert modes == dict.fromkeys(("latest", "state.json", "part.safetensors"), 0o666 & ~mask)
+    assert modes == dict.fromkeys(("latest", "state.json", "controller.safetensors"), 0o666 & ~mask)
 
 
 # The command.

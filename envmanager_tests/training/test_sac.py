@@ -305,7 +305,7 @@ def test_a_state_that_was_written_and_read_is_the_same_state(tmp_path: Path) -> 
     read = checkpoints.load_latest(tmp_path / "checkpoints")
     with SimpleEnvManager("Pendulum-v1") as manager:
         other = make_trainer("default", manager.behavior_specs["default"], SMALL, seed=5, device="cpu")
-    other.restore(read.arrays["trainer-default"], read.facts["parts"]["trainer-default"])
+    other.restore(*read.trainers["default"])
     arrays_again, facts_again = other.state()
     assert facts == facts_again == json.loads(json.dumps(facts))
     for name, array in arrays.items():

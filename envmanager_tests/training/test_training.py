@@ -131,7 +131,7 @@ def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with
     assert torch.equal(seen[0], randomness)
     assert seen[1:] == [400, first.trainers["default"].version]
     assert again.trainers["default"].version > seen[2]
-    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == 500
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 500
 
 
 def test_resumed_it_plays_other_episodes_than_those_it_began_with(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_state_that_was_written_and_read_is_the_same_state(tmp_path: Path, tra
     arrays, facts = run.trainers["default"].state()
     read = checkpoints.load_latest(tmp_path / "checkpoints")
     other = make_trainer("default", _spec(), trainer, seed=5, device="cpu")
-    other.restore(read.arrays["trainer-default"], read.facts["parts"]["trainer-default"])
+    other.restore(*read.trainers["default"])
     arrays_again, facts_again = other.state()
     assert facts == facts_again == json.loads(json.dumps(facts))
     for name, array in arrays.items():
@@ -177,7 +177,7 @@ def test_a_stopped_training_learns_from_all_that_was_in_flight_and_is_saved(tmp_
     assert result.ended == "stopped"
     assert result.evaluation is None
     assert result.n_steps == 3 * 64 + 4
-    assert checkpoints.load_latest(tmp_path / "checkpoints").facts["parts"]["controller"]["n_steps"] == result.n_steps
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == result.n_steps
 
 
 @pytest.mark.parametrize(("options", "n_kept"), [({}, 3), ({"keep": 1}, 1), ({"keep": 100}, None)], ids=str)
@@ -195,17 +195,20 @@ def test_checkpoints_are_written_on_the_way_and_the_last_are_kept(
 def test_a_checkpoint_that_could_not_be_finished_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = {"part": {"weights": np.ones(3)}}
-    facts = {"files": ["part"], "parts": {"part": {}}}
-    checkpoints.save(tmp_path, 1, checkpoints.Checkpoint(facts, arrays))
+    def save(n_steps: int) -> None:
+        training = checkpoints.TrainingState(n_steps=n_steps)
+        generators = {"torch": np.full(3, n_steps)}
+        checkpoints.save(tmp_path, checkpoints.Checkpoint(training=training, generators=generators))
+
+    save(1)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "_flush", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(tmp_path, 2, checkpoints.Checkpoint(facts, {"part": {"weights": np.zeros(3)}}))
-    assert checkpoints.load_latest(tmp_path).arrays["part"]["weights"].tolist() == [1, 1, 1]
+        save(2)
+    assert checkpoints.load_latest(tmp_path).generators["torch"].tolist() == [1, 1, 1]
 
 
 def test_without_a_checkpoint_nothing_can_be_resumed(tmp_path: Path) -> None:
@@ -377,10 +380,10 @@ def test_a_signal_ends_the_step_saves_and_can_be_resumed(tmp_path: Path, config:
         rest = process.stdout.read()
     assert process.returncode == 128 + number
     assert "stopped; resume with --resume" in rest
-    saved = checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"]
+    saved = checkpoints.load_latest(tmp_path / "run" / "checkpoints").training.n_steps
     more = [str(config), "--steps", str(saved + 64), "--dir", str(tmp_path / "run"), "--resume", "--plain"]
     assert run_command_line(["train", *more]) == 0
-    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints").facts["parts"]["controller"]["n_steps"] >= saved
+    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints").training.n_steps >= saved
 
 
 def test_a_mistake_in_the_config_ends_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,7 +398,9 @@ def train(path: Path, *arguments: str) -> int:
 
 
 def plan_of(run: Path) -> Any:
-    return checkpoints.load_latest(run / "checkpoints").facts["parts"]["controller"]["plan"]
+    plan = checkpoints.load_latest(run / "checkpoints").training.plan
+    assert plan is not None
+    return plan
 
 
 def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Path) -> None:
@@ -410,8 +415,8 @@ def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Pa
     flags = ["--env", "CartPole-v0", "--n-envs", "3", "--workers", "1", "--steps", "100", "--manager", "simple"]
     assert train(config, *flags, *(word for each in settings for word in ("--set", each))) == 0
     plan = plan_of(tmp_path / "run")
-    assert plan["trainers"]["default"] == {**SMALL_PPO, "learning_rate": 3e-4, "hidden": [8, 8]}
-    assert {name: plan["manager"][name] for name in ("env", "env_kwargs", "wrappers")} == {
+    assert plan.trainers["default"] == {**SMALL_PPO, "learning_rate": 3e-4, "hidden": [8, 8]}
+    assert {name: plan.manager[name] for name in ("env", "env_kwargs", "wrappers")} == {
         "env": "CartPole-v0",
         "env_kwargs": {"max_episode_steps": 9},
         "wrappers": ["gymnasium.wrappers:TimeAwareObservation"],
@@ -456,5 +461,5 @@ def test_the_config_of_a_run_is_told_to_use_run(config: Path, capsys: pytest.Cap
 def test_numbers_with_an_exponent_are_numbers_in_a_config(tmp_path: Path, config: Path) -> None:
     config.write_text(CONFIG.replace("epochs: 2", "epochs: 2, learning_rate: 1e-3, clip: .5, gamma: 9.9e-1"))
     assert train(config, "--manager", "simple", "--steps", "64") == 0
-    table = plan_of(tmp_path / "run")["trainers"]["default"]
+    table = plan_of(tmp_path / "run").trainers["default"]
     assert (table["learning_rate"], table["clip"], table["gamma"]) == (0.001, 0.5, 0.99)
