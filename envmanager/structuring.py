@@ -1,8 +1,7 @@
-"""Conversion of plain data into objects: of a table of a config into options, of JSON that was written into what it
-was.
+"""Conversion of plain data into objects: config tables into options, and JSON files back into the objects written.
 
-The rule: every mistake in the data is named. In a config an unknown key is one, named together with the nearest known
-one; in a file that this library wrote it is passed over, since a later version may have written it.
+The rule: every mistake in the data is named. In a config an unknown key is a mistake, named together with the nearest
+known one; in a file that this library wrote it is ignored, since a later version may have written it.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return what ``to_plain`` was given, after JSON; ConfigError names every mistake. Unknown keys are passed over."""
+    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError; unknown keys are ignored."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return _structured(_OF_FILES, cls, plain, where)
 
 
 def to_plain(value: Any) -> Any:
-    """Return an object of an attrs class as dicts, lists, texts and numbers, which JSON can hold."""
+    """Return an object of an attrs class as JSON data: dicts, lists, texts and numbers."""
     return _OF_FILES.unstructure(value)
 
 

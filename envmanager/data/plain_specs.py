@@ -20,12 +20,12 @@ from envmanager.data.trees import Tree
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """Return ``spec`` as dicts, lists, texts and numbers, which JSON can hold."""
+    """Return ``spec`` as JSON data: dicts, lists, texts and numbers."""
     return {"observation": _plain_tree(spec.observation), "action": _plain_tree(spec.action)}
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the spec that ``plain_spec`` was given; raise KeyError, TypeError or ValueError for other data."""
+    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError."""
     return BehaviorSpec(_tree(plain["observation"]), _tree(plain["action"]))
 
 
@@ -59,7 +59,7 @@ def _dtype(plain: Mapping[str, Any]) -> str:
 
 
 def _plain_bound(bound: np.ndarray) -> dict[str, Any]:
-    """The bound, as one number if all are equal: an image has a bound for each pixel."""
+    """Return the bound, as one number if all are equal: an image has a bound for each pixel."""
     numbers = [_json_number(number) for number in bound.ravel().tolist()]
     values = numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else numbers
     return {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
@@ -75,7 +75,7 @@ def _bound(plain: Mapping[str, Any]) -> np.ndarray:
 
 
 def _json_number(number: Any) -> Any:
-    """The number, or its text if it is infinite or NaN, which JSON does not know."""
+    """Return the number, or its text if it is infinite or NaN, which JSON does not have."""
     return str(number) if isinstance(number, float) and not math.isfinite(number) else number
 
 

@@ -1,16 +1,16 @@
-"""All that a training needs to go on, in a directory, there wholly or not at all.
+"""Checkpoints: folders with everything that a training needs to go on. Each is complete or absent.
 
 ::
 
-    run/checkpoints/latest                   the name of the newest one
-    run/checkpoints/best                     the name of the best one by evaluation, and its mean return
-    run/checkpoints/000102400/state.json     what JSON can hold: counts, options, the state of generators
+    run/checkpoints/latest                   name of the newest checkpoint
+    run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
+    run/checkpoints/000102400/state.json     JSON data: counts, options, states of generators
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` or ``best`` names it;
-those before it are removed only after that. A checkpoint is removed only under a name that ``save`` gives, and of it
-only the files that its own ``state.json`` names: that is written first, so that this holds for an unfinished one too.
-What ``state.json`` says is checked as a whole when it is read; nothing behind that asks whether it says something.
+older ones are removed only after that. Only checkpoints under names that ``save`` gives are removed, and of each only
+the files that its own ``state.json`` names. ``state.json`` is written first, so this holds for unfinished checkpoints
+too. Its content is checked as a whole when it is read, and nowhere else.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 LATEST, BEST, STATE = "latest", "best", "state.json"
 _CONTROLLER, _TRAINER = "controller", "trainer-"
-"""Names of the parts of a checkpoint: that of the training itself, and what those of trainers begin with."""
+"""Name of the training's own part of a checkpoint, and prefix of the names of its trainers' parts."""
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _OWN_NAME = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
@@ -56,28 +56,28 @@ _LONGEST_NAME = 100
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """How far a training was, beside what its trainers hold. What has a default here is not in older checkpoints."""
+    """The progress of a training, without its trainers. Older checkpoints lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
     learners: LearnersState | None = None
-    """None in a checkpoint from before trainers could be frozen while they train."""
+    """Frozen behaviors and the round; None in older checkpoints."""
     frozen_in_config: tuple[str, ...] = ()
     changes: tuple[LearnersChanged, ...] = ()
-    """Changes of who learns that were asked for, oldest first."""
+    """Changes of the frozen behaviors that were requested, oldest first."""
     control: tuple[int, ...] | None = None
-    """State of the ``control.toml`` that was carried out last, as ControlFile has it."""
+    """``ControlFile.state`` of the ``control.toml`` that was carried out last."""
     plan: SavedPlan | None = None
     specs: dict[str, BehaviorSpec] = attrs.field(factory=dict)
-    """What agents see and do, by behavior."""
+    """Specs of observations and actions, by behavior."""
 
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """All that a training needs to go on.
+    """Everything that a training needs to go on.
 
-    ``trainers``: by behavior, what ``Trainer.state`` returned. ``generators``: the states of PyTorch's. ``run`` tells
-    the checkpoints of one training from those of others.
+    ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's generators. ``run``:
+    id of the training, the same in all its checkpoints.
     """
 
     training: TrainingState
@@ -88,7 +88,7 @@ class Checkpoint:
 
 @attrs.frozen(kw_only=True)
 class _StateFile:
-    """What is needed of ``state.json`` to go on, or to act."""
+    """The content of ``state.json`` that is used."""
 
     run: str | None = None
     parts: dict[str, dict[str, Any]]
@@ -97,8 +97,8 @@ class _StateFile:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write the checkpoint, make it the latest, and return its folder.
 
-    Raises NotWritten; the checkpoint before is then unchanged. Of the checkpoints that the same run wrote, the last
-    ``keep`` and the best stay. Everything else in the directory stays too.
+    Raises NotWritten; older checkpoints are then unchanged. Of the checkpoints of the same run, the last ``keep`` and
+    the best stay. Everything else in the directory stays too.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -120,7 +120,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a checkpoint under a name that says that it is not finished, then rename it."""
+    """Write a checkpoint under a name that marks it as unfinished, then rename it."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
@@ -128,7 +128,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     name = f"{checkpoint.training.n_steps:012d}"
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
-    unfinished.mkdir()  # a new folder, so nobody has put links into it
+    unfinished.mkdir()  # a new folder, so that it has no links
     try:
         _write_files(unfinished, facts, {part: arrays for part, (arrays, _) in states.items()})
         finished = _free(directory, name)
@@ -150,12 +150,12 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Make this checkpoint the best of its directory, where an evaluation brought ``mean``. Raises NotWritten."""
+    """Make this checkpoint the best of its directory, with ``mean`` as its evaluated return. Raises NotWritten."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """What the best checkpoint of this run brought; None when there is none."""
+    """Return the evaluated return of the best checkpoint of this run; None if there is none."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -166,7 +166,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 
 
 def named(file: Path) -> Path | None:
-    """The checkpoint that ``latest`` or ``best`` names, there or not; None when no training has written such a file."""
+    """Return the path of the checkpoint that ``latest`` or ``best`` names; None for a file that no training wrote."""
     try:
         with file.open("rb") as opened:
             name = opened.readline(_LONGEST_NAME).decode().strip()
@@ -180,7 +180,7 @@ def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
 
 
 def _number(facts: Mapping[str, Any]) -> int:
-    """The how-many-th of its run a checkpoint is."""
+    """Return the number of a checkpoint in its run, counted from 1; 0 if it has none."""
     number = facts.get("number")
     return number if isinstance(number, int) else 0
 
@@ -191,14 +191,14 @@ def load_latest(directory: Path) -> Checkpoint:
 
 
 def latest(directory: Path) -> Path:
-    """Return where the newest checkpoint is. Raises UsageError when there is none."""
+    """Return the folder of the newest checkpoint. Raises UsageError when there is none."""
     if not os.path.lexists(directory / LATEST):
         raise UsageError(f"there is no checkpoint in {directory} to resume from ({directory / LATEST} is missing).")
     return pointed_at(directory / LATEST)
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the checkpoint that the first line of a file names, or a link leads to. Raises UsageError."""
+    """Return the folder that the first line of a file names, or that a link leads to. Raises UsageError."""
     try:
         name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
@@ -207,9 +207,9 @@ def pointed_at(pointer: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder. Its arrays are read when they are asked for.
+    """Return the checkpoint in a folder. Each array is read from disk on first use.
 
-    Raises UsageError, which names the file and what is wrong in it, for one that is damaged.
+    Raises UsageError for a damaged checkpoint; the message names the file and the mistake in it.
     """
     with _reading(path / STATE):
         told = from_plain(_StateFile, json.loads((path / STATE).read_text()))
@@ -230,7 +230,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return what to do about a damaged checkpoint."""
+    """Return advice for a damaged checkpoint."""
     return (
         "Take another one (--checkpoint NAME, checkpoint=…); to resume from it, write its name into "
         f"{path.parent / LATEST}."
@@ -239,9 +239,9 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Raise a UsageError that begins with ``what`` in place of any error: a damaged file can bring about each of them.
+    """Replace any error in this context by a UsageError that begins with ``what``: damaged files can cause any error.
 
-    ``why``: the reason, where it is known better than by the error.
+    ``why``: the reason, if it is better known than the error tells.
     """
     try:
         yield
@@ -286,7 +286,7 @@ def _write_files(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, Ar
     for part, own in arrays.items():
         file = _arrays_in(folder, part)
         save_file({name: np.ascontiguousarray(array) for name, array in own.items()}, file)
-        file.chmod((folder / STATE).stat().st_mode)  # as the umask has it; safetensors' is 0600
+        file.chmod((folder / STATE).stat().st_mode)  # by the umask; safetensors uses 0600
         _flush(file)
 
 
@@ -296,7 +296,7 @@ def _flush(path: Path) -> None:
 
 
 def _free(directory: Path, name: str) -> Path:
-    """``name``, or if that is taken (a training that stopped at the step at which it was resumed), ``name-2``, …"""
+    """Return ``name``, or ``name-2``, … if that is taken, as when a training stopped where it was resumed."""
     return next(path for path in _candidates(directory / name) if not os.path.lexists(path))
 
 
@@ -313,14 +313,14 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """What the ``state.json`` in a folder says; None when this is no checkpoint, or only a link to one."""
+    """Return the content of the ``state.json`` in a folder; None if this is not a checkpoint, or only a link to one."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:
         facts: dict[str, Any] = json.loads((path / STATE).read_text())
         is_ours = isinstance(facts["files"], list) and isinstance(facts["parts"], dict)
         for file in facts["files"]:
-            _arrays_in(path, file)  # raises for what is no name
+            _arrays_in(path, file)  # raises for an invalid name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return facts if is_ours else None

@@ -57,7 +57,7 @@ class LearnersChanged:
 
 @attrs.frozen(kw_only=True)
 class LearnersState:
-    """Who is frozen, and how far the round is, for a checkpoint. ``round`` is None without rounds."""
+    """The frozen behaviors and the progress of the round, for a checkpoint. ``round`` is None without rounds."""
 
     frozen: tuple[str, ...]
     round: RoundCount | None = None

@@ -253,7 +253,7 @@ class OffPolicyTrainer(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """What a checkpoint holds beside the arrays."""
+    """The plain data of a trainer in a checkpoint, beside its arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))

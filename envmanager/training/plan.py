@@ -122,7 +122,7 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
-        """Return what a checkpoint says of the plan; None when a trainer's options are objects."""
+        """Return the plan as a checkpoint has it; None when a trainer's options are objects."""
         try:
             told = {"manager": self._manager_as_told(), "trainers": dict(self.trainers), "directory": os.getcwd()}
             return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))

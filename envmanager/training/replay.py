@@ -178,7 +178,7 @@ class Replay:
 
 @attrs.frozen(kw_only=True)
 class ReplayState:
-    """What a checkpoint holds of a replay beside its arrays."""
+    """The plain data of a replay in a checkpoint, beside its arrays."""
 
     generator: dict[str, Any]
     highest: float

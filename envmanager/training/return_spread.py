@@ -26,7 +26,7 @@ _EPSILON = 1e-8
 
 @attrs.frozen(kw_only=True)
 class SpreadState:
-    """What a checkpoint holds of a ReturnSpread."""
+    """The state of a ReturnSpread in a checkpoint."""
 
     count: float
     mean: float

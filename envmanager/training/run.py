@@ -5,7 +5,7 @@
     TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
-The rule: it stops only between two steps of the controller, so what is saved is always whole.
+The rule: a training stops only between two steps of the controller, so checkpoints are consistent.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ class Report(Protocol):
     """Receives progress reports of a training."""
 
     def started(self, run: TrainingRun) -> None:
-        """The environments run and the trainers are there."""
+        """Report that the environments run and the trainers have been made."""
 
     def updated(self, run: TrainingRun, update: Update) -> None:
-        """A trainer has learned."""
+        """Report an update of a trainer."""
 
     def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        """Somebody was frozen, or learns again."""
+        """Report that behaviors were frozen or unfrozen."""
 
     def saved(self, path: Path) -> None:
-        """A checkpoint was written."""
+        """Report a new checkpoint."""
 
     def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        """The policies were tried on the way; ``is_best``: they are better than ever before."""
+        """Report an evaluation during training. ``is_best``: its mean return is the highest so far."""
 
     def evaluating(self, n_episodes: int) -> None:
-        """Training has ended, and the policies are about to be tried."""
+        """Report that training has ended and the final evaluation begins."""
 
 
 class TrainingRun:
-    """One training. ``stop()`` may be called from a signal handler."""
+    """A training. ``stop()`` may be called from a signal handler."""
 
     def __init__(self, plan: TrainingPlan, report: Report) -> None:
         self.plan = plan
@@ -85,8 +85,8 @@ class TrainingRun:
         self.controller: TrainerController | None = None
         self.began = 0.0
         self.n_steps_before = 0
-        """How many steps the training that this one goes on with had taken."""
-        # In every checkpoint, also of a training that goes on with this one.
+        """Number of agent steps that earlier runs of this training have taken."""
+        # The id in every checkpoint, also after a resume.
         self._id: str = secrets.token_hex(8)
         self._plan = plan.saved()
         self._report = report
@@ -100,11 +100,11 @@ class TrainingRun:
         self._log: EpisodeLog | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
-        # Who was frozen and who learned again because somebody asked for it, also before this one went on: for plots.
+        # Requested changes of the frozen behaviors, also of earlier runs, for plots.
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
-        """Save and leave after the step that is being taken."""
+        """Stop after the step in progress, and save."""
         self._stops = True
 
     @property
@@ -115,8 +115,8 @@ class TrainingRun:
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``.
 
-        A training that is resumed and has taken its steps already starts nothing and writes nothing; its result says
-        ``"over"``. Raises UsageError for a folder that holds something else, or in which a training still runs.
+        A resumed training that has taken its steps already starts nothing and writes nothing; its result is
+        ``"over"``. Raises UsageError for a folder with other files under its names, or in which a training still runs.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
@@ -143,7 +143,7 @@ class TrainingRun:
             self._figures.started(controller)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
-                controller.step(Wait.all())  # what was in flight is learned from too
+                controller.step(Wait.all())  # the trainers learn from the steps in flight too
             wall_s = time.monotonic() - self.began
             self._save(controller)
             means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
@@ -161,7 +161,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """All that a training needs; what an earlier one has left is deleted only when the rest is there."""
+        """Make everything that the training needs; delete an earlier training's files only after all else succeeded."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
@@ -276,7 +276,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Of what was saved last. None when none is wanted, or somebody does not want to wait for it."""
+        """Evaluate the last checkpoint; return None if no evaluation is wanted, or it was stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
@@ -298,7 +298,7 @@ class TrainingRun:
         return not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
-        """What was saved last is the best."""
+        """Mark the last checkpoint as the best."""
         assert self._saved is not None
         self._best = evaluation.mean
         checkpoints.mark_best(self._saved, self._best)
@@ -346,15 +346,15 @@ class TrainingRun:
             generators.restore(checkpoint.generators)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
-        if self.plan.manager.seed is not None:  # the episodes that the training began with have been played
+        if self.plan.manager.seed is not None:  # new seeds: the first episodes have been played already
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """As they were saved; but who is frozen in the config since then, or is not any more, is as it says now."""
+        """Restore the frozen behaviors, except those whose ``frozen`` in the config has changed since."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)
         frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
         controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
-        self._changes = deque(training.changes, maxlen=KEPT)  # that it goes on as it was is no change
+        self._changes = deque(training.changes, maxlen=KEPT)  # a resume is not a change
         self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)

@@ -1,12 +1,12 @@
-"""A training that was saved: its policies, which act without its environment, and what it played in.
+"""Saved trainings: their policies, which act without the environment, and the options of their manager.
 
 ::
 
     runs/x, or one checkpoint ── find ──▶ SavedTraining ── specs, trainers, weights ──▶ SavedPolicy
-                                               └────── options of the manager ────────▶ the environments of then
+                                               └────── options of the manager ────────▶ the same environments
 
-The rule: nothing is written into the training's folder, and what a checkpoint says is data: no code comes out of it but
-that of trainers which are installed.
+The rule: nothing is written into the training's folder. A checkpoint is data: loading it runs no code but that of
+installed trainers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""A training may replace a checkpoint that is being read; then there is a newer one."""
+"""Number of attempts to read a checkpoint: a running training may remove it, and then there is a newer one."""
 
 
 def load_policy(
@@ -49,21 +49,22 @@ def load_policy(
     checkpoint: str | int = LATEST,
     device: str = "cpu",
 ) -> SavedPolicy:
-    """The greedy policy that a training has saved; its environment is not made, nor need it be there.
+    """Return the greedy policy of a saved training. The environment is not made, and need not be installed.
 
-    ``path``: the folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, how
-    many steps it was written after, or its name. ``behavior`` may be left out where there is one. ``device``:
-    ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError, which names what there is, when that cannot be found.
+    ``path``: folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, the
+    number of agent steps after which it was written, or its name. ``behavior`` may be left out if there is only one.
+    ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if it cannot be found; the message lists what
+    can.
     """
     return SavedTraining.open(path, checkpoint).policy(behavior, device=device)
 
 
 class SavedPolicy:
-    """What one behavior has learned: a Policy that explores nothing.
+    """The greedy policy of one behavior, from a checkpoint.
 
-    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` what a manager hands to a policy. ``spec``: what it
-    sees and does. ``n_steps``: how many steps the training had taken. It keeps nothing between two calls, unless its
-    trainer says so.
+    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` the steps of a manager. ``spec``: specs of its
+    observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls are independent,
+    unless the trainer's documentation says otherwise.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
@@ -77,34 +78,34 @@ class SavedPolicy:
         return f"<SavedPolicy of {self.behavior!r} after {self.n_steps:,} steps: {self.spec}>"
 
     def __call__(self, obs: Tree) -> Tree:
-        """The action for one observation, or a batch of actions for a batch of them.
+        """Return the action for one observation, or a batch of actions for a batch of observations.
 
-        An observation is a tree of what ``spec.observation`` says, a batch of n has ``[n, …]`` in each leaf; the action
-        is a tree of what ``spec.action`` says, in the same way, and in its dtypes. Raises UsageError for anything else.
+        An observation is a tree that fits ``spec.observation``; a batch of n has ``[n, …]`` in each leaf. The action
+        fits ``spec.action`` in the same way. Raises UsageError for anything else.
         """
         rows, is_one = _as_batch(self.spec.observation, obs)
         action = self.get_action(_steps_of(rows)).action
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """One action per row, as Policy says."""
+        """Return one action per row, as any Policy does."""
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
-        """The same as a PyTorch module on leaves of observations: see ``Trainer.greedy_module``, and what it raises."""
+        """Return the policy as a PyTorch module on leaves of observations; see ``Trainer.greedy_module``."""
         return self._trainer.greedy_module().eval()
 
 
 @attrs.frozen
 class SavedTraining:
-    """One checkpoint of a training, and what can be made of it. ``path``: its folder."""
+    """A checkpoint of a training, with its policies and options. ``path``: folder of the checkpoint."""
 
     path: Path
     checkpoint: Checkpoint = attrs.field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Find and read it, as ``load_policy`` says. Raises UsageError."""
+        """Find and read a checkpoint; the arguments are those of ``load_policy``. Raises UsageError."""
         found = find(Path(path), checkpoint)
         for _ in range(_TRIES):
             try:
@@ -117,23 +118,23 @@ class SavedTraining:
 
     @property
     def name(self) -> str:
-        """That of the training's folder, or of the checkpoint's where it stands alone."""
+        """Name of the training's folder; name of the checkpoint if it is not in such a folder."""
         folder = self.path.resolve().parent
         return folder.parent.name if folder.name == CHECKPOINTS else self.path.name
 
     @property
     def n_steps(self) -> int:
-        """How many steps the training had taken."""
+        """Number of agent steps of the training until the checkpoint."""
         return self.checkpoint.training.n_steps
 
     @property
     def behaviors(self) -> list[str]:
-        """Those that have a policy."""
+        """Behaviors that have a policy."""
         return list(self.checkpoint.trainers)
 
     @property
     def plan(self) -> SavedPlan:
-        """What played and who learned. Raises UsageError when the checkpoint does not say."""
+        """Options of the manager and the trainers. Raises UsageError if the checkpoint lacks them."""
         plan = self.checkpoint.training.plan
         if plan is None:
             raise UsageError(
@@ -143,7 +144,7 @@ class SavedTraining:
         return plan
 
     def spec(self, behavior: str) -> BehaviorSpec:
-        """What its agents saw and did. Raises UsageError when the checkpoint does not say."""
+        """Return the specs of a behavior. Raises UsageError if the checkpoint lacks them."""
         spec = self.checkpoint.training.specs.get(behavior)
         if spec is None:
             raise UsageError(
@@ -153,23 +154,23 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """That of a behavior, or of the only one. Raises UsageError."""
+        """Return the policy of a behavior, or of the only one. Raises UsageError."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
     def policies_for(self, specs: Mapping[str, BehaviorSpec], *, device: str = "cpu") -> dict[str, SavedPolicy]:
-        """One for each behavior that an environment has, with what it sees and does there.
+        """Return a policy for each behavior in ``specs``, the specs of an environment.
 
-        Raises UsageError for a behavior that was not trained, or was trained with something else.
+        Raises UsageError for a behavior that was not trained, or was trained with other specs.
         """
         return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
 
     def manager_options(
         self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
     ) -> ManagerOptions:
-        """How the training ran its environments, with these in the place of its own.
+        """Return the manager options of the training, with the given ones in place of its own.
 
-        Raises UsageError where the checkpoint does not say which environment that was, and none is given.
+        Raises UsageError if the checkpoint does not name its environment and ``env`` is not given.
         """
         saved = self.plan.manager
         if saved is None and env is None:
@@ -188,7 +189,7 @@ class SavedTraining:
         return options if n_envs is None else with_n_envs(options, n_envs)
 
     def _from_here(self, name: str) -> str:
-        """A relative path means what it did where the training ran."""
+        """Return ``name`` as a path from the working directory of the training, if there is such a path."""
         there = os.path.join(self.plan.directory, name)
         return there if os.path.exists(there) else name
 
@@ -220,7 +221,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """The folder of a checkpoint, which need not be readable. Raises UsageError, which says what there is."""
+    """Return the folder of a checkpoint, which is not read. Raises UsageError; the message lists all checkpoints."""
     if path.is_symlink():
         path = path.resolve()
     if path in checkpoints.written(path.parent):
@@ -252,7 +253,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """The one of that name, or the last one that was written after so many steps: ``…2000``, ``…2000-2``, …"""
+    """Return the checkpoint of this name, or the last one of this agent step: ``…2000``, ``…2000-2``, …"""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -264,7 +265,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
 
 
 def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
-    """So many environments, in no more workers than that."""
+    """Return options with ``n_envs`` environments, and at most as many workers."""
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):
         local_envs = min(local_envs, n_envs - 1)
@@ -274,7 +275,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """The observations as a tree of ``[n, …]`` in the spec's dtypes, and whether it was one, without a first axis."""
+    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether it was a single one."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
@@ -292,7 +293,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """``value``, of one observation or of several, in the dtype of ``spec``. Floats may be rounded."""
+    """Return ``value``, of one or several observations, in the dtype of ``spec``. Floats may be rounded."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
@@ -315,5 +316,5 @@ def _steps_of(obs: Tree) -> AgentSteps:
 
 
 def _first(actions: np.ndarray) -> Any:
-    """One action as environments take it: Gymnasium's Discrete a scalar, its Box an array, also without dimensions."""
+    """Return the only action of a batch: for Gymnasium's Discrete a scalar, for its Box an array."""
     return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

@@ -67,7 +67,7 @@ def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
-    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3). The rest are options."""
+    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3), without its options."""
     return {
         f"{number}.{name}": value.detach().cpu().numpy()
         for number, own in optimizer.state_dict()["state"].items()

@@ -1,4 +1,4 @@
-"""Trainers by name, those of other packages too, from the tables of a config."""
+"""Creation of trainers by name, also of other packages, from the tables of a config."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTRY_POINT_GROUP = "envmanager.trainers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "trainer")
 
 MakeTrainer = Callable[..., Trainer]
-"""``make(behavior, spec, options, seed=…, device=…)``, where ``options`` is the config's table without ``kind``."""
+"""A function ``make(behavior, spec, options, seed=…, device=…)``; ``options`` is the table without ``kind``."""
 
 
 def _make(
@@ -49,10 +49,10 @@ KINDS: dict[str, MakeTrainer] = {
 
 
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    """The trainer that a table such as ``{"kind": "ppo", "rollout": 512}`` describes; ConfigError when there is none.
+    """Return the trainer of a table such as ``{"kind": "ppo", "rollout": 512}``; close it. Raises ConfigError.
 
-    ``frozen: true`` in the table makes one that only acts until it is unfrozen, ``apart: N`` one that learns in a
-    process of its own, which may be N steps behind and take ``learner_timeout_s`` to respond; close it.
+    With ``frozen: true`` in the table it only acts until it is unfrozen. With ``apart: N`` it learns in a process of
+    its own, which may be N agent steps behind and take ``learner_timeout_s`` to respond.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -62,7 +62,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
 
 def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """ConfigError for what can be known to be wrong with the tables of trainers before there is an environment."""
+    """Raise ConfigError for every mistake in the trainers' tables that can be found without an environment."""
     for behavior, table in tables.items():
         make, options, _, apart = _understood(behavior, table)
         if isinstance(make, functools.partial) and make.func is _make:
@@ -82,7 +82,7 @@ def _check_apart(behavior: str, cls: type[Trainer]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """How to make a trainer, its own options, whether it is frozen, and the options of ``Apart`` if it learns apart."""
+    """Return the maker of a trainer, its options, whether it is frozen, and the options of ``Apart``, if any."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
@@ -99,7 +99,7 @@ def _understood(
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The table of this behavior's trainer, or that for any; ConfigError when there is neither."""
+    """Return the table of a behavior's trainer, or else the one for any behavior. Raises ConfigError without one."""
     table = tables.get(behavior, tables.get(ANY_BEHAVIOR))
     if table is None:
         raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
@@ -109,9 +109,9 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
 def restore(
     trainer: Trainer, spec: BehaviorSpec, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False
 ) -> None:
-    """Have a trainer go on from a checkpoint, which was read at ``where``; UsageError when it does not fit.
+    """Restore a trainer from a checkpoint, which was read at ``where``. Raises UsageError if it does not fit.
 
-    ``spec``: what its agents see and do now. ``to_act``: only its greedy policy is wanted.
+    ``spec``: present specs of the behavior. ``to_act``: restore only the greedy policy.
     """
     behavior = trainer.behavior
     if behavior not in checkpoint.trainers:
@@ -124,7 +124,7 @@ def restore(
 
 
 def known_kinds() -> list[str]:
-    """The names of all trainers, those that other packages add included."""
+    """Return the names of all trainers, including those of other packages."""
     return _ADDED.names_with(KINDS)
 
 
