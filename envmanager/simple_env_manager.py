@@ -127,7 +127,7 @@ class LocalHost(WorkerHost):
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with the share of the time in which the environments stepped as ``wait_share``."""
+        """Return ``known``, with ``wait_share`` set to the share of the time in which the environments stepped."""
         share = 1.0 - known.workers[0].idle_share if self._entry.times.steps else 0.0
         return attrs.evolve(known, wait_share=share, in_process=True)
 

@@ -52,7 +52,7 @@ def _tree(plain: Mapping[str, Any]) -> Tree:
 
 
 def _dtype(plain: Mapping[str, Any]) -> str:
-    """Return the name of a dtype; NumPy makes one of a dict, of a list and of None too."""
+    """Return the name of the dtype; refuse dicts, lists and None, from which NumPy makes dtypes too."""
     if not isinstance(plain["dtype"], str):
         raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
     return plain["dtype"]

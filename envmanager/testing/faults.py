@@ -173,7 +173,7 @@ class Print(Fault):
 
 @attrs.frozen
 class CloseOutput(Fault):
-    """Close stdout and stderr, so that the next descriptors to be opened get their numbers."""
+    """Close stdout and stderr, so that the next files to be opened get descriptors 1 and 2."""
 
     def strike(self) -> None:
         os.close(1)
