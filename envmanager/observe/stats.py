@@ -15,6 +15,9 @@ _LEAST_STEPS = 1000
 """Environment steps before the first verdict; the first steps are slower."""
 _MESSAGE_S = 150e-6
 """Least time of the trainer per worker step, in seconds, with a policy that takes no time."""
+_OWN_S = 60e-6
+"""Time of the trainer for a worker step below which most of it is the manager's own, whatever the policy."""
+_YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
 """The verdict names a worker slower than this multiple of the median."""
 
@@ -113,7 +116,7 @@ class ManagerStats:
         measured = [worker for worker in self.workers if worker.step_time_s and not worker.failed]
         if self.env_steps < _LEAST_STEPS or not measured:
             return ""
-        return _verdict_in_process(self) if self.in_process else _verdict(self, measured)
+        return _verdict_in_process(self, measured) if self.in_process else _verdict(self, measured)
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
@@ -135,7 +138,7 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     idle = f"the workers are idle {_idle_share(measured):.0%} of the time{for_a_core}"
     shares = f"{idle}, the trainer waits {stats.wait_share:.0%}"
     if _are_too_cheap(measured, stats.wait_share):
-        alone = f"one process could take all steps in {_busy_share(measured):.0%} of it"
+        alone = f"one process would need {_busy_share(measured):.0%} of the time for all steps"
         cheap = f"too cheap for processes: {shares}; {alone}. "
         if not stats.restarts:
             return f"{cheap}Use kind: simple, or try envmanager tune."
@@ -145,37 +148,54 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
         return f"communication-bound: {shares}; messages take the rest. Put more environments in each worker."
     if at_work > trainer_at_work + _EVEN:
         return f"environment-bound: {shares}. {_advice_on_slow_steps(measured, busiest)}"
+    its_own = stats.random_policy or _trainer_s(measured, stats.wait_share) < _OWN_S
     if trainer_at_work > at_work + _EVEN:
-        if stats.random_policy:
+        if its_own:
+            policy, advice = _of_little_cost(stats)
             return (
-                f"manager-bound: {shares}; the policy is random, so the manager itself takes the rest. Put more "
-                "environments in each worker, or measure with your own policy."
+                f"manager-bound: {shares}; {policy}, so the manager itself takes the rest. "
+                f"Put more environments in each worker{advice}."
             )
-        return f"policy-bound: {shares}; your policy and code take the rest. Make these faster; workers would not help."
-    return f'balanced: {shares}. wait="any" lets both work at the same time.'
+        return f"policy-bound: {shares}; {_YOURS} take the rest. Make yours faster; workers would not help."
+    if its_own:
+        return f"balanced: {shares}. Put more environments in each worker: one message then serves them all."
+    return f'balanced: {shares}. If each step waits for all workers, wait="any" lets both sides work at the same time.'
 
 
-def _verdict_in_process(stats: ManagerStats) -> str:
+def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on environments that step while the trainer waits: their share of the time, and the rest."""
     environments, rest = stats.wait_share, 1.0 - stats.wait_share
-    who = "the manager and its random policy" if stats.random_policy else "your policy and code"
+    its_own = stats.random_policy or _trainer_s(measured, environments) < _OWN_S
+    who = "the manager itself" if its_own else _YOURS
     shares = f"the environments take {environments:.0%} of the time, {who} {rest:.0%}"
     if environments > rest + _EVEN:
         return f"environment-bound: {shares}. Make their steps cheaper, or see whether workers help: envmanager tune."
     if rest <= environments + _EVEN:
         return f"balanced: {shares}. Workers would let both work at the same time: try envmanager tune."
+    if its_own:
+        policy, advice = _of_little_cost(stats)
+        return f"manager-bound: {shares}, since {policy}. Use more environments: one step() serves them all{advice}."
+    return f"policy-bound: {shares}. Make yours faster; workers would not help."
+
+
+def _of_little_cost(stats: ManagerStats) -> tuple[str, str]:
+    """Return why a policy takes no time to speak of, and what else to do about that."""
     if stats.random_policy:
-        return f"manager-bound: {shares}. Use more environments for each step(), or measure with your own policy."
-    return f"policy-bound: {shares}. Make these faster; workers would not help."
+        return "the policy is random", ", or measure with your own policy"
+    return "your policy takes little", ""
+
+
+def _trainer_s(measured: Sequence[WorkerStats], wait_share: float) -> float:
+    """Return the time that the trainer was at work for each worker step."""
+    total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
+    return (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
 
 
 def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
     """Return whether one process could do the work of all workers, while the trainer only passes messages."""
     if len(measured) < 2 or any(worker.pid is None for worker in measured):
         return False
-    total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
-    trainer_s = (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
-    return _busy_share(measured) < 1.0 - _EVEN and trainer_s < _MESSAGE_S
+    return _busy_share(measured) < 1.0 - _EVEN and _trainer_s(measured, wait_share) < _MESSAGE_S
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:

@@ -89,8 +89,17 @@ def test_workers_that_wait_for_a_core_are_not_idle():
 
 def test_idle_workers_and_a_busy_trainer_are_policy_bound():
     assert verdict([worker(0, idle=0.9), worker(1, idle=0.9)], 0.04) == (
-        "policy-bound: the workers are idle 90% of the time, the trainer waits 4%; your policy and code take the rest. "
-        "Make these faster; workers would not help."
+        "policy-bound: the workers are idle 90% of the time, the trainer waits 4%; your policy, your code and the "
+        "manager take the rest. Make yours faster; workers would not help."
+    )
+
+
+def test_a_trainer_that_is_quick_with_each_step_is_the_managers_whatever_the_policy():
+    told = verdict([worker(idle=0.8, step_time_s=10e-6)], 0.04)
+
+    assert told == (
+        "manager-bound: the workers are idle 80% of the time, the trainer waits 4%; your policy takes little, so the "
+        "manager itself takes the rest. Put more environments in each worker."
     )
 
 
@@ -111,7 +120,14 @@ def test_when_both_have_little_to_do_it_is_the_messages():
 def test_when_both_are_at_work_alike_it_is_balanced():
     assert verdict([worker(idle=0.5)], 0.5) == (
         "balanced: the workers are idle 50% of the time, the trainer waits 50%. "
-        'wait="any" lets both work at the same time.'
+        'If each step waits for all workers, wait="any" lets both sides work at the same time.'
+    )
+
+
+def test_when_steps_are_as_short_as_messages_more_environments_share_these():
+    assert verdict([worker(idle=0.5, step_time_s=20e-6)], 0.5) == (
+        "balanced: the workers are idle 50% of the time, the trainer waits 50%. "
+        "Put more environments in each worker: one message then serves them all."
     )
 
 
@@ -121,25 +137,25 @@ def test_when_both_are_at_work_alike_it_is_balanced():
         (
             0.92,
             False,
-            "environment-bound: the environments take 92% of the time, your policy and code 8%. "
+            "environment-bound: the environments take 92% of the time, your policy, your code and the manager 8%. "
             "Make their steps cheaper, or see whether workers help: envmanager tune.",
         ),
         (
             0.38,
             False,
-            "policy-bound: the environments take 38% of the time, your policy and code 62%. "
-            "Make these faster; workers would not help.",
+            "policy-bound: the environments take 38% of the time, your policy, your code and the manager 62%. "
+            "Make yours faster; workers would not help.",
         ),
         (
             0.38,
             True,
-            "manager-bound: the environments take 38% of the time, the manager and its random policy 62%. "
-            "Use more environments for each step(), or measure with your own policy.",
+            "manager-bound: the environments take 38% of the time, the manager itself 62%, since the policy is random. "
+            "Use more environments: one step() serves them all, or measure with your own policy.",
         ),
         (
             0.5,
             True,
-            "balanced: the environments take 50% of the time, the manager and its random policy 50%. "
+            "balanced: the environments take 50% of the time, the manager itself 50%. "
             "Workers would let both work at the same time: try envmanager tune.",
         ),
     ],
@@ -150,6 +166,15 @@ def test_in_process_the_verdict_is_about_environments_and_the_rest(environments,
     assert verdict([alone], environments, in_process=True, random_policy=is_random) == text
 
 
+def test_in_process_a_policy_that_takes_little_is_not_to_blame():
+    alone = worker(idle=0.8, step_time_s=6e-6)
+
+    assert verdict([alone], 0.2, in_process=True) == (
+        "manager-bound: the environments take 20% of the time, the manager itself 80%, since your policy takes little. "
+        "Use more environments: one step() serves them all."
+    )
+
+
 def cheap(worker_id, *, idle=0.9, **changes):
     """One of some processes whose steps take next to no time."""
     return worker(worker_id, idle=idle, **{"step_time_s": 20e-6, "pid": 100 + worker_id, **changes})
@@ -157,16 +182,16 @@ def cheap(worker_id, *, idle=0.9, **changes):
 
 def test_processes_that_together_do_less_than_one_could_are_one_too_many():
     assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1) == (
-        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
-        "all steps in 24% of it. Use kind: simple, or try envmanager tune."
+        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process would need "
+        "24% of the time for all steps. Use kind: simple, or try envmanager tune."
     )
 
 
 @pytest.mark.parametrize(("restarts", "times"), [(1, "once"), (3, "3 times")])
 def test_environments_that_crash_are_never_sent_into_this_process(restarts, times):
     assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1, restarts=restarts) == (
-        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process could take "
-        f"all steps in 24% of it. Use fewer workers. Stay with processes, since a worker was restarted {times}."
+        "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process would need "
+        f"24% of the time for all steps. Use fewer workers. Stay with processes, since a worker was restarted {times}."
     )
 
 
