@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,8 @@ def plan_bench(
     goals: bool = False,
 ) -> BenchPlan:
     """Make a plan from the command line's options. Raises UsageError; MissingExtra without Gymnasium or matplotlib."""
+    if sys.platform != "linux":
+        raise UsageError("envmanager bench needs Linux: it measures worker processes.")
     _require(plot)
     _make_folder(plot)
     names = _known(workloads, ALL, "workload") or (QUICK if quick else tuple(ALL))

@@ -158,7 +158,7 @@ class Recovery:
         try:
             response = self._launch_again(entry)
         except (OSError, EnvManagerError) as error:
-            return error if isinstance(error, WorkerError) else _could_not_start(entry.worker_id, error)
+            return error if isinstance(error, WorkerError) else _could_not_start(entry, error)
         except BaseException:  # a Ctrl-C meanwhile: the next call begins anew
             replacement.is_started = False
             replacement.generation += 1
@@ -272,6 +272,6 @@ def _begins_anew(steps: Any) -> bool:
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())
 
 
-def _could_not_start(worker_id: int, error: Exception) -> WorkerError:
-    text = f"worker {worker_id} could not be started again: {error}"
-    return WorkerError(text, worker_id=worker_id, env_ids=(), phase="start", cause=str(error))
+def _could_not_start(entry: Entry, error: Exception) -> WorkerError:
+    text = f"worker {entry.worker_id} could not be started again: {error}"
+    return WorkerError(text, worker_id=entry.worker_id, env_ids=entry.env_ids, phase="start", cause=str(error))

@@ -433,6 +433,8 @@ def test_a_replacement_that_cannot_be_started_is_tried_again_within_the_budget(e
 
     assert bench.started == [(0, 1), (0, 2), (0, 3)]
     assert bench.count(events.NotStarted, events.Raised, events.Failed) == (2, 0, 3)
+    refusals = [event.error for event in bench.recovery.events if isinstance(event, events.NotStarted)]
+    assert [refusal.env_ids for refusal in refusals] == [bench.entries[0].env_ids] * 2 != [()] * 2
     assert (told.lost.cause.exit, told.lost.generation) == ("SIGKILL", 3)
     assert bench.recovery.steps_lost == 1
 
