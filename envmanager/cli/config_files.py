@@ -66,7 +66,9 @@ def _parse_toml(text: str, path: Path) -> Any:
     except ImportError:  # Python 3.10
         toml = _import_or_say("tomli", str(path))
     try:
-        return toml.loads(text)
+        document = toml.loads(text)
+        repr(document)  # a hexadecimal number may have more digits than Python shows, in an error too
+        return document
     except (ValueError, RecursionError) as error:  # the parser raises these itself: too many digits, nested too deep
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
@@ -97,8 +99,15 @@ _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[e
 @functools.cache
 def _loader(yaml: Any) -> Any:
     """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers."""
+
+    def whole_number(loader: Any, node: Any) -> int:
+        number: int = loader.construct_yaml_int(node)
+        repr(number)  # ValueError for one with more digits than Python shows, which a hexadecimal one may have
+        return number
+
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    loader.add_constructor("tag:yaml.org,2002:int", whole_number)
     return loader
 
 
