@@ -5,6 +5,7 @@ The rule: a resumed training keeps the lines up to its checkpoint, and drops tho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from envmanager.observe.metrics_writer import RunFacts
 
 FILE = "metrics.csv"
 _COLUMNS = ("steps", "name", "value")
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class CsvMetrics:
@@ -36,7 +38,7 @@ class CsvMetrics:
 
 def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
     rows = csv_files.rows_of(path, _COLUMNS)
-    return [tuple(row.values()) for row in rows if row["steps"].isdigit() and int(row["steps"]) <= steps]
+    return [tuple(row.values()) for row in rows if _NUMBER.fullmatch(row["steps"]) and int(row["steps"]) <= steps]
 
 
 def is_of_others(path: Path) -> bool:

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from safetensors.numpy import load_file, save_file
 
 from envmanager.data.specs import zeros
-from envmanager.errors import EnvManagerError
+from envmanager.errors import EnvManagerError, UsageError
 from envmanager.training import load_policy
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
@@ -241,6 +241,11 @@ def run_of(config: dict[str, Any], folder: Path) -> Path:
     return run
 
 
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_of(CART_POLE, tmp_path_factory.mktemp("one"))
+
+
 def all_damages(run: Path) -> list[Damage]:
     folder = checkpoint_in(run)
     return [*json_damages(folder), *file_damages(folder), *array_damages(folder)]
@@ -253,6 +258,66 @@ def test_a_damaged_checkpoint_is_refused_with_its_folder_or_works(config: dict[s
     for number, damage in enumerate(random.Random(1).sample(damages, 60)):
         outcomes.add(damage, resumes=number % 3 == 0)
     assert not outcomes.raw + outcomes.unnamed, str(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda facts: facts.update(parts=None), "state.json: parts should be a mapping, but is None"),
+        (lambda facts: facts["parts"].pop("controller"), "parts.controller should be a mapping, but is None"),
+        (lambda facts: facts["parts"]["controller"].pop("n_steps"), "parts.controller.n_steps is missing"),
+        (
+            lambda facts: facts["parts"]["controller"]["recent_episodes"][0].pop(),
+            r"recent_episodes\[0\] should be a list of behavior, agent_id, total, length, but is a list",
+        ),
+        (
+            lambda facts: facts["parts"]["controller"]["specs"]["default"]["action"].update(dtype=None),
+            "specs.default should be a spec of observations and actions, but is a dict",
+        ),
+    ],
+)
+def test_the_file_the_key_and_what_to_do_are_said(
+    one_run: Path, damage: Callable[[Any], None], words: str, tmp_path: Path
+) -> None:
+    run = shutil.copytree(one_run, tmp_path / "run")
+    facts = json.loads((checkpoint_in(run) / "state.json").read_text())
+    damage(facts)
+    write_json(checkpoint_in(run), facts)
+    for act in (load_policy, lambda run: trained(CART_POLE, run, more_steps=20)):
+        with pytest.raises(UsageError, match=rf"{checkpoint_in(run)} cannot be read: .*{words}.*write its name into"):
+            act(run)
+
+
+def test_arrays_of_the_optimizer_that_are_of_another_shape_are_refused(one_run: Path, tmp_path: Path) -> None:
+    """PyTorch's fused step writes beyond the end of the smaller one."""
+    run = shutil.copytree(one_run, tmp_path / "run")
+    file = checkpoint_in(run) / "trainer-default.safetensors"
+    arrays = load_file(file)
+    save_file({**arrays, "optimizer.0.exp_avg": arrays["optimizer.0.exp_avg"][:1]}, file)
+    with pytest.raises(UsageError, match=r"optimizer.0.exp_avg should have the shape \[4, 4\], but is float32\[1, 4\]"):
+        trained(CART_POLE, run, more_steps=20)
+
+
+def test_a_training_goes_on_from_the_checkpoint_whose_name_is_written_into_latest(tmp_path: Path) -> None:
+    config = {**CART_POLE, "training": {**CART_POLE["training"], "checkpoint_every": 20}}
+    trained(config, tmp_path)
+    (tmp_path / "checkpoints" / "000000000040" / "state.json").write_text("")
+    with pytest.raises(UsageError, match=r"000000000040 cannot be read: state\.json: .*write its name into"):
+        trained(config, tmp_path, more_steps=20)
+
+    (tmp_path / "checkpoints" / "latest").write_text("000000000020")
+
+    assert trained(config, tmp_path, more_steps=20).n_steps_before == 20
+
+
+def test_what_a_later_version_says_besides_is_passed_over(one_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(one_run, tmp_path / "run")
+    facts = json.loads((checkpoint_in(run) / "state.json").read_text())
+    for table in (facts, facts["parts"]["controller"], facts["parts"]["trainer-default"]):
+        table["later"] = {"than": ["this"]}
+    write_json(checkpoint_in(run), facts)
+    assert load_policy(run).n_steps == 40
+    assert trained(CART_POLE, run, more_steps=20).n_steps_before == 40
 
 
 @pytest.mark.load

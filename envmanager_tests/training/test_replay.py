@@ -103,6 +103,15 @@ def test_restored_it_draws_the_same_rows() -> None:
     assert (replay.sample(50).rows == again.sample(50).rows).all()
 
 
+def test_without_rows_as_of_a_trainer_that_was_frozen_all_the_time_it_is_restored_too() -> None:
+    replay, again = (
+        Replay(EchoEnvironment.SPEC.observation, COLUMNS, capacity=1000, seed=seed, priority_exponent=0.6)
+        for seed in (0, 9)
+    )
+    again.restore(*replay.state())
+    assert len(again.store) == 0
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 3, 64, 100])
 def test_a_sum_tree_finds_the_place_in_which_a_mark_lies(capacity: int) -> None:
     chance = np.random.default_rng(capacity)

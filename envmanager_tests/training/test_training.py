@@ -134,6 +134,14 @@ def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with
     assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 500
 
 
+@pytest.mark.parametrize("trainer", [{**SMALL_PPO, "anneal": False}, SMALL_DQN], ids=["ppo", "dqn"])
+def test_resumed_with_another_learning_rate_it_learns_at_that(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    training(tmp_path, trainer).go()
+    again = training(tmp_path, {**trainer, "learning_rate": 0.25}, resume=True, steps=500)
+    again.go()
+    assert [group["lr"] for group in again.trainers["default"]._optimizer.param_groups] == [0.25]  # type: ignore[attr-defined]
+
+
 def test_resumed_it_plays_other_episodes_than_those_it_began_with(tmp_path: Path) -> None:
     seeds: list[int] = []
 

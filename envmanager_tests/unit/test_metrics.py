@@ -184,6 +184,16 @@ def test_a_training_that_goes_on_keeps_what_came_before_its_checkpoint(tmp_path:
     assert [row[::2] for row in rows_of(tmp_path)[1:]] == [["100", "1"], ["180", "3"]]
 
 
+@pytest.mark.parametrize("steps", ["", "x", "-1", "²", "9" * 5000], ids=["none", "text", "negative", "²", "digits"])
+def test_a_row_of_which_the_steps_are_no_number_is_left_out(tmp_path: Path, steps: str):
+    written(tmp_path, ({"loss": 1.0}, 100))
+    with (tmp_path / "metrics.csv").open("a", encoding="utf-8") as file:
+        file.write(f"{steps},loss,2\r\n")
+    written(tmp_path, resumed_at=150)
+
+    assert rows_of(tmp_path)[1:] == [["100", "loss", "1"]]
+
+
 def test_a_training_that_begins_anew_begins_a_new_table(tmp_path: Path):
     written(tmp_path, ({"loss": 1.0}, 100))
     written(tmp_path)
