@@ -113,7 +113,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
         )
         reason = getattr(error, "strerror", None) or error
         raise NotWritten(
-            f"the checkpoint after {n_steps:,} steps cannot be written to {directory}: {reason}. {advice}"
+            f"the checkpoint after {n_steps:,} agent steps cannot be written to {directory}: {reason}. {advice}"
         ) from error
     prune(directory, run, keep=keep)
     return finished

@@ -149,7 +149,7 @@ class SavedTraining:
         if spec is None:
             raise UsageError(
                 f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version "
-                "of this library. Train on with --resume, if only for a step: the next checkpoint says it."
+                "of this library. Go on with --resume for at least one step; the next checkpoint has the specs."
             )
         return spec
 
@@ -222,6 +222,13 @@ class SavedTraining:
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
     """Return the folder of a checkpoint, which is not read. Raises UsageError; the message lists all checkpoints."""
+    try:
+        return _found(path, checkpoint)
+    except OSError as error:  # a folder without permission, a name that is too long
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _found(path: Path, checkpoint: str | int) -> Path:
     if path.is_symlink():
         path = path.resolve()
     if path in checkpoints.written(path.parent):
@@ -281,13 +288,13 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
         arrays = [_fitting(*part) for part in parts]
     except SpecMismatch as error:
-        raise UsageError(f"the policy was given what it does not know: {error}.") from error
+        raise UsageError(f"the observation does not fit the policy: {error}.") from error
     sizes = {
         len(array) if array.ndim > len(leaf.shape) else None for array, (leaf, *_) in zip(arrays, parts, strict=True)
     }
     if len(sizes) > 1:
         told = ", ".join(f"{path} {describe_value(array)}" for array, (*_, path) in zip(arrays, parts, strict=True))
-        raise UsageError(f"the policy was given neither one observation nor a batch of as many in each part: {told}.")
+        raise UsageError(f"this is neither one observation nor a batch with as many rows in each part: {told}.")
     is_one = sizes == {None}
     return build(spec, [array[None] for array in arrays] if is_one else arrays), is_one
 
