@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from envmanager.adapters.factories import EnvFactory
-from envmanager.options import ManagerOptions, RestartPolicy, Timeouts
+from envmanager.options import ProcessOptions
 from envmanager.placing.placement import Placement
 from envmanager.placing.probing import place
 from envmanager.simple_env_manager import SimpleEnvManager
@@ -23,9 +23,7 @@ def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -
     ``local_envs="auto"`` allows some environments in this process and the others in workers. ``stats().placement``
     gives the choice and the reason. The probe and the constructors raise the same errors.
     """
-    options["timeouts"] = options.get("timeouts") or Timeouts()
-    options["restarts"] = options.get("restarts") or RestartPolicy()
-    checked = ManagerOptions(kind="auto", n_envs=n_envs, **options)
+    checked = ProcessOptions(n_envs=n_envs, **options)
     placement = _place(env_factory, checked)
     options["n_workers"], options["local_envs"] = placement.n_workers, placement.local_envs
     kind = SimpleEnvManager if placement.kind == "simple" else SubprocessEnvManager
@@ -34,7 +32,7 @@ def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -
     return manager
 
 
-def _place(env_factory: EnvFactory, options: ManagerOptions) -> Placement:
+def _place(env_factory: EnvFactory, options: ProcessOptions) -> Placement:
     if sys.platform != "linux":
         return Placement("simple", 1, "in this process, because worker processes need Linux")
     return place(SubprocessEnvManager, env_factory, options, in_process=True)

@@ -5,11 +5,13 @@ The rule: an invalid object cannot be made. Combinations of options are checked 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import attrs
 
@@ -247,8 +249,16 @@ class ResetConfig:
         return parsed
 
 
-def _wait(value: Any) -> Wait:
+def _wait(value: Wait | str | int) -> Wait:
     return Wait.parse(value)
+
+
+def _given_timeouts(value: Timeouts | None) -> Timeouts:
+    return Timeouts() if value is None else value
+
+
+def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
+    return RestartPolicy() if value is None else value
 
 
 def _timeouts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
@@ -308,8 +318,62 @@ def _optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
         raise UsageError(f"{attribute.name} must be a mapping of its options, not {type(value).__name__}.")
 
 
+@attrs.frozen
+class KindOptions:
+    """The options that every kind of manager with workers takes."""
+
+    n_envs: int = attrs.field(default=1, validator=at_least(1))
+    n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count, kw_only=True)
+    wait: Wait = attrs.field(default="any", converter=_wait, kw_only=True)  # type: ignore[assignment]  # converted
+    timeouts: Timeouts = attrs.field(default=None, converter=_given_timeouts, validator=_timeouts, kw_only=True)
+    restarts: RestartPolicy = attrs.field(default=None, converter=_given_restarts, validator=_restarts, kw_only=True)
+    infos: bool = attrs.field(default=False, validator=flag, kw_only=True)
+    check_values: bool = attrs.field(default=False, validator=flag, kw_only=True)
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)), kw_only=True)
+    worker_env: Mapping[str, str] | None = attrs.field(
+        default=None, validator=_optional_texts_by_name, repr=False, kw_only=True
+    )
+    log_dir: str | None = attrs.field(
+        default=None, converter=_path_as_text, validator=_optional_directory, kw_only=True
+    )
+    trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file, kw_only=True)
+
+    @property
+    def of_the_manager(self) -> dict[str, Any]:
+        """The options that ``EnvManager.__init__`` takes."""
+        names = ("wait", "seed", "restarts", "check_values", "trace")
+        return {name: getattr(self, name) for name in names}
+
+
+def check_n_workers(n_workers: WorkerCount, n_envs: int, local_envs: int = 0) -> None:
+    """Raise UsageError when there are more workers than environments for them."""
+    if isinstance(n_workers, int) and n_workers > n_envs - local_envs:
+        more = f"n_envs={n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
+        raise UsageError(
+            f"n_workers={n_workers} is more than {more}: a worker without an environment has nothing to do."
+        )
+
+
 @attrs.frozen(kw_only=True)
-class ManagerOptions:
+class ProcessOptions(KindOptions):
+    """The options of SubprocessEnvManager and of SimpleEnvManager."""
+
+    local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
+    start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
+    zero_copy: bool = attrs.field(default=False, validator=flag)
+
+    def __attrs_post_init__(self) -> None:
+        local_envs = 0 if self.local_envs == "auto" else self.local_envs
+        if local_envs >= self.n_envs:
+            raise UsageError(
+                f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
+                'kind="simple" for all of them in this process.'
+            )
+        check_n_workers(self.n_workers, self.n_envs, local_envs)
+
+
+@attrs.frozen(kw_only=True)
+class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
     ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
@@ -318,8 +382,8 @@ class ManagerOptions:
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
     other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
 
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` define how each environment is made; see EnvRecipe.
-    ``kind="godot"`` refuses them, because an engine makes its game itself.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
+    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
     """
 
     kind: str = "subprocess"
@@ -328,34 +392,33 @@ class ManagerOptions:
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
     imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
-    n_envs: int = attrs.field(default=1, validator=at_least(1))
-    n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count)
-    local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
-    start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
-    wait: Wait = attrs.field(factory=Wait, converter=_wait)
-    timeouts: Timeouts = attrs.field(factory=Timeouts, validator=_timeouts)
-    restarts: RestartPolicy = attrs.field(factory=RestartPolicy, validator=_restarts)
-    zero_copy: bool = attrs.field(default=False, validator=flag)
-    infos: bool = attrs.field(default=False, validator=flag)
-    check_values: bool = attrs.field(default=False, validator=flag)
-    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)))
-    worker_env: Mapping[str, str] | None = attrs.field(default=None, validator=_optional_texts_by_name, repr=False)
-    log_dir: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_directory)
-    trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file)
     engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options)
     cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         recipes.check_render_mode(self.env_kwargs, self.render_mode)
-        local_envs = 0 if self.local_envs == "auto" else self.local_envs
-        if local_envs >= self.n_envs:
-            raise UsageError(
-                f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
-                'kind="simple" for all of them in this process.'
-            )
-        n_apart = self.n_envs - local_envs
-        if isinstance(self.n_workers, int) and self.n_workers > n_apart:
-            more = f"n_envs={self.n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
-            raise UsageError(
-                f"n_workers={self.n_workers} is more than {more}: a worker without an environment has nothing to do."
-            )
+
+
+_P = ParamSpec("_P")
+_Constructor = Callable[Concatenate[Any, Any, _P], None]
+_Options = TypeVar("_Options", bound=KindOptions)
+
+
+def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
+    """Let a constructor ``(self, env_factory, options)`` take the fields of ``options_class`` one by one.
+
+    So a kind of manager writes none of its options again: editors and ``help()`` show the fields with their defaults.
+    """
+
+    def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:
+        @functools.wraps(constructor)
+        def take(self: Any, env_factory: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            constructor(self, env_factory, options_class(*args, **kwargs))
+
+        own = list(inspect.signature(constructor).parameters.values())[:2]
+        fields = list(inspect.signature(options_class).parameters.values())
+        take.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+        return cast(_Constructor[_P], take)  # which also takes env_factory by name
+
+    return decorate

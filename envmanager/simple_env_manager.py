@@ -6,7 +6,7 @@ with worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from envmanager.data.reports import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats
-from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import ProcessOptions, takes
 
 
 class SimpleEnvManager(EnvManager):
@@ -33,52 +33,10 @@ class SimpleEnvManager(EnvManager):
     ``restarts``. An environment that hangs or crashes does the same to this process.
     """
 
-    def __init__(
-        self,
-        env_factory: EnvFactory,
-        n_envs: int = 1,
-        *,
-        n_workers: WorkerCount = None,
-        local_envs: LocalCount = 0,
-        start_method: StartMethod | None = None,
-        wait: Wait | str | int = "any",
-        timeouts: Timeouts | None = None,
-        restarts: RestartPolicy | None = None,
-        zero_copy: bool = False,
-        infos: bool = False,
-        check_values: bool = False,
-        seed: int | None = None,
-        worker_env: Mapping[str, str] | None = None,
-        log_dir: str | None = None,
-        trace: str | None = None,
-    ) -> None:
-        options = ManagerOptions(
-            kind="simple",
-            n_envs=n_envs,
-            n_workers=n_workers,
-            local_envs=local_envs,
-            start_method=start_method,
-            wait=wait,
-            timeouts=Timeouts() if timeouts is None else timeouts,
-            restarts=RestartPolicy() if restarts is None else restarts,
-            zero_copy=zero_copy,
-            infos=infos,
-            check_values=check_values,
-            seed=seed,
-            worker_env=worker_env,
-            log_dir=log_dir,
-            trace=trace,
-        )
-        super().__init__(
-            [range(n_envs)],
-            wait=options.wait,
-            seed=seed,
-            restarts=options.restarts,
-            zero_copy=zero_copy,
-            check_values=check_values,
-            trace=options.trace,
-        )
-        factories = factories_for(env_factory, n_envs)
+    @takes(ProcessOptions)
+    def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
+        super().__init__([range(options.n_envs)], zero_copy=options.zero_copy, **options.of_the_manager)
+        factories = factories_for(env_factory, options.n_envs)
         self.start(LocalHost(factories, options, self._table.entries[0], self._listener, self.events))
 
 
@@ -86,7 +44,7 @@ class LocalHost(WorkerHost):
     """One worker in this process for all environments."""
 
     def __init__(
-        self, factories: Sequence[Any], options: ManagerOptions, entry: Entry, listener: Listener, events: EventLog
+        self, factories: Sequence[Any], options: ProcessOptions, entry: Entry, listener: Listener, events: EventLog
     ) -> None:
         super().__init__()
         self._factories = factories

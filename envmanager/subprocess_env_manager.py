@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -26,7 +25,7 @@ from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.options import LocalCount, ManagerOptions, RestartPolicy, StartMethod, Timeouts, Wait, WorkerCount
+from envmanager.options import ProcessOptions, takes
 from envmanager.placing.probing import place
 
 __all__ = ["SubprocessEnvManager", "worker"]
@@ -53,61 +52,22 @@ class SubprocessEnvManager(EnvManager):
     others were stopped.
     """
 
-    def __init__(
-        self,
-        env_factory: EnvFactory,
-        n_envs: int = 1,
-        *,
-        n_workers: WorkerCount = None,
-        local_envs: LocalCount = 0,
-        start_method: StartMethod | None = None,
-        wait: Wait | str | int = "any",
-        timeouts: Timeouts | None = None,
-        restarts: RestartPolicy | None = None,
-        zero_copy: bool = False,
-        infos: bool = False,
-        check_values: bool = False,
-        seed: int | None = None,
-        worker_env: Mapping[str, str] | None = None,
-        log_dir: str | None = None,
-        trace: str | None = None,
-    ) -> None:
+    @takes(ProcessOptions)
+    def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         _require_linux()
         from envmanager._workers.process_host import ProcessHost
 
-        self._options = ManagerOptions(
-            n_envs=n_envs,
-            n_workers=n_workers,
-            local_envs=local_envs,
-            start_method=start_method,
-            wait=wait,
-            timeouts=Timeouts() if timeouts is None else timeouts,
-            restarts=RestartPolicy() if restarts is None else restarts,
-            zero_copy=zero_copy,
-            infos=infos,
-            check_values=check_values,
-            seed=seed,
-            worker_env=worker_env,
-            log_dir=log_dir,
-            trace=trace,
-        )
-        if n_workers == "auto" or local_envs == "auto":
-            placement = place(SubprocessEnvManager, env_factory, self._options, in_process=False)
-            n_workers, local_envs, self.placement = placement.n_workers, placement.local_envs, str(placement)
-            self._options = attrs.evolve(self._options, n_workers=n_workers, local_envs=local_envs)
+        if "auto" in (options.n_workers, options.local_envs):
+            placement = place(SubprocessEnvManager, env_factory, options, in_process=False)
+            self.placement = str(placement)
+            options = attrs.evolve(options, n_workers=placement.n_workers, local_envs=placement.local_envs)
+        n_envs, local_envs = options.n_envs, options.local_envs
+        assert isinstance(local_envs, int)
         n_apart = n_envs - local_envs
-        blocks = deal(n_apart, n_apart if n_workers is None else n_workers)
+        blocks = deal(n_apart, options.n_workers if isinstance(options.n_workers, int) else n_apart)
         if local_envs:
             blocks.append(range(n_apart, n_envs))
-        super().__init__(
-            blocks,
-            wait=self._options.wait,
-            seed=seed,
-            restarts=self._options.restarts,
-            zero_copy=zero_copy,
-            check_values=check_values,
-            trace=self._options.trace,
-        )
+        super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)
         this = weakref.ref(self)
 
         def create(worker_id: int) -> EnvWorker:
@@ -117,7 +77,7 @@ class SubprocessEnvManager(EnvManager):
 
         self._processes = ProcessHost(
             factories_for(env_factory, n_envs),
-            self._options,
+            options,
             self._table.entries,
             calls=self._calls,
             listener=self._listener,

@@ -20,7 +20,7 @@ from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
-from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.options import KindOptions, ResetConfig
 
 
 class Reporter:
@@ -69,7 +69,7 @@ class GroupFactory:
         cls,
         factories: Sequence[Any],
         env_ids: Sequence[int],
-        options: ManagerOptions,
+        options: KindOptions,
         *,
         worker_id: int,
         generation: int,

@@ -38,17 +38,19 @@ from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
 from envmanager.observe.events import EventLog
-from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.system.interrupts import held
 
 
 class ProcessHost(RemoteHost[WorkerHandle]):
     """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
 
+    _options: ProcessOptions
+
     def __init__(
         self,
         factories: Sequence[Any],
-        options: ManagerOptions,
+        options: ProcessOptions,
         entries: Sequence[Entry],
         *,
         calls: Calls,

@@ -28,7 +28,7 @@ from envmanager.data.steps import CommandName
 from envmanager.errors import WorkerError
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
-from envmanager.options import ManagerOptions
+from envmanager.options import KindOptions
 from envmanager.system.interrupts import held
 from envmanager.system.refusals import absolute, advice
 
@@ -44,7 +44,7 @@ class RemoteHost(WorkerHost, Generic[Worker]):
 
     def __init__(
         self,
-        options: ManagerOptions,
+        options: KindOptions,
         entries: Sequence[Entry],
         *,
         calls: Calls,

@@ -28,10 +28,10 @@ from envmanager.godot.engine_queue import EngineQueue
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
 from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, GodotOptions
 from envmanager.godot.worker import EngineWorker
 from envmanager.observe.events import EventLog
-from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.options import ResetConfig
 
 _ENGINE_SEEDS = 2**31
 """Of what an engine draws before the first reset with a seed: no environment's number."""
@@ -63,8 +63,7 @@ class EngineHost(RemoteHost[EngineWorker]):
     def __init__(
         self,
         env: str,
-        engine: EngineOptions,
-        options: ManagerOptions,
+        options: GodotOptions,
         entries: Sequence[Entry],
         *,
         calls: Calls,
@@ -78,7 +77,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             return EngineResources(listener.hear, options.timeouts.close_s, spin_ns=trainer_spin_ns(len(entries)))
 
         super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
-        self._engine = engine
+        self._engine = engine = options.engine
         self._env = env
         self._game: Game | None = None
         self._cores = sorted(os.sched_getaffinity(0)) if engine.pin else []

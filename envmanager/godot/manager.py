@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,8 +24,8 @@ from envmanager.data.env_rows import deal
 from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.godot.options import EngineOptions
-from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait, WorkerCount
+from envmanager.godot.options import GodotOptions
+from envmanager.options import WorkerCount, check_n_workers, takes
 from envmanager.system.cores import count_cores
 
 if TYPE_CHECKING:
@@ -59,54 +59,21 @@ class GodotEnvManager(EnvManager):
     _host_class: type[EngineHost] | None = None
     """Class of the host, if it is another than EngineHost."""
 
-    def __init__(
-        self,
-        env: str,
-        n_envs: int = 1,
-        *,
-        n_workers: WorkerCount = None,
-        engine: EngineOptions | Mapping[str, Any] | None = None,
-        wait: Wait | str | int = "any",
-        timeouts: Timeouts | None = None,
-        restarts: RestartPolicy | None = None,
-        infos: bool = False,
-        check_values: bool = False,
-        seed: int | None = None,
-        worker_env: Mapping[str, str] | None = None,
-        log_dir: str | None = None,
-        trace: str | None = None,
-    ) -> None:
+    @takes(GodotOptions)
+    def __init__(self, env: str, options: GodotOptions) -> None:
         if sys.platform != "linux":
             raise UsageError("GodotEnvManager needs Linux (memfd, pidfd and epoll).")
         if isinstance(env, EnvRecipe):
             raise UsageError(_no_recipe(env))
         if not isinstance(env, str):
             raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
-        options = ManagerOptions(
-            kind="godot",
-            n_envs=n_envs,
-            n_workers=n_workers,
-            wait=wait,
-            timeouts=Timeouts() if timeouts is None else timeouts,
-            restarts=RestartPolicy() if restarts is None else restarts,
-            infos=infos,
-            check_values=check_values,
-            seed=seed,
-            worker_env=worker_env,
-            log_dir=log_dir,
-            trace=trace,
-        )
-        engine_options = EngineOptions.of(engine)
-        if engine_options.attach is not None:
+        if options.engine.attach is not None:
             options = _for_an_attached_game(options)
+        check_n_workers(options.n_workers, options.n_envs)
         super().__init__(
-            deal(n_envs, _n_engines(n_envs, options.n_workers)),
-            wait=options.wait,
-            seed=seed,
-            restarts=options.restarts,
+            deal(options.n_envs, _n_engines(options.n_envs, options.n_workers)),
             zero_copy=True,  # each answer has arrays of its own
-            check_values=check_values,
-            trace=options.trace,
+            **options.of_the_manager,
         )
         this = weakref.ref(self)
 
@@ -115,17 +82,14 @@ class GodotEnvManager(EnvManager):
             assert manager is not None
             return manager.create_worker(worker_id, manager.step_queue, env)
 
-        self._engines = self._make_host(env, engine_options, options, create)
+        self._engines = self._make_host(env, options, create)
         self.start(self._engines)
 
-    def _make_host(
-        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
-    ) -> EngineHost:
+    def _make_host(self, env: str, options: GodotOptions, create: Callable[[int], EnvWorker]) -> EngineHost:
         from envmanager.godot.engine_host import EngineHost  # only where there is Linux
 
         return (self._host_class or EngineHost)(
             env,
-            engine,
             options,
             self._table.entries,
             calls=self._calls,
@@ -153,7 +117,7 @@ def _n_engines(n_envs: int, n_workers: WorkerCount) -> int:
     return 1 if n_workers is None else n_workers
 
 
-def _for_an_attached_game(options: ManagerOptions) -> ManagerOptions:
+def _for_an_attached_game(options: GodotOptions) -> GodotOptions:
     """There is one, and only who plays it can start it again."""
     if options.n_workers not in (None, "auto", 1):
         raise UsageError(f"n_workers={options.n_workers} with engine.attach: one game is attached, so it must be 1.")

@@ -11,7 +11,7 @@ import attrs
 
 from envmanager.errors import UsageError
 from envmanager.godot.frames import dump_json
-from envmanager.options import at_least, flag, one_of
+from envmanager.options import KindOptions, at_least, flag, one_of
 from envmanager.structuring import structure
 
 _ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
@@ -85,3 +85,14 @@ class EngineOptions:
         if self.attach is None:
             return "127.0.0.1", 0
         return "127.0.0.1", int(self.attach.rpartition(":")[2])
+
+
+def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
+    return EngineOptions.of(value)
+
+
+@attrs.frozen(kw_only=True)
+class GodotOptions(KindOptions):
+    """The options of GodotEnvManager."""
+
+    engine: EngineOptions = attrs.field(default=None, converter=_engine)

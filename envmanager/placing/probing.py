@@ -35,7 +35,7 @@ from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
-from envmanager.options import ManagerOptions, RestartPolicy
+from envmanager.options import ProcessOptions, RestartPolicy
 from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.cores import count_cores
@@ -62,7 +62,7 @@ class ProbeEnded(Exception):
 
 
 def place(
-    manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, *, in_process: bool
+    manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions, *, in_process: bool
 ) -> Placement:
     """Return where environments of ``env_factory`` should run, after probing the first of them; log the choice.
 
@@ -91,7 +91,7 @@ def place(
     return placement
 
 
-def measure(manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions) -> Probe:
+def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
     """Return the Probe of the first environment of ``env_factory``, taken in a worker process that then ends.
 
     Raises ProbeEnded when the reset or a step ends that process or takes too long; the WorkerError of an environment

@@ -28,7 +28,7 @@ from envmanager.data.reports import StartReport
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
-from envmanager.options import ManagerOptions, ResetConfig
+from envmanager.options import KindOptions, ResetConfig
 from envmanager.ray_cluster.answer_queue import AnswerQueue
 from envmanager.ray_cluster.cluster import Cluster, is_connected
 from envmanager.ray_cluster.worker import RayWorker
@@ -45,7 +45,7 @@ class RayHost(WorkerHost):
         self,
         factories: Sequence[Any],
         cluster: Cluster,
-        options: ManagerOptions,
+        options: KindOptions,
         entries: Sequence[Entry],
         *,
         calls: Calls,

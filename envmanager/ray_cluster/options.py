@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.options import at_least
+from envmanager.options import LocalCount, ProcessOptions, StartMethod, at_least
 from envmanager.structuring import structure
 
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "custom")
@@ -92,3 +92,40 @@ class ClusterOptions:
         if isinstance(options, ClusterOptions):
             return options
         return structure(cls, options or {}, where="cluster")
+
+
+def _means_nothing(why: str) -> Any:
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value:
+            raise UsageError(
+                f"{attribute.name}={value!r} means nothing to the manager kind 'ray': {why}. Leave it out."
+            )
+
+    return check
+
+
+_SINGLE = ("envs_per_worker", "resources", "placement", "address", "runtime_env")
+"""The fields of ClusterOptions that RayEnvManager takes one by one too."""
+
+
+@attrs.frozen(kw_only=True)
+class RayOptions(ProcessOptions):
+    """The options of RayEnvManager."""
+
+    envs_per_worker: int | None = None
+    resources: Mapping[str, Any] | None = None
+    placement: Any = None
+    address: str | None = None
+    runtime_env: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
+    cluster: ClusterOptions | Mapping[str, Any] | None = attrs.field(default=None, repr=False)
+    local_envs: LocalCount = attrs.field(default=0, validator=_means_nothing("the trainer's process hosts none"))
+    start_method: StartMethod | None = attrs.field(default=None, validator=_means_nothing("Ray starts its processes"))
+    zero_copy: bool = attrs.field(default=False, validator=_means_nothing("no memory is shared between machines"))
+
+    @property
+    def on_cluster(self) -> ClusterOptions:
+        """The options about the cluster. Raises UsageError when they are given in two ways."""
+        given = {name: getattr(self, name) for name in _SINGLE if getattr(self, name) is not None}
+        if self.cluster is not None and given:
+            raise UsageError(f"{', '.join(given)} and cluster are both given: put all of it into one of them.")
+        return ClusterOptions.of(given if self.cluster is None else self.cluster)

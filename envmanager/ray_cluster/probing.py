@@ -22,10 +22,9 @@ from typing import Any
 
 import attrs
 
-from envmanager.options import ManagerOptions
 from envmanager.placing.placement import Probe, describe_seconds
 from envmanager.placing.probing import ProbeEnded, measure
-from envmanager.ray_cluster.options import ClusterOptions
+from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
 CALL_S = 400e-6
 """The trainer's part in one call of an actor, measured on one core (docs/ray.md); it makes one call after another."""
@@ -49,7 +48,7 @@ class ClusterPlacement:
 
 
 def place_on_cluster(
-    manager_class: Callable[..., Any], env_factory: Any, options: ManagerOptions, cluster: ClusterOptions, n_cpus: int
+    manager_class: Callable[..., Any], env_factory: Any, options: RayOptions, cluster: ClusterOptions, n_cpus: int
 ) -> ClusterPlacement:
     """Return how many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; log it.
 

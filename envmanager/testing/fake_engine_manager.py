@@ -21,8 +21,7 @@ from envmanager.core.table import Entry
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engines import DEFAULT_TICKS_PER_SECOND, Game
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.options import EngineOptions
-from envmanager.options import ManagerOptions
+from envmanager.godot.options import GodotOptions
 
 _PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
 
@@ -72,10 +71,8 @@ class FakeEngineManager(GodotEnvManager):
         options["n_workers"] = options.get("n_workers") or n_envs
         super().__init__("fake", n_envs, **options)
 
-    def _make_host(
-        self, env: str, engine: EngineOptions, options: ManagerOptions, create: Callable[[int], EnvWorker]
-    ) -> EngineHost:
-        host = super()._make_host(env, engine, options, create)
+    def _make_host(self, env: str, options: GodotOptions, create: Callable[[int], EnvWorker]) -> EngineHost:
+        host = super()._make_host(env, options, create)
         assert isinstance(host, _FakeHost)
         host.factories, host.mode = self._factories, self._mode
         return host
