@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from envmanager.core.asking import Asker, one_for_each
 from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
-from envmanager.core.hosts import EnvWorker, WorkerHost
+from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost
 from envmanager.core.launching import Launcher
 from envmanager.core.listening import Listener
 from envmanager.core.policy_steps import PolicySteps
@@ -122,6 +122,14 @@ class EnvManager(ABC):
 
         Raises the error of the first worker that could not start, after all others were stopped.
         """
+        this, env_factory = weakref.ref(self), host.env_factory
+
+        def create(worker_id: int) -> EnvWorker:
+            manager = this()
+            assert manager is not None
+            return manager.create_worker(worker_id, manager.step_queue, env_factory)
+
+        host.open(HostContext(self._table.entries, self._calls, self._listener, self.events, create))
         self._host = host
         for part in (self._launcher, self._policy_steps, self._row_steps, self._resets, self._asker):
             part.host = host
@@ -142,6 +150,10 @@ class EnvManager(ABC):
             raise
 
     # The interface for trainers.
+
+    def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
+        """Start one worker. Only for kinds whose host calls it; tests replace it by a function that makes a fake."""
+        return self._some_host.make_worker(worker_id)
 
     @property
     def n_envs(self) -> int:

@@ -15,11 +15,8 @@ from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.core.hosts import EnvWorker, WorkerHost
-from envmanager.core.listening import Listener
-from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.env_manager import EnvManager
-from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ProcessOptions, takes
 
@@ -36,22 +33,16 @@ class SimpleEnvManager(EnvManager):
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         super().__init__([range(options.n_envs)], zero_copy=options.zero_copy, **options.of_the_manager)
-        factories = factories_for(env_factory, options.n_envs)
-        self.start(LocalHost(factories, options, self._table.entries[0], self._listener, self.events))
+        self.start(LocalHost(factories_for(env_factory, options.n_envs), options))
 
 
 class LocalHost(WorkerHost):
     """One worker in this process for all environments."""
 
-    def __init__(
-        self, factories: Sequence[Any], options: ProcessOptions, entry: Entry, listener: Listener, events: EventLog
-    ) -> None:
+    def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()
         self._factories = factories
         self._options = options
-        self._entry = entry
-        self._listener = listener
-        self._events = events
         self.rewrites_arrays = not options.zero_copy
         self.step_queue = LocalStepQueue(self.workers)
 
@@ -70,9 +61,9 @@ class LocalHost(WorkerHost):
         return LocalWorker(
             worker_id,
             factory,
-            self._entry.times,
-            self._events,
-            on_news=self._listener.hear,
+            self.context.entries[worker_id].times,
+            self.context.events,
+            on_news=self.context.listener.hear,
             rotates=options.zero_copy,
             lends=True,
         )
@@ -86,7 +77,7 @@ class LocalHost(WorkerHost):
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """Return ``known``, with ``wait_share`` set to the share of the time in which the environments stepped."""
-        share = 1.0 - known.workers[0].idle_share if self._entry.times.steps else 0.0
+        share = 1.0 - known.workers[0].idle_share if self.context.entries[0].times.steps else 0.0
         return attrs.evolve(known, wait_share=share, in_process=True)
 
     def close(self) -> None:

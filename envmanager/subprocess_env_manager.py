@@ -14,14 +14,11 @@ workers that ``create_worker`` started itself, so that tests can replace workers
 from __future__ import annotations
 
 import sys
-import weakref
-from typing import Any
 
 import attrs
 
 from envmanager._workers.child import worker
-from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.core.hosts import EnvWorker
+from envmanager.adapters.factories import EnvFactory
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
@@ -68,30 +65,7 @@ class SubprocessEnvManager(EnvManager):
         if local_envs:
             blocks.append(range(n_apart, n_envs))
         super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)
-        this = weakref.ref(self)
-
-        def create(worker_id: int) -> EnvWorker:
-            manager = this()
-            assert manager is not None
-            return manager.create_worker(worker_id, manager.step_queue, env_factory)
-
-        self._processes = ProcessHost(
-            factories_for(env_factory, n_envs),
-            options,
-            self._table.entries,
-            calls=self._calls,
-            listener=self._listener,
-            events=self.events,
-            create=create,
-        )
-        self.start(self._processes)
-
-    def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker process, or make the local worker of ``local_envs``, which starts with its first command.
-
-        Tests replace this method by one that returns a fake.
-        """
-        return self._processes.make_worker(worker_id)
+        self.start(ProcessHost(env_factory, options))
 
 
 def _require_linux() -> None:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -29,15 +29,12 @@ from envmanager._workers.resources import ProcessResources
 from envmanager._workers.spin import spin_ns
 from envmanager._workers.wire import dumps_command
 from envmanager._workers.worker_rows import WorkerRows
-from envmanager.adapters.factories import check_travel
-from envmanager.core.calls import Calls
-from envmanager.core.hosts import EnvWorker
-from envmanager.core.listening import Listener
+from envmanager.adapters.factories import check_travel, factories_for
+from envmanager.core.hosts import EnvWorker, HostContext
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
-from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.system.interrupts import held
 
@@ -47,26 +44,9 @@ class ProcessHost(RemoteHost[WorkerHandle]):
 
     _options: ProcessOptions
 
-    def __init__(
-        self,
-        factories: Sequence[Any],
-        options: ProcessOptions,
-        entries: Sequence[Entry],
-        *,
-        calls: Calls,
-        listener: Listener,
-        events: EventLog,
-        create: Callable[[int], EnvWorker],
-    ) -> None:
-        self._spin_ns = spin_ns(len(entries))
-
-        def make_resources() -> ProcessResources:
-            return ProcessResources(listener.hear, events, options.timeouts.close_s, spin_ns=self._spin_ns)
-
-        super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
-        self._factories = factories
-        self._listener = listener
-        self._local_id = len(entries) - 1 if options.local_envs else None
+    def __init__(self, env_factory: Any, options: ProcessOptions) -> None:
+        super().__init__(env_factory, options)
+        self._factories = factories_for(env_factory, options.n_envs)
         self._n_slots = 3 if options.zero_copy else 1
         self._slots = 0
         self._worker_rows: list[WorkerRows] = []
@@ -76,8 +56,17 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
         """By slot and worker, where the rewards of those rows lie: steps with these arrays are written in place."""
         self.rewrites_arrays = False  # as long as no memory is shared: fakes do not
+
+    def open(self, context: HostContext) -> None:
+        self._spin_ns = spin_ns(len(context.entries))
+        self._local_id = len(context.entries) - 1 if self._options.local_envs else None
+        super().open(context)
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.step_queue)
+
+    def _make_resources(self) -> ProcessResources:
+        context, close_s = self.context, self._options.timeouts.close_s
+        return ProcessResources(context.listener.hear, context.events, close_s, spin_ns=self._spin_ns)
 
     # Starting.
 
@@ -94,7 +83,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
-        entry, env_ids = self._entries[worker_id], self._entries[worker_id].env_ids
+        entry, env_ids = self.context.entries[worker_id], self.context.entries[worker_id].env_ids
         factory = GroupFactory.of(
             self._factories,
             env_ids,
@@ -105,13 +94,13 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         )
         self._slots += len(env_ids)
         if worker_id == self._local_id:
-            on_news, rotates = self._listener.hear, self._options.zero_copy
-            return LocalWorker(worker_id, factory, entry.times, self._events, on_news=on_news, rotates=rotates)
+            on_news, rotates = self.context.listener.hear, self._options.zero_copy
+            return LocalWorker(worker_id, factory, entry.times, self.context.events, on_news=on_news, rotates=rotates)
         with descriptors.standard_open():
             return self._start_process(entry, factory)
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
-        self._calls.require_open("the start of a worker")
+        self.context.calls.require_open("the start of a worker")
         options, resources = self._options, self._resources
         environ = options.worker_env
         if environ is None and options.start_method != "fork":
@@ -134,7 +123,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             log_dir=self._log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self._care_for(lambda: WorkerHandle(pickled, plan, self._events, entry.times))
+        return self._care_for(lambda: WorkerHandle(pickled, plan, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -150,7 +139,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
         block = Block.shared(layout, self._resources.memory_fd)
-        self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self._entries]
+        self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
         self.rewrites_arrays = not self._options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]
         for worker in workers:
@@ -159,7 +148,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         self._know_whole(block)
 
     def _know_whole(self, block: Block) -> None:
-        sizes = [len(entry.env_ids) for entry in self._entries]
+        sizes = [len(entry.env_ids) for entry in self.context.entries]
         n_envs, slots = sum(sizes), range(self._n_slots)
         agent_ids = only_agents(range(n_envs))
         for each in block.layout.behaviors:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic
 
 import attrs
@@ -20,13 +20,11 @@ from envmanager._workers import descriptors
 from envmanager._workers.remote import RemoteWorker, State
 from envmanager._workers.resources import Resources
 from envmanager._workers.watch import Worker
-from envmanager.core.calls import Calls
-from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
+from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.steps import CommandName
 from envmanager.errors import WorkerError
-from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions
 from envmanager.system.interrupts import held
@@ -42,30 +40,24 @@ a moment, and room."""
 class RemoteHost(WorkerHost, Generic[Worker]):
     """Workers in processes of their own."""
 
-    def __init__(
-        self,
-        options: KindOptions,
-        entries: Sequence[Entry],
-        *,
-        calls: Calls,
-        events: EventLog,
-        create: Callable[[int], EnvWorker],
-        make_resources: Callable[[], Resources[Worker]],
-    ) -> None:
-        """``create(worker_id)`` makes a worker, in the end by ``make_worker``; tests put fakes there."""
+    def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
+        self.env_factory = env_factory
         self._options = options
-        self._entries = entries
-        self._calls = calls
-        self._events = events
-        self._create = create
         self._log_dir = None if options.log_dir is None else absolute(options.log_dir)  # the trainer may move
         self._starting: list[Worker] = []
-        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(entries) + _MORE_DESCRIPTORS)
+
+    def open(self, context: HostContext) -> None:
+        super().open(context)
+        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
         with held():
-            self._resources: Any = make_resources()  # each kind of host uses more of its own
+            self._resources: Any = self._make_resources()  # each kind of host uses more of its own
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.step_queue
+
+    @abstractmethod
+    def _make_resources(self) -> Resources[Worker]:
+        """Acquire what the workers of this kind share."""
 
     @abstractmethod
     def make_worker(self, worker_id: int) -> EnvWorker:
@@ -73,10 +65,10 @@ class RemoteHost(WorkerHost, Generic[Worker]):
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if worker_id >= len(self.workers):
-            return self._create(worker_id)
+            return self.context.create(worker_id)
         self._replace(self.workers[worker_id])
         try:
-            return self._create(worker_id)
+            return self.context.create(worker_id)
         finally:
             self._starting.clear()  # nobody waits for it as for the first ones
 

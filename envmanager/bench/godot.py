@@ -14,7 +14,7 @@ from envmanager.bench.games import TICKS, find_engine
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, GodotOptions
 from envmanager.options import Timeouts
 
 START_S = 120.0
@@ -81,7 +81,8 @@ class UnevenHost(EngineHost):
 class UnevenManager(GodotEnvManager):
     """A manager of engines that differ in their ticks per action."""
 
-    _host_class = UnevenHost
+    def make_host(self, env: str, options: GodotOptions) -> EngineHost:
+        return UnevenHost(env, options)
 
 
 class Drawn:

@@ -12,14 +12,19 @@ The rule: the manager asks, the host never calls back, so a host can be read and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
+
+from envmanager.core.calls import Calls
+from envmanager.core.listening import Listener
 from envmanager.core.sources import ResponseSource, StepQueue
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
 
@@ -41,6 +46,18 @@ class EnvWorker(Protocol):
         ...
 
 
+@attrs.frozen
+class HostContext:
+    """The parts of a manager that its host works with."""
+
+    entries: Sequence[Entry]
+    calls: Calls
+    listener: Listener
+    events: EventLog
+    create: Callable[[int], EnvWorker]
+    """Makes a worker by the manager's ``create_worker``, which tests replace."""
+
+
 class WorkerHost(ABC):
     """Implement ``launch`` and ``close``; the other methods have defaults for workers that can always be reset."""
 
@@ -49,12 +66,20 @@ class WorkerHost(ABC):
     rewrites_arrays = True
     """Whether a worker writes its next step into the same arrays: they are then copied before they are handed out."""
 
+    env_factory: Any = None
+    """What environments are made of, as the user gave it."""
     steps_some_rows = True
     """Whether a worker can step a part of its environments; else those of one worker move together."""
+
+    context: HostContext
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
         """By worker_id."""
+
+    def open(self, context: HostContext) -> None:
+        """Acquire what the workers share. Called once, before the first launch."""
+        self.context = context
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
@@ -62,6 +87,10 @@ class WorkerHost(ABC):
 
         Generation 0 is the first. OSError says that it cannot be started, which counts as one more failure.
         """
+
+    def make_worker(self, worker_id: int) -> EnvWorker:
+        """Make a worker. Only hosts whose ``launch`` goes through ``context.create`` have this."""
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import Resources
-from envmanager.core.calls import Calls
-from envmanager.core.hosts import EnvWorker
-from envmanager.core.listening import Listener
+from envmanager.core.hosts import EnvWorker, HostContext
 from envmanager.core.table import Entry
 from envmanager.core.weak_calls import weakly
 from envmanager.data.seeding import derive_seed
@@ -30,7 +28,6 @@ from envmanager.godot.frames import dump_json
 from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
 from envmanager.godot.options import EngineOptions, GodotOptions
 from envmanager.godot.worker import EngineWorker
-from envmanager.observe.events import EventLog
 from envmanager.options import ResetConfig
 
 _ENGINE_SEEDS = 2**31
@@ -60,29 +57,23 @@ class EngineHost(RemoteHost[EngineWorker]):
 
     steps_some_rows = False
 
-    def __init__(
-        self,
-        env: str,
-        options: GodotOptions,
-        entries: Sequence[Entry],
-        *,
-        calls: Calls,
-        listener: Listener,
-        events: EventLog,
-        create: Callable[[int], EnvWorker],
-    ) -> None:
-        """UsageError when there is no such game, or no engine for it."""
+    _options: GodotOptions
 
-        def make_resources() -> EngineResources:
-            return EngineResources(listener.hear, options.timeouts.close_s, spin_ns=trainer_spin_ns(len(entries)))
-
-        super().__init__(options, entries, calls=calls, events=events, create=create, make_resources=make_resources)
-        self._engine = engine = options.engine
+    def __init__(self, env: str, options: GodotOptions) -> None:
+        super().__init__(env, options)
+        self._engine = options.engine
         self._env = env
         self._game: Game | None = None
-        self._cores = sorted(os.sched_getaffinity(0)) if engine.pin else []
-        self._engines_may_spin = engine.attach is None and engines_may_spin(len(entries))
+        self._cores = sorted(os.sched_getaffinity(0)) if options.engine.pin else []
         self.rewrites_arrays = False  # each answer has arrays of its own
+
+    def open(self, context: HostContext) -> None:
+        self._engines_may_spin = self._engine.attach is None and engines_may_spin(len(context.entries))
+        super().open(context)
+
+    def _make_resources(self) -> EngineResources:
+        context, close_s = self.context, self._options.timeouts.close_s
+        return EngineResources(context.listener.hear, close_s, spin_ns=trainer_spin_ns(len(context.entries)))
 
     @property
     def game(self) -> Game:
@@ -97,8 +88,8 @@ class EngineHost(RemoteHost[EngineWorker]):
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start an engine."""
-        self._calls.require_open("the start of a worker")
-        entry, options = self._entries[worker_id], self._options
+        self.context.calls.require_open("the start of a worker")
+        entry, options = self.context.entries[worker_id], self._options
         user_data = self._resources.scratch / f"user-{worker_id}"
         user_data.mkdir(exist_ok=True)
         plan = EnginePlan(
@@ -120,7 +111,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             log_dir=self._log_dir,
         )
         with descriptors.standard_open():
-            return self._care_for(lambda: EngineWorker(plan, self._events, entry.times))
+            return self._care_for(lambda: EngineWorker(plan, self.context.events, entry.times))
 
     def engine_options(self, worker_id: int) -> EngineOptions:
         """How this engine is started and driven."""

@@ -13,13 +13,10 @@ An engine is a worker, and its arenas are the worker's environments; there is no
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
 from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
@@ -56,9 +53,6 @@ class GodotEnvManager(EnvManager):
     are stopped.
     """
 
-    _host_class: type[EngineHost] | None = None
-    """Class of the host, if it is another than EngineHost."""
-
     @takes(GodotOptions)
     def __init__(self, env: str, options: GodotOptions) -> None:
         if sys.platform != "linux":
@@ -75,32 +69,13 @@ class GodotEnvManager(EnvManager):
             zero_copy=True,  # each answer has arrays of its own
             **options.of_the_manager,
         )
-        this = weakref.ref(self)
+        self.start(self.make_host(env, options))
 
-        def create(worker_id: int) -> EnvWorker:
-            manager = this()
-            assert manager is not None
-            return manager.create_worker(worker_id, manager.step_queue, env)
-
-        self._engines = self._make_host(env, options, create)
-        self.start(self._engines)
-
-    def _make_host(self, env: str, options: GodotOptions, create: Callable[[int], EnvWorker]) -> EngineHost:
+    def make_host(self, env: str, options: GodotOptions) -> EngineHost:
+        """Make the host of the engines; a subclass may make one of its own."""
         from envmanager.godot.engine_host import EngineHost  # only where there is Linux
 
-        return (self._host_class or EngineHost)(
-            env,
-            options,
-            self._table.entries,
-            calls=self._calls,
-            listener=self._listener,
-            events=self.events,
-            create=create,
-        )
-
-    def create_worker(self, worker_id: int, step_queue: Any, env: str) -> EnvWorker:
-        """Start one engine. Tests replace this by something that returns a fake."""
-        return self._engines.make_worker(worker_id)
+        return EngineHost(env, options)
 
 
 def _no_recipe(recipe: EnvRecipe) -> str:

@@ -10,7 +10,7 @@ The rule: all workers are asked for before any is waited for, so that one wait i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -20,17 +20,15 @@ from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.remote import State, WorkerPlan
 from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel
-from envmanager.core.calls import Calls
 from envmanager.core.hosts import EnvWorker, WorkerHost, start_report
-from envmanager.core.listening import Listener
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.observe.events import EventLog
 from envmanager.observe.stats import WorkerStats
-from envmanager.options import KindOptions, ResetConfig
+from envmanager.options import ResetConfig
 from envmanager.ray_cluster.answer_queue import AnswerQueue
 from envmanager.ray_cluster.cluster import Cluster, is_connected
+from envmanager.ray_cluster.options import RayOptions
 from envmanager.ray_cluster.worker import RayWorker
 from envmanager.system.interrupts import held
 from envmanager.system.refusals import absolute
@@ -41,29 +39,13 @@ class RayHost(WorkerHost):
 
     step_queue: AnswerQueue
 
-    def __init__(
-        self,
-        factories: Sequence[Any],
-        cluster: Cluster,
-        options: KindOptions,
-        entries: Sequence[Entry],
-        *,
-        calls: Calls,
-        listener: Listener,
-        events: EventLog,
-        create: Callable[[int], EnvWorker],
-    ) -> None:
-        """``create(worker_id)`` makes a worker, in the end by ``make_worker``; tests put fakes there."""
+    def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__()
         check_travel(factories)
+        self.env_factory = env_factory
         self._factories = factories
         self._cluster = cluster
         self._options = options
-        self._entries = entries
-        self._calls = calls
-        self._listener = listener
-        self._events = events
-        self._create = create
         self._slots = 0
         self._log_dir = None if options.log_dir is None else absolute(options.log_dir)
         self._answers = AnswerQueue(is_connected)
@@ -77,12 +59,12 @@ class RayHost(WorkerHost):
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if worker_id < len(self.workers):
             self._replace(self.workers[worker_id])
-        return self._create(worker_id)
+        return self.context.create(worker_id)
 
     def make_worker(self, worker_id: int) -> RayWorker:
         """Ask for an actor, and do not wait for it."""
-        self._calls.require_open("the start of a worker")
-        entry, options = self._entries[worker_id], self._options
+        self.context.calls.require_open("the start of a worker")
+        entry, options = self.context.entries[worker_id], self._options
         factory = GroupFactory.of(
             self._factories,
             entry.env_ids,
@@ -101,8 +83,8 @@ class RayHost(WorkerHost):
                 self._cluster,
                 cloudpickle.dumps(factory, protocol=5),
                 answers=self._answers,
-                hear=self._listener.hear,
-                events=self._events,
+                hear=self.context.listener.hear,
+                events=self.context.events,
                 times=entry.times,
             )
             self._answers.register(worker)

@@ -14,11 +14,8 @@ it is replaced, and what the trainer is told, is decided here, as for every othe
 from __future__ import annotations
 
 import math
-import weakref
-from typing import Any
 
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.core.hosts import EnvWorker
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
@@ -56,28 +53,9 @@ class RayEnvManager(EnvManager):
             n_workers, self.placement = found.n_workers, str(found)
         assert isinstance(n_workers, int)
         super().__init__(deal(n_envs, n_workers), **options.of_the_manager)
-        this = weakref.ref(self)
-
-        def create(worker_id: int) -> EnvWorker:
-            manager = this()
-            assert manager is not None
-            return manager.create_worker(worker_id, manager.step_queue, env_factory)
-
-        self._actors = RayHost(
-            factories,
-            clusters.Cluster(on_cluster, n_workers, options.worker_env),
-            options,
-            self._table.entries,
-            calls=self._calls,
-            listener=self._listener,
-            events=self.events,
-            create=create,
+        self.start(
+            RayHost(env_factory, factories, clusters.Cluster(on_cluster, n_workers, options.worker_env), options)
         )
-        self.start(self._actors)
-
-    def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Ask for one actor. Tests replace this by something that returns a fake."""
-        return self._actors.make_worker(worker_id)
 
 
 def _n_workers(n_envs: int, n_workers: WorkerCount, envs_per_worker: int | None) -> WorkerCount:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import cloudpickle
 
 from envmanager._workers.hosting import GroupFactory
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.core.hosts import EnvWorker
 from envmanager.core.table import Entry
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engines import DEFAULT_TICKS_PER_SECOND, Game
@@ -63,16 +62,13 @@ class FakeEngineManager(GodotEnvManager):
     ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
     """
 
-    _host_class = _FakeHost
-
     def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:
         self._factories = factories_for(env_factory, n_envs)
         self._mode = mode
         options["n_workers"] = options.get("n_workers") or n_envs
         super().__init__("fake", n_envs, **options)
 
-    def _make_host(self, env: str, options: GodotOptions, create: Callable[[int], EnvWorker]) -> EngineHost:
-        host = super()._make_host(env, options, create)
-        assert isinstance(host, _FakeHost)
+    def make_host(self, env: str, options: GodotOptions) -> EngineHost:
+        host = _FakeHost(env, options)
         host.factories, host.mode = self._factories, self._mode
         return host

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import subprocess
 import sys
 import time
@@ -24,8 +23,8 @@ from envmanager import (
     EnvRaised,
     RandomPolicy,
     SubprocessEnvManager,
-    Wait,
     WorkerDied,
+    WorkerTimedOut,
     make_manager,
 )
 from envmanager.environment import EnvContext
@@ -161,12 +160,15 @@ def test_a_given_number_of_workers_is_kept(finds):
 
 def test_what_else_was_chosen_is_kept(finds):
     finds(SLEEPING)
-    config = {"kind": "auto", "n_envs": 2, "wait": "all", "timeouts": {"close_s": 3}, "infos": True}
+    config = {"kind": "auto", "n_envs": 2, "wait": "all", "timeouts": {"call_s": 0.2}, "infos": True}
 
     with make_manager(config, Noop) as manager:
         assert isinstance(manager, SubprocessEnvManager)
-        assert (manager._options.wait, manager._options.timeouts.close_s) == (Wait.all(), 3)
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"]))
         assert manager.reset()[0].current["default"].info == [{}]
+        assert len(manager.step()) == 2
+        with pytest.raises(WorkerTimedOut, match=r"0\.2 s"):
+            manager.call(lambda env: time.sleep(1000))
 
 
 def test_a_placement_by_hand_is_not_explained():
@@ -223,8 +225,11 @@ class DyingInReset(Noop):
 
 
 class Rarely(Noop):
+    n_steps = 0
+
     def step(self, action):
-        if random.SystemRandom().random() < 0.001:
+        self.n_steps += 1
+        if self.n_steps == 300:
             os._exit(3)
         return super().step(action)
 
@@ -247,7 +252,7 @@ def test_an_environment_that_ends_its_probe_gets_a_worker_each(env, when):
         )
 
 
-def test_an_environment_that_dies_once_in_a_thousand_steps_is_placed_and_steps_on():
+def test_an_environment_that_dies_once_in_hundreds_of_steps_is_placed_and_steps_on():
     restarts = {"max_restarts": 1000, "backoff_s": 0}
     with make_manager({"kind": "auto", "n_envs": 2, "restarts": restarts}, Rarely) as manager:
         manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"]))
