@@ -1,4 +1,4 @@
-"""Shows attrs classes and named tuples in the reference by their constructors, one line per field, as `help()` does."""
+"""Shows attrs classes, named tuples and managers in the reference by their constructors, as ``help()`` does."""
 
 from __future__ import annotations
 
@@ -7,33 +7,70 @@ from typing import Any
 import griffe
 
 DECORATORS = {"attrs.define", "attrs.frozen"}
+TAKES = "envmanager.options.takes"
 
 
 class Constructors(griffe.Extension):
     """Turns fields into parameters of ``__init__``, which griffe only does for dataclasses."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        decorators = [each for each in cls.decorators if each.callable_path in DECORATORS]
         is_named_tuple = any(str(base) == "NamedTuple" for base in cls.bases)
-        if not (decorators or is_named_tuple) or "__init__" in cls.members:
+        if not (decorators_of(cls) or is_named_tuple) or "__init__" in cls.members:
             return
-        fields = [each for each in cls.attributes.values() if is_field(each)]
-        keyword_only = any("kw_only=True" in str(each.value) for each in decorators)
-        kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
-        computed = {str(each.value) for method in cls.functions.values() for each in method.decorators}
-        parameters = [
-            griffe.Parameter(
-                field.name,
-                annotation=field.annotation,
-                kind=kind,
-                default="..." if f"{field.name}.default" in computed else _default(field.value),
-            )
-            for field in fields
-            if not field.name.startswith("_") and "init=False" not in str(field.value)
-        ]
+        parameters = parameters_of(cls)
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=cls))
         for parameter in parameters:
             cls.del_member(parameter.name)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Give the constructors of managers the parameters that ``takes(OPTIONS)`` gives them."""
+        for cls in classes_in(pkg):
+            constructor = cls.members.get("__init__")
+            for decorator in constructor.decorators if isinstance(constructor, griffe.Function) else ():
+                if decorator.callable_path == TAKES:
+                    options = pkg.modules_collection[decorator.value.arguments[0].canonical_path]
+                    own = list(constructor.parameters)[:2]
+                    constructor.parameters = griffe.Parameters(*own, *inherited_parameters_of(options))
+
+
+def classes_in(module: griffe.Module) -> Any:
+    for member in module.members.values():
+        if isinstance(member, griffe.Class):
+            yield member
+        elif isinstance(member, griffe.Module):
+            yield from classes_in(member)
+
+
+def inherited_parameters_of(cls: griffe.Class) -> list[griffe.Parameter]:
+    """Return the parameters of an attrs class: first those of the classes that it inherits from."""
+    own = list(cls.members["__init__"].parameters)[0:] if "__init__" in cls.members else []
+    bases = [cls.modules_collection[base.canonical_path] for base in cls.bases if not isinstance(base, str)]
+    before = [parameter for base in bases for parameter in inherited_parameters_of(base)]
+    names = {parameter.name for parameter in own}
+    return [*(each for each in before if each.name not in names), *own]
+
+
+def decorators_of(cls: griffe.Class) -> list[griffe.Decorator]:
+    return [each for each in cls.decorators if each.callable_path in DECORATORS]
+
+
+def parameters_of(cls: griffe.Class) -> list[griffe.Parameter]:
+    """Return the parameters that attrs makes of the fields of this class itself."""
+    fields = [each for each in cls.attributes.values() if is_field(each)]
+    keyword_only = any("kw_only=True" in str(each.value) for each in decorators_of(cls))
+    computed = {str(each.value) for method in cls.functions.values() for each in method.decorators}
+    return [
+        griffe.Parameter(
+            field.name,
+            annotation=field.annotation,
+            kind=griffe.ParameterKind.keyword_only
+            if keyword_only or "kw_only=True" in str(field.value)
+            else griffe.ParameterKind.positional_or_keyword,
+            default="..." if f"{field.name}.default" in computed else _default(field.value),
+        )
+        for field in fields
+        if not field.name.startswith("_") and "init=False" not in str(field.value)
+    ]
 
 
 def is_field(attribute: griffe.Attribute) -> bool:
