@@ -57,6 +57,7 @@ FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test
 TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py)
 GODOT = envmanager_tests/godot
 PAGES = envmanager_tests/process/test_docs.py
+BENCHMARKS = envmanager_tests/benchmarks
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -66,8 +67,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-training test-godot test-start-methods faults check docs soak bench bench-godot coverage ray \
-    test-ray test-mlagents test-matrix clean
+.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot \
+    coverage ray test-ray test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -87,14 +88,17 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 # Five at once on two cores: a good part of the tests waits for something.
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
-test: $(DEV_STAMP) ## run the tests, but for those of trainings, Godot and the documentation
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(PAGES))
+test: $(DEV_STAMP) ## run the tests, but for those of trainings, Godot, the benchmarks and the documentation
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES))
 
 test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch
 	$(SIDE_BY_SIDE) $(TRAINING)
 
 test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here
 	$(SIDE_BY_SIDE) $(GODOT)
+
+test-bench: $(DEV_STAMP) ## run the tests of the benchmarks, which measure next to nothing
+	$(SIDE_BY_SIDE) $(BENCHMARKS)
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
@@ -120,7 +124,7 @@ bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside ot
 	pythons=""; for peer in $(BENCH_PEERS); do \
 	    if [ -e .venv-bench-$$peer/.installed ]; then pythons="$$pythons --python $$peer=.venv-bench-$$peer/bin/python"; fi; \
 	done; \
-	$(VENV)/bin/envmanager bench --goals $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
+	$(VENV)/bin/python -m benchmarks --goals $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
 
 # The plugin of the peer is kept outside of the checkout, at the commit that the tool names.
 GODOT_RL_PLUGIN ?= $(HOME)/.cache/envmanager/godot_rl_agents_plugin
@@ -131,9 +135,9 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 	mkdir -p out/bench-godot
 	python=""; \
 	if [ -e .venv-bench-godot_rl/.installed ]; then python="--python godot_rl=.venv-bench-godot_rl/bin/python"; fi; \
-	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/envmanager bench --goals $$python --rounds 3 --seconds 0.6 \
+	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/python -m benchmarks --goals $$python --rounds 3 --seconds 0.6 \
 	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
-	$(VENV)/bin/python tools/godot_tables.py out/bench-godot/bench.json | tee out/bench-godot/tables.md
+	$(VENV)/bin/python -m benchmarks.godot_tables out/bench-godot/bench.json | tee out/bench-godot/tables.md
 
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase

@@ -1,8 +1,8 @@
-"""Compares contenders of the bench that stay alive side by side in one process and take short turns.
+"""Compares contenders of ``benchmarks`` that stay alive side by side in one process and take short turns.
 
-``envmanager bench`` gives every turn a process of its own, so turns are long, and a machine with other guests is twice
-as fast in one as in the next. Here a round takes a second or less; what is printed are medians of the ratios of each
-round. Only contenders that this interpreter can import, and that sleep while they are not asked, can take part.
+``python -m benchmarks`` gives every turn a process of its own, so turns are long, and a machine with other guests is
+twice as fast in one as in the next. Here a round takes a second or less; what is printed are medians of the ratios of
+each round. Only contenders that this interpreter can import, and that sleep while they are not asked, can take part.
 
     python tools/compare_in_turns.py noop:8 cartpole:32 --contenders gymnasium-sync,ours-simple,ours-auto
 """
@@ -15,9 +15,9 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
-from envmanager.bench.contender import Contender
-from envmanager.bench.measure import Clocks, measure, warm_up
-from envmanager.bench.roster import label_of, make_contender
+from benchmarks.contender import Contender
+from benchmarks.measure import Clocks, measure, warm_up
+from benchmarks.roster import label_of, make_contender
 
 PLACED = "ours-simple,ours-workers,ours-processes,ours-share,ours-auto,ours-auto-local,gymnasium-sync,bare"
 WARM_UP_S = 0.3
@@ -27,7 +27,7 @@ def main() -> None:
     """Measure each cell and print its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cells", nargs="+", metavar="WORKLOAD:N_ENVS")
-    parser.add_argument("--contenders", default=PLACED, help="by their names in the bench; the first is the measure")
+    parser.add_argument("--contenders", default=PLACED, help="names in benchmarks/roster.py; the first is the measure")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=0.06, help="of a turn")
     arguments = parser.parse_args()

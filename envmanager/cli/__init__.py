@@ -1,4 +1,4 @@
-"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``bench``.
+"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``.
 
 Without the extra ``cli`` the command still exists and says what to install.
 """

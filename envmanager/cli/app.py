@@ -1,7 +1,6 @@
 """The commands and their options.
 
-Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py``, ``train.py`` and ``bench.py``
-do the work.
+Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` do the work.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import typer
 from rich.console import Console
 
 from envmanager import __version__
-from envmanager.bench.plan import plan_bench
-from envmanager.cli.bench import bench
 from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
 from envmanager.cli.display import Display, PlainDisplay
@@ -100,8 +97,8 @@ _ClickException: Any = typer.BadParameter.__mro__[
 ]  # of Click, or of the copy of it that newer versions of Typer bring
 
 
-def run_command_line(arguments: Sequence[str]) -> int:
-    """Run one command and return the exit code. A mistake in the call is one line on stderr."""
+def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
+    """Run one of ``commands`` and return the exit code. A mistake in the call is one line on stderr."""
     # Modules of the current directory can be named on the command line, as with `python -m`.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -110,7 +107,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     exit_code: Any = 0
     try:
-        exit_code = app(list(arguments), standalone_mode=False)
+        exit_code = commands(list(arguments), standalone_mode=False)
     except SystemExit as exit:
         exit_code = exit.code
     except _ClickException as error:
@@ -337,52 +334,6 @@ def train_command(
 app.command("evaluate")(evaluate_command)
 app.command("play")(play_command)
 app.command("export")(export_command)
-
-
-@app.command("bench")
-def bench_command(
-    workload: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,…", help="noop, cartpole, pong, …; all of them if unset.")
-    ] = None,
-    n_envs: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of environments; those of each workload if unset.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Number of runs of each contender; 5 if unset.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.01, help="Seconds per run; 2 if unset.")] = None,
-    contenders: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple; all if unset."),
-    ] = None,
-    python: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PEER=PATH", help="The interpreter that has this library installed; this one if unset."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all measurements to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw plots into this folder.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: one short round of noop.")] = False,
-    goals: Annotated[
-        bool, typer.Option("--goals", help="Compare with the goals of this project; for its developers.")
-    ] = False,
-) -> None:
-    """Measure the managers beside other libraries, in interleaved rounds.
-
-    The exit code is 0, 1 when a contender failed, 2 after a mistake in the call,
-    130 after Ctrl-C.
-    """
-    check_out(out)
-    plan = plan_bench(
-        workloads=workload or (),
-        n_envs=n_envs or (),
-        contenders=contenders or (),
-        pythons=python or (),
-        rounds=rounds,
-        seconds=seconds,
-        quick=quick,
-        out=out,
-        plot=plot,
-        goals=goals,
-    )
-    raise typer.Exit(bench(plan, Console(highlight=False)))
 
 
 def _number_or_text(given: str | None) -> int | str | None:

@@ -1,6 +1,6 @@
 """Which processes descend from which, as Linux counts them.
 
-The rule: standard library only, because the benchmark's interpreters for other libraries import it too.
+The rule: standard library only, because ``benchmarks`` imports it in interpreters of other libraries too.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FLOORS = {
         "registry",
         "placing",
     ],
-    "tools": ["bench", "check", "testing", "interop", "training", "cli"],
+    "tools": ["check", "testing", "interop", "training", "cli"],
 }
 """A module imports from its own floor and from those before it, and never itself through others."""
 
@@ -112,6 +112,11 @@ def test_a_documented_path_leads_to_the_same_things(name: str) -> None:
     for each in imports:
         home = vars(importlib.import_module(each.module))
         assert {name: value for name, value in home.items() if not name.startswith("_")}.items() <= vars(face).items()
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=name_of)
+def test_no_module_imports_what_is_not_installed_with_it(path: Path) -> None:
+    assert re.findall(r"^ *(?:from|import) (?:benchmarks|envmanager_tests)\b.*", path.read_text(), re.M) == []
 
 
 def test_no_module_imports_itself_through_others() -> None:

@@ -28,7 +28,7 @@ ANSWER_S = 60.0
 END_S = 10.0
 
 MISSING = {
-    4: "no Godot 4 here: `make godot4` brings one, then set ENVMANAGER_GODOT4 to it",
+    4: "no Godot 4 here: `tools/get_godot4.sh DIR` fetches one, then set ENVMANAGER_GODOT4 to it",
     3: "no Godot 3 here: `apt-get install godot3-server` brings one",
 }
 

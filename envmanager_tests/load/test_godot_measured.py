@@ -1,4 +1,4 @@
-"""What Godot engines cost, where ``envmanager bench`` has no figure for it. It is printed (``-rP``)."""
+"""What Godot engines cost, where ``benchmarks`` has no figure for it. It is printed (``-rP``)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.contender import Contender
+from benchmarks.engine import Codec
+from benchmarks.godot import Drawn, Engines
 from envmanager import make_manager
 from envmanager._workers import spin
-from envmanager.bench.contender import Contender
-from envmanager.bench.engine import Codec
-from envmanager.bench.godot import Drawn, Engines
 from envmanager.godot import launch
 from envmanager_tests.godot.driver import MISSING, find_engine
 

@@ -1,4 +1,4 @@
-"""Ratios that docs/performance.md tells and `envmanager bench` has no contenders for. They are printed (``-rP``)."""
+"""Ratios that docs/performance.md tells and ``benchmarks`` has no contenders for. They are printed (``-rP``)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.contender import env_fns
 from envmanager import EnvManager, SubprocessEnvManager, Wait
 from envmanager._workers import spin
-from envmanager.bench.contender import env_fns
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]
 

@@ -1,6 +1,6 @@
 """What a step may cost, counted in Python calls and objects and not in time: the same on every machine, however busy.
 
-A figure that has to go up needs a reason, and a look at `envmanager bench`.
+A figure that has to go up needs a reason, and a look at `python -m benchmarks`.
 """
 
 from __future__ import annotations

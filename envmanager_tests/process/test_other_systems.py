@@ -16,7 +16,6 @@ NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
     *(f"_workers.{name}" for name in ("guard", "guardian", "handle", "launch", "process_host", "processes")),
     *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue", "tied")),
-    *(f"bench.{name}" for name in ("bare", "engine", "godot", "ours", "peers.ray_actors")),
     *(f"godot.{name}" for name in ("engine_host", "engine_queue", "launch", "worker")),
     "testing.fake_engine_manager",
 }
@@ -34,7 +33,6 @@ for name in MODULES:
             failed[name] = f"{type(error).__name__}: {error}"
 
 from envmanager import SimpleEnvManager, SubprocessEnvManager, UsageError, make_manager
-from envmanager.bench.plan import plan_bench
 from envmanager.policy import RandomPolicy
 
 def play(manager):
@@ -56,7 +54,6 @@ told = {
     "auto": play(make_manager({"kind": "auto", "env": "CartPole-v1", "n_envs": 2})),
     "subprocess": refusal(lambda: SubprocessEnvManager("CartPole-v1", 2)),
     "godot": refusal(lambda: make_manager({"kind": "godot", "env": "demo:rolling_ball"})),
-    "bench": refusal(plan_bench),
 }
 print(json.dumps(told))
 """
@@ -80,7 +77,6 @@ def test_all_but_worker_processes_works_and_these_say_what_they_need(system: str
     assert "SubprocessEnvManager needs Linux" in told["subprocess"]
     assert "SimpleEnvManager" in told["subprocess"]
     assert "GodotEnvManager needs Linux" in told["godot"]
-    assert "envmanager bench needs Linux" in told["bench"]
 
 
 def test_the_simulation_takes_away_what_is_known_to_be_lacking() -> None:

@@ -51,13 +51,13 @@ def modules_below(*packages):
 
 
 def test_every_module_imports_or_says_what_to_install():
-    modules = modules_below("training", "interop", "bench", "adapters")
+    modules = modules_below("training", "interop", "adapters")
     said = json.loads(in_a_bare_interpreter(EVERY, *modules, "envmanager.observe.tensorboard", "envmanager.testing"))
 
     assert {kind for kind, _, _ in said.values()} == {"MissingExtra"}, said
     assert all(is_import_error and "pip install " in text for _, is_import_error, text in said.values()), said
     assert "pip install 'envmanager[torch]'" in said["envmanager.training.ppo"][2]
-    assert said.keys() >= {"envmanager.training.checkpoints", "envmanager.interop.sb3", "envmanager.bench.plots"}
+    assert said.keys() >= {"envmanager.training.checkpoints", "envmanager.interop.sb3"}
 
 
 def test_what_needs_no_library_imports_without():

@@ -1,0 +1,57 @@
+"""The game of the Godot workloads: the demo rolling_ball, and the same scene as a game of a peer.
+
+Standard library only, because a peer's interpreter imports it. All contenders use the same engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import envmanager
+from benchmarks.roster import CannotTakePart
+
+TICKS = {"ball": 1, "ball4": 4, "ball8": 8}
+"""Physics ticks per action, by environment."""
+
+PLUGIN = "ENVMANAGER_BENCH_GODOT_RL"
+"""Environment variable with the folder of godot_rl_agents' plugin, which has ``addons/godot_rl_agents``."""
+
+_SCENE = Path(envmanager.__file__).parent / "godot" / "demos" / "rolling_ball" / "4" / "rolling_ball.tscn"
+_PEER_GAME = Path(__file__).with_name("godot_rl_game")
+
+
+def find_engine() -> str:
+    """Return the Godot 4 of all contenders: $ENVMANAGER_GODOT, else one on PATH."""
+    given = os.environ.get("ENVMANAGER_GODOT")
+    for name in ("godot4", "godot") if given is None else (given,):
+        found = shutil.which(os.path.expanduser(name))
+        if found is not None and "godot3" not in os.path.basename(found):
+            return os.path.abspath(found)
+    raise CannotTakePart("there is no Godot 4 on PATH or in $ENVMANAGER_GODOT: `tools/get_godot4.sh DIR` fetches one")
+
+
+def find_plugin() -> Path:
+    """Return the folder of godot_rl_agents' addon; raise CannotTakePart if it was not fetched."""
+    given = os.environ.get(PLUGIN)
+    addon = None if given is None else Path(given).expanduser() / "addons" / "godot_rl_agents"
+    if addon is None or not (addon / "sync.gd").is_file():
+        where = f"${PLUGIN} is not set" if given is None else f"{given} has no addons/godot_rl_agents"
+        raise CannotTakePart(f"{where}: `make bench-godot` fetches its plugin, where GitHub can be reached")
+    return addon
+
+
+def make_peer_project(to: Path) -> Path:
+    """Make a project of the demo's scene with an agent of godot_rl_agents instead of the demo's; return its folder.
+
+    The bodies, their shapes and their positions are those of the demo.
+    """
+    shutil.copytree(_PEER_GAME, to)
+    shutil.copytree(find_plugin(), to / "addons" / "godot_rl_agents")
+    scene = _SCENE.read_text(encoding="utf-8").replace("res://rolling_ball.gd", "res://ball.gd")
+    scene = scene.replace('[node name="Arena" type="Node"', '[node name="Arena" type="Node2D"')
+    scene = re.sub(r"^(spacing|observation_size|continuous_size) = .*\n", "", scene, flags=re.MULTILINE)
+    (to / "arena.tscn").write_text(scene, encoding="utf-8")
+    return to
