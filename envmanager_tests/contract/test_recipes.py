@@ -22,7 +22,7 @@ from envmanager import (
     make_manager,
 )
 from envmanager.options import Wait
-from envmanager.testing.fake_engine_manager import FakeEngineManager
+from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
 IN_PROCESSES = [

@@ -11,7 +11,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
-from envmanager.testing.fake_engine_manager import FakeEngineManager
+from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 
 _OBJECTS = "an engine says what JSON and arrays can say: no objects of Python"
 _LIMITS = "an array of an engine has a limit, and a frame too"

@@ -11,7 +11,7 @@ from envmanager._workers import spin
 from envmanager._workers.spin import MANY, SPIN_NS
 from envmanager.godot import channel, engine_host, launch, worker
 from envmanager.testing import EchoEnvironment
-from envmanager.testing.fake_engine_manager import FakeEngineManager
+from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 
 
 @pytest.mark.parametrize(("n_cores", "may_spin"), [(2, False), (3, True)])

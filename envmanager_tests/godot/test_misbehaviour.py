@@ -11,8 +11,8 @@ from envmanager import ProtocolError, RestartPolicy, Timeouts, WorkerDied, Worke
 from envmanager.errors import WorkerError
 from envmanager.observe.events import LateReplyDiscarded, Note, ProtocolBroken, Raised, Restarted
 from envmanager.testing.contract import NumberedActions
-from envmanager.testing.fake_engine_manager import FakeEngineManager
 from envmanager.testing.fakes import EchoEnvironment
+from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 
 NEVER = RestartPolicy(max_restarts=0)
 QUICK = Timeouts(start_s=20.0, reset_s=3.0, step_s=2.0, call_s=3.0)

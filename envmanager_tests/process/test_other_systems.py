@@ -17,7 +17,6 @@ LINUX_ONLY = {
     *(f"_workers.{name}" for name in ("guard", "guardian", "handle", "launch", "process_host", "processes")),
     *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue", "tied")),
     *(f"godot.{name}" for name in ("engine_host", "engine_queue", "launch", "worker")),
-    "testing.fake_engine_manager",
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 
