@@ -87,7 +87,10 @@ def _tail(output: str) -> str:
 
 _AFTER_EXCEPTION = {
     "reset": "Another reset() may follow.\n",
-    "step": "The worker takes no more steps until reset(), unless RestartPolicy(on_exception='restart') replaces it.\n",
+    "step": (
+        "Fix the environment, or let such workers be replaced: RestartPolicy(on_exception='restart'), in a config "
+        "restarts.on_exception: restart. As it is, the worker takes no more steps until reset().\n"
+    ),
     "call": "The worker stays usable.\n",
 }
 
@@ -254,8 +257,8 @@ class RestartsExhausted(WorkerError):
         what = f"was restarted {times}{window} and failed again"
         super().__init__(
             f"{_where(last.worker_id, last.env_ids)} {what}.\n"
-            "Fix the cause of the last error, or allow more restarts (--restarts N; in a config\n"
-            "restarts.max_restarts), or go on without this worker (restarts.then: drop).\n"
+            "Fix the cause of the last error, or allow more (--restarts N, in a config restarts.max_restarts), "
+            "or go on without this worker (restarts.then: drop).\n"
             f"First: {first.headline}\nLast: {last}",
             worker_id=last.worker_id,
             env_ids=last.env_ids,

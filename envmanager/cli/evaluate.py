@@ -35,6 +35,7 @@ class EvaluationPlan:
     n_envs: int | None = None
     manager: str | None = None
     env: str | None = None
+    restarts: int | None = None
     as_json: bool = False
     out: Path | None = None
 
@@ -78,6 +79,8 @@ def _evaluate(plan: EvaluationPlan) -> tuple[Evaluation, dict[str, Any]]:
         )
     options = training.manager_options(env=plan.env, kind=plan.manager)
     options = with_n_envs(options, min(plan.n_envs or options.n_envs, plan.episodes))
+    if plan.restarts is not None:
+        options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=plan.restarts))
     envs = count(options.n_envs, "environment")
     print_text(
         f"{options.env}: checkpoint {training.path}, {envs}, manager {options.kind}",

@@ -123,6 +123,7 @@ class ShowsNotices(Protocol):
 
 
 HINT = "its episode is lost, the others go on; --verbose shows the evidence."
+HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
@@ -149,7 +150,7 @@ class Notices(logging.Handler):
                 self._display.show_notice("note", self.format(record))
             if self._hints and isinstance(event, events.Restarted):
                 self._hints = False
-                self._display.show_notice("note", HINT)
+                self._display.show_notice("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else HINT)
         except Exception:  # as logging's own handlers: a closed terminal must not end a step half-way
             self.handleError(record)
 

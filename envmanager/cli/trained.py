@@ -43,6 +43,15 @@ def evaluate_command(
         str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
     ] = None,
     env: OtherEnvOption = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
+            show_default="the training's",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
     verbose: VerboseOption = False,
@@ -63,6 +72,7 @@ def evaluate_command(
         n_envs=n_envs,
         manager=manager,
         env=env,
+        restarts=restarts,
         as_json=as_json,
         out=out,
     )

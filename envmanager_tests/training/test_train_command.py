@@ -40,6 +40,21 @@ def make():
 """
 
 
+def test_an_evaluation_may_have_more_restarts_than_the_training(
+    tmp_path: Path, write_module: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_module("short_episodes", ENV.replace("> 70", "== 70"))
+    restarts = 'restarts = { max_restarts = 0, on_exception = "restart" }'
+    (tmp_path / "config.toml").write_text(
+        CONFIG.replace("n_envs = 2", f"n_envs = 2\n{restarts}").replace("episodes = 2", "episodes = 0")
+    )
+    run = str(tmp_path / "run")
+    assert run_command_line(["train", str(tmp_path / "config.toml"), "--dir", run, "--plain"]) == 0
+
+    assert run_command_line(["evaluate", run, "--episodes", "2", "--restarts", "1"]) == 0
+    assert "worn out; restart 1 of 1 in 60 s" in capsys.readouterr().err
+
+
 def test_when_only_the_evaluation_fails_all_steps_are_said_to_be_saved(
     tmp_path: Path, write_module: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -309,6 +309,30 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_and_what_was
     assert (summary["ended"], summary["env_steps"]) == ("failed", 2)
 
 
+class FailsFirst(Healing):
+    """Raises in the first reset of the first of its kind."""
+
+    n_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        FailsFirst.n_resets += 1
+        if FailsFirst.n_resets == 1:
+            raise ValueError("no battery")
+        return super().reset(seed=seed, options=options)
+
+
+def test_no_episode_is_said_to_be_lost_when_a_reset_fails(capsys, tmp_path):
+    (tmp_path / "a.toml").write_text(HEALING.replace("Healing", "FailsFirst"))
+
+    exit_code, _, err = run(capsys, tmp_path / "a.toml")
+
+    assert exit_code == 0
+    assert err.splitlines()[:2] == [
+        "Warning: worker 0 raised ValueError in reset: no battery; restart 1 of 2 in 60 s",
+        "Note: no episode had begun; --verbose shows the evidence.",
+    ]
+
+
 HEALING = f"""
 [manager]
 kind = "simple"
@@ -382,7 +406,7 @@ def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, 
 
     assert exit_code == 1
     assert "ValueError: the robot fell over" in err
-    assert "replaced" not in err
+    assert "Warning" not in err
 
 
 @pytest.mark.parametrize(
