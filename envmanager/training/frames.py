@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.training.states import copy_into
+from envmanager.training.named_arrays import copy_into
 
 WINDOW = 4096
 """Number of latest frames among which equal ones are shared."""

@@ -28,10 +28,11 @@ from envmanager.extras import needed_by
 from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
 from envmanager.structuring import from_plain, to_plain
+from envmanager.training.named_arrays import named, of_part
 from envmanager.training.networks import CONVOLUTIONS, Encoder, pick_device, to_tensor
 from envmanager.training.replay import Replay, ReplayState
 from envmanager.training.return_spread import LIMIT, ReturnSpread, SpreadState
-from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
+from envmanager.training.states import anneal, learner_state, load_learner, load_module, means
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):

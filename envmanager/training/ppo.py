@@ -27,9 +27,10 @@ from envmanager.policy import Policy
 from envmanager.structuring import from_plain, to_plain
 from envmanager.training.actions import ActionHeads
 from envmanager.training.masks import ActionMask
+from envmanager.training.named_arrays import named, of_part
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
 from envmanager.training.return_spread import ReturnSpread, SpreadState
-from envmanager.training.states import anneal, learner_state, load_learner, load_module, means, named, of_part
+from envmanager.training.states import anneal, learner_state, load_learner, load_module, means
 from envmanager.training.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 

@@ -13,7 +13,7 @@ from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import Tree, leaves
 from envmanager.errors import UsageError
-from envmanager.training.states import copy_into
+from envmanager.training.named_arrays import copy_into
 from envmanager.training.store import NOWHERE, StepStore
 
 

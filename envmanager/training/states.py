@@ -11,6 +11,7 @@ import numpy as np
 
 from envmanager.data.specs import describe_value
 from envmanager.extras import needed_by
+from envmanager.training.named_arrays import named, of_part
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -18,16 +19,6 @@ with needed_by("envmanager.training", extra="torch"):
 
 _SCALE = ".scale."
 """Part of the names of an encoder's mean and spread."""
-
-
-def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part of a trainer with its name before theirs: ``"model.…"``."""
-    return {f"{part}.{name}": array for name, array in arrays.items()}
-
-
-def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part, without its name: the opposite of ``named``."""
-    return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
@@ -43,14 +34,6 @@ def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimi
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))
-
-
-def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` over ``place``. Raises ValueError for another shape or kind of numbers, else KeyError."""
-    array = arrays[name]
-    if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
-        raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")
-    place[...] = array
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:

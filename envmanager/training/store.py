@@ -25,7 +25,7 @@ from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
 from envmanager.errors import UsageError
 from envmanager.training.frames import FrameStacks
-from envmanager.training.states import copy_into, named, of_part
+from envmanager.training.named_arrays import copy_into, named, of_part
 
 NOWHERE = -1
 _IMAGE_AXES = 3
