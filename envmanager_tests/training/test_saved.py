@@ -229,6 +229,11 @@ def test_where_there_is_no_training_that_is_said(tmp_path: Path, make: Callable[
         load_policy(tmp_path / "run")
 
 
+def test_a_name_that_no_file_can_have_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        load_policy(tmp_path / ("x" * 300))
+
+
 def test_a_checkpoint_that_is_damaged_is_refused(run: Path) -> None:
     for file in (run / "checkpoints").glob("*/*default*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])
