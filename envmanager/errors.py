@@ -99,7 +99,7 @@ class EnvRaised(WorkerError):
     """An exception of the environment's own code. The text ends with the traceback from the worker.
 
     ``__cause__`` is the original exception if it can be pickled, else None; ``type_name`` and ``remote_traceback`` are
-    always there.
+    always there. The traceback is empty if the exception says which library to install.
     """
 
     def __init__(

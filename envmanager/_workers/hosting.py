@@ -20,6 +20,7 @@ from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
+from envmanager.extras import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
 
@@ -126,7 +127,9 @@ def _make(factory: Any, context: EnvContext) -> Any:
     except _OF_THE_FACTORY:
         raise
     except Exception as error:
-        raise env_raised(error, worker_id=context.worker_id, env_ids=[context.env_id], phase="start") from error
+        env_id = context.env_id
+        missing = missing_library(error, f"env {env_id}")
+        raise missing or env_raised(error, worker_id=context.worker_id, env_ids=[env_id], phase="start") from error
 
 
 def _close_quietly(environment: Any) -> None:
@@ -208,11 +211,20 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
         phase=phase,
         type_name=type(error).__qualname__,
         cause=_text_of(error),
-        remote_traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        remote_traceback="" if phase == "start" and _says_what_to_install(error) else _traceback_of(error),
         advice=_advice(error),
     )
     raised.__cause__ = error
     return raised
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def _says_what_to_install(error: BaseException) -> bool:
+    """Whether an environment has found a library missing, and raises an error of its own about that."""
+    return isinstance(error.__cause__, ModuleNotFoundError)
 
 
 def _text_of(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import MissingExtra, UsageError
+from envmanager.extras import missing_library
 from envmanager.structuring import nearest
 from envmanager.system.importing import imported
 
@@ -68,7 +69,8 @@ def import_all(modules: Iterable[str]) -> None:
         except MissingExtra:
             raise
         except ImportError as error:
-            raise UsageError(
+            missing = missing_library(error, f"imports: {module!r}", module=module)
+            raise missing or UsageError(
                 f"imports names {module!r}, which cannot be imported in process {os.getpid()} on "
                 f"{socket.gethostname()}: {error}. It must be on the path of the trainer and of every process that "
                 "makes environments."
@@ -119,7 +121,8 @@ def _import(module: str, what: str) -> None:
     except MissingExtra:
         raise
     except ImportError as error:
-        raise UsageError(f"{what} cannot be found: {error}.") from error
+        missing = missing_library(error, what, module=module)
+        raise missing or UsageError(f"{what} cannot be found: {error}.") from error
 
 
 def _nearest(error: AttributeError) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from envmanager.adapters.names import Importable
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
+from envmanager.extras import missing_library
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import structure
@@ -96,7 +97,8 @@ def load_policy(text: str) -> Any:
     except MissingExtra:
         raise
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"policy {text!r} cannot be found: {error}.") from error
+        missing = missing_library(error, f"policy {text!r}", module=module)
+        raise missing or UsageError(f"policy {text!r} cannot be found: {error}.") from error
     if not callable(found):
         raise UsageError(f"policy {text!r} is {describe_value(found)}; it should be callable with a name and a spec.")
     return found

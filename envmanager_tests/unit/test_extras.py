@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 import envmanager
-from envmanager.errors import EnvManagerError, MissingExtra
+from envmanager import SimpleEnvManager
+from envmanager.adapters.names import find_environment, import_all
+from envmanager.cli.plan import load_policy
+from envmanager.errors import EnvManagerError, EnvRaised, MissingExtra, UsageError
 from envmanager.extras import needed_by
 
 ROOT = Path(envmanager.__file__).parent
@@ -115,3 +119,72 @@ def test_a_mistake_of_our_own_is_no_missing_extra():
         import envmanager.no_such_module  # noqa: F401
 
     assert not isinstance(caught.value, MissingExtra)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_library", r" \(my_game.py, line 1\) needs no_such_library, .*: pip install no_such_library$"),
+        ("x = 1\nimport no_such_library.parts", r" \(my_game.py, line 2\) needs no_such_library, "),
+    ],
+)
+@pytest.mark.parametrize("where", ["env 'my_game:make'", "imports: 'my_game'", "policy 'my_game:make'"])
+def test_a_library_that_a_module_of_the_users_needs_is_named_with_the_line(write_module, where, text, told):
+    write_module("my_game", text)
+
+    with pytest.raises(MissingExtra, match=f"^{where}{told}"):
+        import_as(where)
+
+
+def import_as(where):
+    if where.startswith("imports"):
+        import_all(["my_game"])
+    elif where.startswith("policy"):
+        load_policy("my_game:make")
+    else:
+        find_environment("my_game:make")
+
+
+def test_the_extra_that_brings_the_library_is_named(monkeypatch, write_module):
+    monkeypatch.setattr(
+        "envmanager.extras.metadata.requires",
+        lambda _: ["attrs>=22", 'no-such-library; extra == "test"', 'no-such-library>=1; extra == "games"'],
+    )
+    write_module("my_game", "import no_such_library")
+
+    with pytest.raises(MissingExtra, match=r"pip install 'envmanager\[games\]'$") as caught:
+        find_environment("my_game:make")
+    assert (caught.value.library, caught.value.extra) == ("no_such_library", "games")
+
+
+@pytest.mark.parametrize("text", ["import gymnasium.no_such_part", "from gymnasium import no_such_part"])
+def test_a_part_that_a_library_does_not_have_is_no_library_to_install(write_module, text):
+    write_module("my_game", text)
+
+    with pytest.raises(UsageError, match=r"cannot be found: .*no_such_part"):
+        find_environment("my_game:make")
+
+
+def imports_a_library():
+    importlib.import_module("no_such_library")
+
+
+def says_what_to_install():
+    try:
+        imports_a_library()
+    except ImportError as error:
+        raise RuntimeError("Physics is missing: pip install physics") from error
+
+
+def test_a_library_that_only_the_maker_of_an_environment_needs_is_one_line():
+    with pytest.raises(MissingExtra, match=r"^env 0 \(test_extras.py, line \d+\) needs no_such_library, .*$"):
+        SimpleEnvManager(imports_a_library, 1)
+
+
+def test_an_error_that_says_what_to_install_has_no_traceback():
+    with pytest.raises(EnvRaised) as caught:
+        SimpleEnvManager(says_what_to_install, 1)
+
+    assert str(caught.value).strip() == (
+        "the environment in worker 0 (env 0) raised RuntimeError at start: Physics is missing: pip install physics"
+    )
