@@ -40,7 +40,8 @@ class RandomPolicy:
         self._leaf_specs: list[ArraySpec] = leaves(spec.action)
         if any(leaf.is_object for leaf in self._leaf_specs):
             raise UsageError(
-                "RandomPolicy cannot draw actions that are not arrays; write a policy for this environment."
+                "RandomPolicy cannot draw actions that are not arrays; write a policy for this environment "
+                "(envmanager run --policy)."
             )
         self._seed = seed
         self._generators: dict[int, np.random.Generator] = {}

@@ -196,7 +196,10 @@ def _summed(values: list[Tensor]) -> Tensor:
 
 def _head(spec: ArraySpec) -> nn.Module:
     if spec.is_object:
-        raise UsageError("actions that are not arrays cannot be learned by this trainer.")
+        raise UsageError(
+            "actions that are texts or other objects cannot be learned by this trainer. Make them of numbers in a "
+            "wrapper of the environment (gymnasium.ActionWrapper)."
+        )
     return Continuous(spec) if spec.dtype.kind == "f" else Discrete(spec)
 
 

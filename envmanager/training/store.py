@@ -22,7 +22,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, describe_value, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree, leaves, leaves_like, map_tree
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths
 from envmanager.errors import UsageError
 from envmanager.training.frames import FrameStacks
 from envmanager.training.named_arrays import copy_into, named, of_part
@@ -51,8 +51,13 @@ class StepStore:
     ) -> None:
         if grows and share_frames:
             raise UsageError("a store either grows or shares frames, not both.")
-        if any(leaf.is_object for leaf in leaves(observation)):
-            raise UsageError("observations that are not arrays cannot be trained on: write an encoder for them first.")
+        by_path = zip(paths(observation, "obs"), leaves(observation), strict=True)
+        objects = [path for path, leaf in by_path if leaf.is_object]
+        if objects:
+            raise UsageError(
+                f"texts and other objects cannot be trained on: {', '.join(objects)}. Make numbers of them in a "
+                "wrapper of the environment, as docs/writing-an-environment.md#encoders shows."
+            )
         self.capacity = capacity
         self._grows = grows
         self.n_rows = 0

@@ -154,5 +154,5 @@ def test_dqn_refuses_actions_that_are_not_one_choice(name: str) -> None:
 
 
 def test_observations_that_are_no_arrays_are_refused() -> None:
-    with pytest.raises(UsageError, match="not arrays"):
+    with pytest.raises(UsageError, match="texts and other objects"):
         PPO("default", BehaviorSpec(ArraySpec((), object), ACTIONS["discrete"]), device="cpu")

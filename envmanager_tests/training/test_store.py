@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from envmanager.data.steps import Lost
 from envmanager.training.ppo import advantages
 from envmanager.training.store import NOWHERE, StepStore
 
+DOCS = Path(__file__).parents[2] / "docs"
 SPEC = ArraySpec((1,), np.float32)
 NO_COLUMNS: dict[str, ArraySpec] = {}
 
@@ -292,3 +294,11 @@ def test_a_step_lost_in_anothers_turn_cuts_the_chain_of_who_waits() -> None:
     steps, worker = in_turns()
     steps.add(worker.step([2.0, 12.0], lost=True, truncated=True, final_obs=np.ones((2, 1))), "default")
     assert chain(steps, 1) == [10.0]
+
+
+def test_texts_are_refused_with_their_keys_and_the_page_that_says_what_to_do() -> None:
+    observation = {"mission": ArraySpec(dtype=object), "place": SPEC, "more": (ArraySpec(dtype=object),)}
+    with pytest.raises(UsageError, match=r"obs\['mission'\], obs\['more'\]\[0\]\.") as caught:
+        StepStore(observation, NO_COLUMNS, 10)
+    page, _, section = str(caught.value).partition("as docs/")[2].removesuffix(" shows.").partition("#")
+    assert f"## {section.capitalize()}\n" in (DOCS / page).read_text()
