@@ -183,8 +183,6 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     if episodes.count:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
-    if summary.stats.placement:
-        lines.append(("placement", summary.stats.placement))
     if summary.stats.verdict:
         lines.append(("verdict", summary.stats.verdict))
     lines += _losses(summary)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, overload
 
 import attrs
 
-from envmanager.errors import WorkerError
+from envmanager.errors import RestartsExhausted, WorkerError
 from envmanager.options import RestartPolicy
 
 KEPT = 1000
@@ -139,7 +139,12 @@ class Dropped(Event):
     error: Exception
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} is dropped; the others go on without it. {self.error}"
+        why = str(self.error)
+        if isinstance(self.error, RestartsExhausted):  # its advice comes too late
+            last = self.error.last
+            restarted = self.error.headline.removesuffix(last.headline).removeprefix(f"worker {self.worker_id} ")
+            why = f"It {restarted}{last}"
+        return f"worker {self.worker_id} is dropped; the others go on without it. {why}"
 
 
 @attrs.frozen(kw_only=True)

@@ -152,6 +152,15 @@ def test_foreign_text_is_never_a_format(records):
     assert all(record.msg == "%s" for record in records.records), "foreign text is an argument"
 
 
+def test_of_a_worker_that_is_dropped_no_advice_is_given_that_comes_too_late():
+    exhausted = RestartsExhausted(first=died(), last=died(), restarts=1, within_s=60.0)
+
+    assert str(events.Dropped(**WHERE, error=exhausted)) == (
+        "worker 3 is dropped; the others go on without it. It was restarted once within 60 s and failed again: "
+        f"{exhausted.last}"
+    )
+
+
 @pytest.mark.parametrize(
     ("event", "line"),
     [
