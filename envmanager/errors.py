@@ -254,6 +254,8 @@ class RestartsExhausted(WorkerError):
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
         times = "once" if restarts == 1 else f"{restarts} times"
         window = f" within {within_s:g} s" if math.isfinite(within_s) else ""
+        if window and isinstance(last, WorkerTimedOut):
+            window += " (time in which it hung is not counted)"
         what = f"was restarted {times}{window} and failed again"
         super().__init__(
             f"{_where(last.worker_id, last.env_ids)} {what}.\n"

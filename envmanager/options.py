@@ -164,9 +164,9 @@ class RestartPolicy:
     """The treatment of workers that fail.
 
     A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
-    times within any ``within_s`` seconds. The first replacement starts at once, the k-th after a random time between
-    the half and the whole of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s. With ``max_restarts=0`` the fault itself
-    is raised.
+    times within any ``within_s`` seconds; waits for hung workers do not count. The first replacement starts at once,
+    the k-th after a random time between the half and the whole of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s.
+    With ``max_restarts=0`` the fault itself is raised.
 
     ``on_exception``: an exception of the environment is raised, as its author's bug, or counts as a fault
     (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go

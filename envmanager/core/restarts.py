@@ -16,7 +16,7 @@ from collections import deque
 
 import attrs
 
-from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerError
+from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerError, WorkerTimedOut
 from envmanager.options import RestartPolicy
 
 LONGEST_BACKOFF_S = 30.0
@@ -39,11 +39,16 @@ class GiveUp:
 
 
 class Supervisor:
-    """The budgets of all workers: each may be replaced ``max_restarts`` times within any ``within_s`` seconds."""
+    """The budgets of all workers: each may be replaced ``max_restarts`` times within any ``within_s`` seconds.
+
+    The time for which a hung worker was waited for does not count: a timeout is often as long as the window, and one
+    that hangs in each reset would be replaced for ever.
+    """
 
     def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
         self._policy = policy
         self._recent: list[deque[tuple[float, WorkerError]]] = [deque() for _ in range(n_workers)]
+        self._hung_s = [0.0] * n_workers
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
@@ -56,6 +61,9 @@ class Supervisor:
         if policy.max_restarts == 0:
             return GiveUp(error, drop=policy.then == "drop")
         recent = self._recent[worker_id]
+        if isinstance(error, WorkerTimedOut):
+            self._hung_s[worker_id] += error.timeout_s
+        now -= self._hung_s[worker_id]
         while recent and now - recent[0][0] > policy.within_s:
             recent.popleft()
         if len(recent) >= policy.max_restarts:

@@ -105,6 +105,18 @@ def test_restarts_older_than_the_window_do_not_count():
     assert judged(judge, [0.0, 8.0, 10.0, 10.5, 18.0, 18.5]) == [True, True, False, True, False, True]
 
 
+def test_a_worker_that_always_hangs_is_given_up_though_its_timeout_is_longer_than_the_window():
+    hung = WorkerTimedOut(worker_id=0, env_ids=[0], phase="reset", timeout_s=120.0)
+
+    assert judged(supervisor(max_restarts=2, within_s=60.0), [120.0, 240.0, 360.0], hung) == [True, True, False]
+
+
+def test_a_worker_that_hangs_now_and_then_is_replaced_each_time():
+    hung = WorkerTimedOut(worker_id=0, env_ids=[0], phase="step", timeout_s=50.0)
+
+    assert judged(supervisor(max_restarts=1, within_s=60.0), [1000.0, 1111.0, 1222.0], hung) == [True, True, True]
+
+
 def test_an_unlimited_window_forgets_nothing():
     assert judged(supervisor(max_restarts=1, within_s=math.inf), [0.0, 1e12]) == [True, False]
 
