@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
+from envmanager.cli.wrapping import print_text
 from envmanager.errors import EnvManagerError
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
@@ -66,11 +67,11 @@ class PlainDisplay(Display):
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        print(describe_start(plan), flush=True)
+        print_text(describe_start(plan))
         self._n_steps = plan.steps
 
     def show_placement(self, placement: str) -> None:
-        print(placement, flush=True)
+        print_text(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
@@ -83,15 +84,18 @@ class PlainDisplay(Display):
         rate = self._rate.at(now, episodes.env_steps)
         share = f"{episodes.env_steps / self._n_steps:.0%}"
         parts = [f"{share:>4}", f"{episodes.env_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
-        print(f"{now - self._started:6.1f} s  {'  '.join(parts)}", flush=True)
+        print_text(f"{now - self._started:6.1f} s  {'  '.join(parts)}", indent=10)
 
     def show_notice(self, level: str, text: str) -> None:
-        print(describe_notice(level, text), file=sys.stderr, flush=True)
+        print_text(describe_notice(level, text), sys.stderr)
 
     def show_summary(self, summary: RunSummary) -> None:
         lines = summary_lines(summary)
         width = max(len(name) for name, _ in lines)
-        print("\n".join(["", *(f"{name:<{width}}  {text}" for name, text in lines), ""]))
+        print()
+        for name, text in lines:
+            print_text(f"{name:<{width}}  {text}", indent=width + 2)
+        print()
         rows = [WORKER_COLUMNS, *(worker_cells(worker) for worker in summary.stats.workers[:MAX_WORKERS_SHOWN])]
         widths = [max(len(row[column]) for row in rows) for column in range(len(WORKER_COLUMNS))]
         for row in rows:
@@ -100,7 +104,7 @@ class PlainDisplay(Display):
         print(more + "\n" if more else "", end="", flush=True)
 
     def show_error(self, error: EnvManagerError) -> None:
-        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
+        print_text(f"Error: {error}".rstrip(), sys.stderr)
 
 
 class Rate:

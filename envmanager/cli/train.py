@@ -25,7 +25,7 @@ from rich.text import Text
 from envmanager.cli.display import Rate, describe_notice, evaluation_lines, of_behavior
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, Signals, exit_code_of
 from envmanager.cli.summary import sayable, write_json
-from envmanager.cli.wrapping import print_pairs, print_text
+from envmanager.cli.wrapping import NAMES, print_pairs, print_text
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
@@ -165,12 +165,12 @@ class Lines(Display):
         self._due = 0.0
 
     def show_line(self, text: str) -> None:
-        print(text, flush=True)
+        print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
         if now >= self._due:
             self._due = now + self.EVERY_S
-            print("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()), flush=True)
+            print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
 
 class Screen(Display):

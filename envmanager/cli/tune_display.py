@@ -20,7 +20,7 @@ from rich.text import Text
 from envmanager.cli.display import count, describe_notice
 from envmanager.cli.live import NOTICE_STYLES
 from envmanager.cli.tuning import Trial
-from envmanager.cli.wrapping import show
+from envmanager.cli.wrapping import print_text, show
 from envmanager.errors import EnvManagerError
 from envmanager.placing.placement import IN_PROCESS
 
@@ -62,7 +62,7 @@ class PlainTuneDisplay(TuneDisplay):
     """Lines of text without control characters."""
 
     def show_start(self, text: str) -> None:
-        print(text, flush=True)
+        print_text(text)
 
     @contextmanager
     def running(self, trials: Sequence[Trial]) -> Iterator[None]:
@@ -79,7 +79,7 @@ class PlainTuneDisplay(TuneDisplay):
             print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {result}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        print(describe_notice(level, text), file=sys.stderr, flush=True)
+        print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
         rows = [COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))]
@@ -90,7 +90,7 @@ class PlainTuneDisplay(TuneDisplay):
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
     def show_error(self, error: EnvManagerError) -> None:
-        print(f"Error: {error}".rstrip(), file=sys.stderr, flush=True)
+        print_text(f"Error: {error}".rstrip(), sys.stderr)
 
 
 class LiveTuneDisplay(TuneDisplay):
