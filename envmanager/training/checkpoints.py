@@ -232,8 +232,8 @@ def _reading(file: Path) -> Iterator[Path]:
 def another_than(path: Path) -> str:
     """Return advice for a damaged checkpoint."""
     return (
-        "Take another one (--checkpoint NAME, checkpoint=…); to resume from it, write its name into "
-        f"{path.parent / LATEST}."
+        "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
+        f"into {path.parent / LATEST}."
     )
 
 
@@ -252,7 +252,10 @@ def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(getattr(error, "strerror", None) or error).split()).removesuffix(".")
+    text = str(getattr(error, "strerror", None) or error).strip()
+    if "Traceback (most recent call last)" in text:  # of a trainer that learns in a process of its own
+        text = text.splitlines()[-1]
+    text = " ".join(text.split()).removesuffix(".")
     return text if isinstance(error, EnvManagerError | OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 

@@ -334,6 +334,7 @@ class TrainingRun:
         if changes:
             advice = f"{advice} Since then {', '.join(changes)}."
         path = checkpoints.latest(self.plan.checkpoints)
+        advice = f"{advice} {checkpoints.another_than(path)}"
         checkpoint = checkpoints.load(path)
         assert self.manager is not None
         for behavior, trainer in self.trainers.items():

@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 from envmanager.data.specs import zeros
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.training import load_policy
+from envmanager.training.apart import LearnerFailed
+from envmanager.training.checkpoints import restoring
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
 
@@ -255,7 +257,7 @@ def all_damages(run: Path) -> list[Damage]:
 def test_a_damaged_checkpoint_is_refused_with_its_folder_or_works(config: dict[str, Any], tmp_path: Path) -> None:
     outcomes = Outcomes(config, run_of(config, tmp_path))
     damages = all_damages(outcomes.run)
-    for number, damage in enumerate(random.Random(1).sample(damages, 60)):
+    for number, damage in enumerate(random.Random(1).sample(damages, 40)):
         outcomes.add(damage, resumes=number % 3 == 0)
     assert not outcomes.raw + outcomes.unnamed, str(outcomes)
 
@@ -296,6 +298,13 @@ def test_arrays_of_the_optimizer_that_are_of_another_shape_are_refused(one_run: 
     save_file({**arrays, "optimizer.0.exp_avg": arrays["optimizer.0.exp_avg"][:1]}, file)
     with pytest.raises(UsageError, match=r"optimizer.0.exp_avg should have the shape \[4, 4\], but is float32\[1, 4\]"):
         trained(CART_POLE, run, more_steps=20)
+
+
+def test_of_an_error_that_holds_a_traceback_the_last_line_is_said() -> None:
+    learner = LearnerFailed("the learner raised:\nTraceback (most recent call last):\n  File …\nValueError: seven\n")
+    words = r"^it does not fit: ValueError: seven\. Take care\.$"
+    with pytest.raises(UsageError, match=words), restoring("it does not fit", advice="Take care."):
+        raise learner
 
 
 def test_a_training_goes_on_from_the_checkpoint_whose_name_is_written_into_latest(tmp_path: Path) -> None:
