@@ -73,7 +73,6 @@ ROSTER = {
     "ours-step": Entry("envmanager (a worker each, step())", "Stepped"),
     "ours-forkserver": Entry("envmanager (forkserver)", "Processes", {"start_method": "forkserver"}),
     "ours-spawn": Entry("envmanager (spawn)", "Processes", {"start_method": "spawn"}),
-    "ours-fork": Entry("envmanager (fork)", "Processes", {"start_method": "fork"}),
     # Godot: one engine by hand, engines by step() and a policy, engines of which every other one is slower.
     "ours-codec": Entry("envmanager (connection and codec)", "Codec"),
     "ours-engine": Entry("envmanager (1 engine)", "Engines"),

@@ -104,7 +104,6 @@ TARGETS = (
     Target("godot-uneven", 64, "any beside all", "times", ("ours-uneven-any",), 1.9, ("ours-uneven-all",)),
     Target("godot-start", 4, "one engine, seconds", "start_s", ("ours-engine",), 0.2),
     Target("godot-start", 4, "16 engines, seconds", "start_s", ("ours-engines-16",), 5.0),
-    Target("start", 8, "fork, seconds", "start_s", ("ours-fork",), 0.2),
     *(
         Target(workload, n_envs, "auto, local_envs too, beside the best", "times", ("ours-auto-local",), 0.9, best)
         for workload in ("noop", "cartpole", "pong", "bigobs")

@@ -114,7 +114,7 @@ ALL = {
             "from an imported library to the first observations",
             "noop",
             (8,),
-            ("ours-forkserver", "ours-spawn", "ours-fork", *SEPARATE, "torchrl-parallel"),
+            ("ours-forkserver", "ours-spawn", *SEPARATE, "torchrl-parallel"),
             shows="start_s",
         ),
         Workload(

@@ -18,8 +18,8 @@ import attrs
 from envmanager.data import recipes
 from envmanager.errors import UsageError
 
-StartMethod = Literal["forkserver", "spawn", "fork"]
-START_METHODS = ("forkserver", "spawn", "fork")
+StartMethod = Literal["forkserver", "spawn"]
+START_METHODS = ("forkserver", "spawn")
 
 WorkerCount = int | Literal["auto"] | None
 """Number of workers: None for one per environment, ``"auto"`` to let a probe choose."""
@@ -273,7 +273,9 @@ def _restarts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 
 def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and value not in START_METHODS:
-        raise UsageError(f"start_method must be one of {', '.join(START_METHODS)}, not {value!r}.")
+        raise UsageError(
+            f"start_method must be 'forkserver' or 'spawn', not {value!r}. Leave it out for forkserver, the faster one."
+        )
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

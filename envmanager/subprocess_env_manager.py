@@ -38,11 +38,11 @@ class SubprocessEnvManager(EnvManager):
     trainer's own. ``local_envs="auto"``: the probe chooses it too, and ``n_workers`` unless that is a number.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
-    be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default),
-    "spawn", or "fork" (only safe while the trainer has no threads). ``zero_copy``: return views of shared memory,
-    see StepInfo. ``infos``: also return the environments' info dicts (they are pickled). ``check_values``: also check
-    observations for NaN and for their bounds. ``worker_env``: environment variables of the workers, in place of the
-    trainer's. ``log_dir``: folder with a file per worker for its output, the end of which is put into errors.
+    be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default)
+    or "spawn". ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also return the environments'
+    info dicts (they are pickled). ``check_values``: also check observations for NaN and for their bounds.
+    ``worker_env``: environment variables of the workers, in place of the trainer's. ``log_dir``: folder with a file per
+    worker for its output, the end of which is put into errors.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
     options or a factory that cannot work, and the WorkerError of the first worker that could not start, after all

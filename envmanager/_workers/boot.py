@@ -40,19 +40,18 @@ def _replace_sentinel(life_fd: int) -> None:
     The life pipe tells what it wants to know: whether the parent lives.
     """
     parent = parent_process()
-    if parent is not None and parent.sentinel is not None:
+    if parent is not None:
         os.dup2(life_fd, parent.sentinel, inheritable=False)
 
 
-def run(fds: dict[str, Fd], environ: dict[str, str] | None, launch: bytes) -> None:
+def run(fds: dict[str, Fd], environ: dict[str, str], launch: bytes) -> None:
     """The target of every worker process; what needs NumPy comes pickled, and is loaded after the environment is set.
 
     ``environ`` replaces the environment variables: a server's are those of the moment when it started.
     """
     _replace_sentinel(fds["life"].fd)
-    if environ is not None:
-        os.environ.clear()
-        os.environ.update(environ)
+    os.environ.clear()
+    os.environ.update(environ)
     cap_threads()
     child = importlib.import_module("envmanager._workers.child")
     child.main({name: wrapped.fd for name, wrapped in fds.items()}, pickle.loads(launch))

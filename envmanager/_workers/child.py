@@ -22,7 +22,7 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the fork server has it: NumPy loads it late
 
-from envmanager._workers import crash_report, descriptors, forks, lifeline
+from envmanager._workers import crash_report, forks, lifeline
 from envmanager._workers.child_transport import (
     CannotObey,
     Connection,
@@ -105,7 +105,6 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
 def main(fds: dict[str, int], launch: Launch) -> None:
     """Run one worker process to its end."""
     os.setpgid(0, 0)
-    descriptors.close_all_but(set(fds.values()))
     # A Ctrl-C meant for the trainer: the worker obeys the trainer. Ignoring it drops one that is pending.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -113,7 +112,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     _redirect_output(fds)
     crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
     lifeline.arm(fds["life"], fds["guardian"], lifeline.NAME.pack(launch.worker_id, launch.generation))
-    # A forked worker has the trainer's generators, and all would draw the same numbers.
+    # All workers have the fork server's generators, and would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
     transport = Transport(fds, launch)

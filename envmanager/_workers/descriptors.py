@@ -1,8 +1,8 @@
 """File descriptors: handing them to a child, and closing those that a forked child should not have.
 
-The rule: every descriptor the library opens in the trainer is registered here. A child forked by us closes all of
-them but its own; a child forked by the user's code closes all of them, so that it can neither keep workers alive nor
-stop them. None of them is 0, 1 or 2: those are for what programs read and print.
+The rule: every descriptor the library opens in the trainer is registered here. A child that the user's code forks
+closes all of them, so that it can neither keep workers alive nor stop them. None of them is 0, 1 or 2: those are for
+what programs read and print.
 """
 
 from __future__ import annotations
@@ -144,40 +144,18 @@ def close(fd: int) -> int:
     return CLOSED
 
 
-def close_all_but(keep: set[int]) -> None:
-    """In a forked child: close what belongs to the trainer."""
-    for fd in list(_registered):
-        if fd not in keep:
-            close(fd)
-    _registered.clear()
-
-
 def _after_fork_in_child() -> None:
+    """Close what belongs to the trainer."""
     standard_open.forget()
-    if not _forking_a_worker:
-        close_all_but(set())
-
-
-_forking_a_worker = False
-
-
-class forking_a_worker:  # noqa: N801  (used like a function)
-    """While a worker is forked: its own main closes what is not its own, and still needs the rest."""
-
-    def __enter__(self) -> None:
-        global _forking_a_worker
-        _forking_a_worker = True
-
-    def __exit__(self, *_: object) -> None:
-        global _forking_a_worker
-        _forking_a_worker = False
+    for fd in list(_registered):
+        close(fd)
 
 
 after_fork_in_child(_after_fork_in_child)
 
 
 class Fd:
-    """A descriptor that travels with a process object to a new process, under any start method.
+    """A descriptor that travels with a process object to a new process, under either start method.
 
     ``DupFd`` works only while a process is being started, so only inside ``__reduce__``; and there must be one wrapper
     per descriptor, because spawn refuses the same number twice.

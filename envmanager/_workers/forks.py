@@ -44,8 +44,8 @@ def watch(cut_off: Callable[[], None]) -> None:
 
     The thread that calls this is the one whose forks call ``end``.
     """
-    global is_fork, _cut_off, _workers_thread
-    is_fork, _cut_off, _workers_thread = False, cut_off, threading.get_ident()
+    global _cut_off, _workers_thread
+    _cut_off, _workers_thread = cut_off, threading.get_ident()
 
 
 def _after_fork_in_child() -> None:

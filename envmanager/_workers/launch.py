@@ -37,7 +37,7 @@ class LaunchPlan(WorkerPlan):
     n_slots: int
     spin_ns: int
     """How long it may look again before it sleeps."""
-    environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
+    environ: Mapping[str, str] = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 
 
@@ -96,11 +96,11 @@ def _start(plan: LaunchPlan, pickled_factory: bytes, stdio: dict[str, int]) -> t
     }
     try:
         wrapped = {name: descriptors.Fd(each) for name, each in {**fds, **stdio}.items()}
-        environ = None if plan.environ is None else dict(plan.environ)
         orders = pickle.dumps(Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory))
         name = f"envmanager-worker-{plan.worker_id}"
+        arguments = wrapped, dict(plan.environ), orders
         deadline = time.monotonic() + plan.timeouts.start_s
-        return ChildProcess(plan.start_method, name, boot.run, (wrapped, environ, orders), deadline=deadline), fd
+        return ChildProcess(plan.start_method, name, boot.run, arguments, deadline=deadline), fd
     except BaseException:
         descriptors.close(fd)
         raise

@@ -102,9 +102,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
     def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
         self.context.calls.require_open("the start of a worker")
         options, resources = self._options, self._resources
-        environ = options.worker_env
-        if environ is None and options.start_method != "fork":
-            environ = dict(os.environ)
+        environ = dict(os.environ) if options.worker_env is None else options.worker_env
         plan = LaunchPlan(
             worker_id=entry.worker_id,
             env_ids=entry.env_ids,

@@ -1,4 +1,4 @@
-"""Starting a process under fork, spawn or forkserver, without importing the user's main module in the child.
+"""Starts processes under forkserver or spawn, without importing the user's main module in the child.
 
 Multiprocessing's children import ``__main__`` again, which is why scripts need a guard. Ours need none: the factory
 travels by cloudpickle, so the two keys that ask for the import are dropped from the preparation data.
@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from multiprocessing import (
     context,
@@ -36,7 +35,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors, groups
-from envmanager._workers.descriptors import forking_a_worker, register, standard_open, wait_for
+from envmanager._workers.descriptors import register, standard_open, wait_for
 from envmanager._workers.server import Server, ServerGone
 from envmanager.system.interrupts import blocked_in_children
 
@@ -69,7 +68,7 @@ PRELOADABLE = {
 
 
 def default_start_method() -> str:
-    """``forkserver``: starts as fast as fork, without the trainer's threads and locks."""
+    """Return ``forkserver``, which starts fastest, where there is one."""
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
@@ -198,20 +197,6 @@ def _start_spawned(process_obj: Any, _: float) -> Started:
     return own_child(pid)
 
 
-def _start_forked(process_obj: Any, _: float) -> Started:
-    with blocked_in_children(), forking_a_worker(), warnings.catch_warnings():
-        # The user chose fork; the docs say what it means for a trainer with threads.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = process_obj._bootstrap()
-            finally:
-                os._exit(code)
-    return own_child(pid)
-
-
 def own_child(pid: int) -> Started:
     """A child of this process, which nobody else may reap."""
     try:
@@ -223,7 +208,6 @@ def own_child(pid: int) -> Started:
 
 
 _STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], Started]]] = {
-    "fork": (context.ForkProcess, _start_forked),
     "spawn": (context.SpawnProcess, _start_spawned),
     "forkserver": (context.ForkServerProcess, _start_served),
 }
@@ -296,7 +280,7 @@ class Process:
 
 
 class ChildProcess(Process):
-    """A process of this program that was forked, or that starts with Python."""
+    """A process of this program, forked from the server or started with a new Python."""
 
     def __init__(
         self,

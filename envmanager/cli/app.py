@@ -85,7 +85,7 @@ StartMethodOption = Annotated[
     str | None,
     typer.Option(
         "--start-method",
-        metavar="forkserver|spawn|fork",
+        metavar="forkserver|spawn",
         help="How worker processes are started.",
         show_default="forkserver",
     ),

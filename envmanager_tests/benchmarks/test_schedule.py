@@ -92,6 +92,6 @@ def test_a_start_is_measured_without_steps():
         jobs.append(job)
         return MEASURED
 
-    run_all(run, cell=Cell("start", 8, ("bare", "ours-fork")))
+    run_all(run, cell=Cell("start", 8, ("bare", "ours-spawn")))
 
     assert {(job.seconds, job.warm_up_s) for job in jobs} == {(0.0, 0.0)}

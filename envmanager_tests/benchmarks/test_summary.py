@@ -70,10 +70,10 @@ def test_the_best_of_ours_is_the_fastest_of_ours():
 def test_a_workload_without_steps_has_its_start_times():
     turns = [
         Turn("start", 8, 0, name, Measured(0, 0.0, 0.0, 0.0, start_s))
-        for name, start_s in (("bare", 0), ("ours-fork", 2))
+        for name, start_s in (("bare", 0), ("ours-spawn", 2))
     ]
 
-    assert CellSummary.of(turns).line("ours-fork").start_s == 2
+    assert CellSummary.of(turns).line("ours-spawn").start_s == 2
 
 
 def test_cores_are_cpu_time_through_wall_time():

@@ -27,7 +27,7 @@ class TestOneEnvPerWorker(ManagerContract, NewsContract):
 
 
 @pytest.mark.parametrize(
-    "start_method", [pytest.param("spawn", marks=pytest.mark.start_methods), "fork"], scope="class"
+    "start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.start_methods)], scope="class"
 )
 class TestSeveralEnvsPerWorker(ManagerContract, NewsContract):
     @pytest.fixture(autouse=True)

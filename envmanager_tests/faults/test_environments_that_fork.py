@@ -18,10 +18,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envmanager import SubprocessEnvManager, Timeouts, Wait, WorkerDied
+from envmanager import SubprocessEnvManager, Wait, WorkerDied
 from envmanager.testing import FakeEnvironment
 from envmanager_tests.faults import scripts_of_workers
-from envmanager_tests.faults.scripts import LONG_S, actions, alive, pids_of, program, started, until, until_gone
+from envmanager_tests.faults.scripts import LONG_S, alive, pids_of, program, started, until, until_gone
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -511,38 +511,3 @@ def test_a_signal_handler_may_fork_while_nothing_is_asked_of_the_worker(start_me
         os.kill(pids_of(manager)[0], signal.SIGUSR1)
         assert until(lambda: manager.call("fork_ended_with") == [0], "the end of the fork")
         assert step_numbers(manager) == [*range(1, N_STEPS + 1)]
-
-
-class Inside(FakeEnvironment):
-    """A trainer with forked workers, which fork."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._manager = SubprocessEnvManager(
-            lambda: Forks("step", lambda: None), 2, start_method="fork", timeouts=Timeouts(step_s=60.0)
-        )
-        self._manager.reset()
-        self._manager.recv(Wait.all())
-
-    def step(self, taken: Any) -> Any:
-        self._manager.send(actions(2), [0, 1])
-        self._inner = self._manager.recv(Wait.all())
-        return super().step(taken)
-
-    def inner_steps(self) -> list[int]:
-        return [int(number) for number in self._inner.obs[:, 1]]
-
-    def inner_exit_codes(self) -> list[int]:
-        return list(self._manager.call("exit_code"))
-
-    def close(self) -> None:
-        self._manager.close()
-
-
-@every_start_method
-def test_workers_of_a_manager_inside_an_environment_may_fork_too(start_method: Any) -> None:
-    with started(Inside, 1, start_method=start_method) as manager:
-        manager.reset()
-        assert step_numbers(manager) == [*range(1, N_STEPS + 1)]
-        assert manager.call("inner_steps") == [[N_STEPS] * 2]
-        assert manager.call("inner_exit_codes") == [[0, 0]]

@@ -41,8 +41,3 @@ class TestForkserver(InProcesses, FaultContract):
 class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
     start_method = "spawn"
     start_s = 20.0  # each worker imports all it needs by itself
-
-
-@pytest.mark.start_methods
-class TestFork(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
-    start_method = "fork"

@@ -562,11 +562,9 @@ def test_case_44_the_workers_of_a_worker_that_is_killed_die_with_it(start_method
 # Case 45.
 
 
-def test_case_45_the_default_start_method_is_not_fork() -> None:
+@every_start_method
+def test_case_45_workers_have_none_of_the_trainers_threads(start_method: Any) -> None:
     class Child(FakeEnvironment):
-        def parent_pid(self) -> int:
-            return os.getppid()
-
         def threads(self) -> list[str]:
             return [thread.name for thread in threading.enumerate()]
 
@@ -574,11 +572,8 @@ def test_case_45_the_default_start_method_is_not_fork() -> None:
     busy = threading.Thread(target=stop.wait, name="busy")  # as torch's or grpc's
     busy.start()
     try:
-        with SubprocessEnvManager(Child, 2) as manager:
-            assert os.getpid() not in manager.call("parent_pid")
+        with SubprocessEnvManager(Child, 2, start_method=start_method) as manager:
             assert manager.call("threads") == [["MainThread"]] * 2
-        with SubprocessEnvManager(Child, 2, start_method="fork") as manager:
-            assert manager.call("parent_pid") == [os.getpid()] * 2
     finally:
         stop.set()
         busy.join()

@@ -278,11 +278,7 @@ def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(s
     assert strangers == set(), "errors that are not the library's"
 
 
-STARTERS: dict[str, tuple[Any, str]] = {
-    "forkserver": (Server, "ask"),
-    "spawn": (util, "spawnv_passfds"),
-    "fork": (os, "fork"),
-}
+STARTERS: dict[str, tuple[Any, str]] = {"forkserver": (Server, "ask"), "spawn": (util, "spawnv_passfds")}
 """What the kernel's refusal comes out of."""
 
 

@@ -17,7 +17,6 @@ from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
-NOT_FORK = [each for each in MARKED_START_METHODS if "fork" not in getattr(each, "values", ())]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -87,9 +86,7 @@ def test_a_ctrl_c_ends_the_wait_for_a_server_that_hangs(hanging_import: str) -> 
         trainer.until_all_gone()
 
 
-@pytest.mark.parametrize(
-    "start_method", [each for each in MARKED_START_METHODS if "fork" not in getattr(each, "values", ())]
-)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_worker_that_is_stopped_before_it_has_read_its_factory_is_given_up_at_the_deadline(start_method: str) -> None:
     with program(scripts.train_with_workers_that_are_stopped_early, start_method) as trainer:
         ((kind, phase, took_s),) = trainer.announced("error")

@@ -80,9 +80,8 @@ def test_case_40_workers_whose_trainer_died_before_they_could_look_make_no_envir
         trainer.kill()
 
         trainer.until_all_gone()
-        if start_method != "fork":  # a forked worker holds the trainer's end of its siblings' life pipe till it looks
-            with pytest.raises(AssertionError, match="announced 0 times"):
-                trainer.announced("made", within_s=0)
+        with pytest.raises(AssertionError, match="announced 0 times"):
+            trainer.announced("made", within_s=0)
 
 
 @pytest.mark.parametrize("ending", scripts.ENDINGS)
@@ -124,7 +123,7 @@ def test_case_40_twenty_of_twenty_killed_trainers_leave_nothing(start_method: st
 @pytest.mark.timeout(600)
 def test_case_40_all_is_gone_when_a_trainer_is_killed_at_any_moment_from_start_to_close(start_method: str) -> None:
     chance = random.Random(3)
-    about_s = {"spawn": 1.2, "forkserver": 0.5, "fork": 0.15}[start_method]  # how long it all takes
+    about_s = {"spawn": 1.2, "forkserver": 0.5}[start_method]  # how long it all takes
     n_before_the_end = 0
     for _ in range(40):
         with program(scripts.train_many, start_method) as trainer:

@@ -76,7 +76,7 @@ def test_spinning_beside_a_busy_process(env: str, n_workers: int, monkeypatch: p
     def spinning(spin_ns: int) -> Callable[[], EnvManager]:
         def make() -> EnvManager:
             monkeypatch.setattr(spin, "SPIN_NS", spin_ns)  # the manager and its workers have it from now on
-            return SubprocessEnvManager(env_fns(env, N_ENVS), N_ENVS, n_workers=n_workers, start_method="fork")
+            return SubprocessEnvManager(env_fns(env, N_ENVS), N_ENVS, n_workers=n_workers)
 
         return make
 
