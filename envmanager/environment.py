@@ -111,10 +111,6 @@ class EnvGroup(Environment):
     def subjects(self) -> Sequence[Any]:
         """The user's K objects, in env_id order."""
 
-    @abstractmethod
-    def abandon(self, error: BaseException) -> None:
-        """Make every later call of an environment raise ``error``: for a process forked by an environment."""
-
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer into which the next steps may be written. Environments with changing agents ignore it."""
 
@@ -150,17 +146,6 @@ class EnvGroup(Environment):
         return [subject.render() for subject in self._at(rows)]
 
 
-class Abandoned:
-    """A stand-in that raises an error on every access. It holds the environment, so that that is not finalized."""
-
-    def __init__(self, environment: Any, error: BaseException) -> None:
-        self._environment = environment
-        self._error = error
-
-    def __getattr__(self, name: str) -> Any:
-        raise self._error
-
-
 def attribute_of(subject: Any, name: str) -> Any:
     """Return ``subject.name``. Looks through Gymnasium's wrappers, which do not forward attributes themselves."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
@@ -181,7 +166,7 @@ class SideBySide(EnvGroup):
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
     ) -> None:
-        self._environments: list[Any] = list(environments)
+        self._environments = list(environments)
         self.env_ids = tuple(env_ids)
         self._infos = infos
         self._check_values = check_values
@@ -211,9 +196,6 @@ class SideBySide(EnvGroup):
     @property
     def subjects(self) -> Sequence[Any]:
         return [environment.subject for environment in self._environments]
-
-    def abandon(self, error: BaseException) -> None:
-        self._environments[:] = [Abandoned(environment, error) for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         results = []

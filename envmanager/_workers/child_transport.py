@@ -99,8 +99,6 @@ class Transport:
         """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
         if self.block is not None:
             self.block.make_private(self.fds["memory"])
-        if self.group is not None:
-            self.group.abandon(TrainerGone())
         # Not "life": it dies with the trainer too.
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 

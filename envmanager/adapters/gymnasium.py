@@ -19,7 +19,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
 from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree, leaves, leaves_like, paths
-from envmanager.environment import Abandoned, EnvGroup
+from envmanager.environment import EnvGroup
 
 BEHAVIOR = "default"
 
@@ -89,9 +89,6 @@ class GymnasiumEnvironment(EnvGroup):
     @property
     def subject(self) -> Any:
         return self._envs[0]
-
-    def abandon(self, error: BaseException) -> None:
-        self._envs[:] = [Abandoned(env, error) for env in self._envs]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``. Its views are stored in it and used again."""
