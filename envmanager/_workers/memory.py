@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from envmanager.errors import UsageError
-from envmanager.system import cgroups
 from envmanager.system.refusals import advice
 
 _MAP_FIXED = 0x10
@@ -35,8 +34,8 @@ def _libc() -> ctypes.CDLL:
 def map_memory(fd: int, size_bytes: int) -> Any:
     """Return a buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
 
-    Python's own mmap keeps a copy of the descriptor (up to 3.12), so a trainer that keeps one zero-copy array, or the
-    traceback of an error, would keep a descriptor too.
+    It is the C library's, because ``make_private`` needs that, and because Python's own mmap keeps a descriptor (up to
+    3.12) as long as a trainer keeps one zero-copy array, or the traceback of an error.
     """
     address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
@@ -60,14 +59,13 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int, size_bytes: int) -> None:
-    """Allocate the memory; UsageError when the machine or its cgroup has less, or the kernel refuses."""
+    """Allocate the memory; UsageError when the machine has less, or the kernel refuses."""
     needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
         raise UsageError(
-            f"{needed}, but only {_readable(available)} are free on this machine, or left of what the process's cgroup "
-            "(a container's limit) allows. Run fewer environments, make observations smaller, or leave out zero_copy "
-            "(which needs three times as much)."
+            f"{needed}, but only {_readable(available)} are free on this machine. Run fewer environments, make "
+            "observations smaller, or leave out zero_copy (which needs three times as much)."
         )
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -80,30 +78,11 @@ def _readable(size_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Return how much memory is left to take: the least that the machine and each cgroup of this process allow."""
-    left = (_left(folder, *names) for folder in cgroups.folders("memory") for names in _LIMITS)
-    return min([_mem_available(), *(each for each in left if each is not None)])
-
-
-_LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of version 2 and version 1 of cgroups: the limit, the use, and which part of the use is idle cached files."""
-
-
-def _left(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """Return what a cgroup has left, cached files that the kernel can drop included; None when it has no limit."""
-    limits, uses = cgroups.words(folder / limit), cgroups.words(folder / used)
-    if len(limits) != 1 or len(uses) != 1 or not (limits[0].isdigit() and uses[0].isdigit()):  # "max": no limit
-        return None
-    stat = cgroups.words(folder / "memory.stat")
-    reserve = dict(zip(stat[::2], stat[1::2], strict=False)).get(reclaimable, "0")
-    return max(0, int(limits[0]) - max(0, int(uses[0]) - int(reserve)))
-
-
-def _mem_available() -> int:
-    words = cgroups.words(Path("/proc/meminfo"))
+    """Return how much memory the machine has left."""
+    try:
+        words = Path("/proc/meminfo").read_text().split()
+    except OSError:
+        words = []
     if "MemAvailable:" in words:
         return int(words[words.index("MemAvailable:") + 1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # the used part is not reported here

@@ -6,13 +6,12 @@ import ctypes
 import os
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
-from envmanager import RestartPolicy, SubprocessEnvManager, UsageError, Wait
+from envmanager import RestartPolicy, SubprocessEnvManager, Wait
 from envmanager.testing import FakeEnvironment, faulty
 from envmanager.testing.faults import Segfault
-from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, LargeObservation, Zeros, announce
+from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, Zeros, announce
 
 
 def started_for_steps(factory: Any, n_envs: int, start_method: Any, **options: Any) -> SubprocessEnvManager:
@@ -98,17 +97,6 @@ def train_with_forked_simulators(start_method: Any) -> None:
         manager.step(Wait.all())
         announce("waiting")
         time.sleep(LONG_S)
-
-
-def train_in_a_cgroup(folder: str) -> None:
-    """In a group of control that allows less memory than the machine has and the environments need."""
-    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
-    try:
-        SubprocessEnvManager(LargeObservation, 12, n_workers=1)
-    except UsageError as error:
-        announce("refused", *str(error).split())
-    with SubprocessEnvManager(LargeObservation, 1):
-        announce("made")
 
 
 def hide_proc() -> bool:

@@ -35,7 +35,6 @@ from envmanager import (
 )
 from envmanager._workers import memory
 from envmanager._workers.server import Server
-from envmanager.system import cgroups
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers
@@ -142,42 +141,6 @@ def test_case_35_shared_memory_that_does_not_fit_is_refused_before_it_is_touched
     with nothing_left_behind(), pytest.raises(UsageError, match="shared memory") as raised:
         SubprocessEnvManager(FourMebibytes, 2, start_method=start_method, zero_copy=zero_copy)
     assert "1 MiB are free" in str(raised.value)
-
-
-LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
-
-
-@pytest.fixture
-def small_cgroup() -> Iterator[Path]:
-    """A group that allows 192 MiB, below this process's own."""
-    around = [folder for folder in cgroups.folders("memory") if any((folder / name).exists() for name in LIMIT_FILES)]
-    if not around:
-        pytest.skip("there is no cgroup that limits memory")
-    folder = around[0] / f"envmanager-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error.strerror}")
-    try:
-        name = next((name for name in LIMIT_FILES if (folder / name).exists()), None)
-        if name is None:
-            pytest.skip("the cgroup around this process does not hand on the control of memory")
-        (folder / name).write_text(str(192 << 20))
-        yield folder
-    finally:
-        scripts.until(lambda: not (folder / "cgroup.procs").read_text(), "all processes have left the cgroup")
-        folder.rmdir()
-
-
-def test_case_35_shared_memory_that_does_not_fit_into_the_cgroup_is_refused_and_kills_nobody(
-    small_cgroup: Path,
-) -> None:
-    with program(scripts_of_workers.train_in_a_cgroup, str(small_cgroup)) as trainer:
-        (words,) = trainer.announced("refused")
-        assert "cgroup" in words
-        trainer.announced("made")
-        assert (trainer.ended(), trainer.errors()) == (0, "")
-        trainer.until_all_gone()
 
 
 def test_case_35_shared_memory_that_cannot_be_allocated_though_it_seemed_to_fit_is_an_error_and_no_sigbus() -> None:

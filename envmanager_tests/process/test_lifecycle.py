@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
-from envmanager._workers.memory import available_bytes
+from envmanager._workers import memory
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
@@ -123,8 +123,10 @@ def test_more_workers_than_environments_is_refused() -> None:
         SubprocessEnvManager(FakeEnvironment, 2, n_workers=3)
 
 
-def test_free_memory_is_a_sensible_number() -> None:
-    assert 2**20 < available_bytes() < 2**50
+def test_free_memory_is_a_sensible_number_also_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert 2**20 < memory.available_bytes() < 2**50
+    monkeypatch.setattr(memory, "Path", lambda _: tmp_path / "none")
+    assert 2**20 < memory.available_bytes() < 2**50
 
 
 def test_another_system_is_told_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from envmanager.options import ManagerOptions
 from envmanager.placing.placement import IN_PROCESS, Costs, Placement, Probe, choose, isolate, round_s
 from envmanager.placing.probing import YARDSTICK_S, ProbeFactory, RunDelay, StepTime, probe_group, summarize
 from envmanager.registry import known_kinds, structure
-from envmanager.system import cgroups, cores
+from envmanager.system import cores
 
 BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)
 
@@ -426,11 +426,11 @@ def test_environments_that_end_their_process_get_a_worker_each_unless_the_user_h
 @pytest.fixture
 def cgroup(tmp_path, monkeypatch) -> Iterator[object]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
-    (tmp_path / "own").write_text("3:memory:/other\n2:cpu,cpuacct:/a/b\n0::/a/b\n")
+    monkeypatch.setattr(cores, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "OWN", tmp_path / "own")
 
-    def write(files):
+    def write(files, own="3:memory:/other\n2:cpu,cpuacct:/a/b\n0::/a/b\n"):
+        (tmp_path / "own").write_text(own)
         for name, text in files.items():
             path = tmp_path / "cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -458,6 +458,19 @@ def test_quotas_of_version_1_count_wherever_they_are(cgroup, folder):
     period = {f"{folder}/cpu.cfs_period_us": "100000\n"}
     assert cgroup({f"{folder}/cpu.cfs_quota_us": "400000\n", **period}) == 4
     assert cgroup({f"{folder}/cpu.cfs_quota_us": "-1\n", **period}) == 8
+
+
+def test_quotas_of_groups_that_this_process_is_not_in_do_not_count(cgroup):
+    assert cgroup({"cpu/other/cpu.max": "100000 100000", "other/cpu.max": "100000 100000"}) == 8
+
+
+def test_a_group_outside_of_what_can_be_seen_is_the_root(cgroup):
+    assert cgroup({"cpu.max": "200000 100000"}, own="0::/../elsewhere\n") == 2
+
+
+def test_without_proc_the_quotas_at_the_root_count(cgroup, tmp_path, monkeypatch):
+    monkeypatch.setattr(cores, "OWN", tmp_path / "none")
+    assert cgroup({"cpu.max": "200000 100000"}) == 2
 
 
 def test_the_real_cores_can_be_counted():
