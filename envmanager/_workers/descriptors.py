@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
 from collections.abc import Iterable, Sequence
 from multiprocessing import reduction
-from typing import Any, ClassVar
+from typing import Any
 
 from envmanager.errors import UsageError
 from envmanager.system.forking import after_fork_in_child
-from envmanager.system.interrupts import held
 
 CLOSED = -1
 """In place of the number of a descriptor that was closed: the number may be somebody else's now."""
@@ -71,44 +69,14 @@ def require_room(n_more: int) -> None:
         )
 
 
-def open_standard() -> list[int]:
-    """Have those of 0, 1 and 2 that are closed lead to /dev/null; which these were."""
-    opened = []
+def open_standard() -> None:
+    """Open /dev/null on closed standard descriptors.
+
+    Otherwise a pipe of the library may get such a number, and what an environment prints goes into it.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # the lowest that is free
         os.set_inheritable(fd, True)
-        opened.append(fd)
     os.close(fd)
-    return opened
-
-
-class standard_open:  # noqa: N801  (used like a function)
-    """While the library opens descriptors or starts processes: 0, 1 and 2 are taken, by /dev/null if by nobody else.
-
-    Else a pipe of ours may get such a number, and what an environment prints goes into it.
-    """
-
-    _lock = threading.Lock()
-    _n_inside = 0
-    _opened: ClassVar[list[int]] = []
-
-    def __enter__(self) -> None:
-        own = standard_open
-        with held(), own._lock:
-            own._opened += open_standard()
-            own._n_inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        own = standard_open
-        with held(), own._lock:
-            own._n_inside -= 1
-            while own._n_inside == 0 and own._opened:
-                os.close(own._opened.pop())
-
-    @classmethod
-    def forget(cls) -> None:
-        """In a forked child: nobody is inside, and what was opened stays."""
-        cls._lock, cls._n_inside = threading.Lock(), 0
-        cls._opened.clear()
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
@@ -146,7 +114,6 @@ def close(fd: int) -> int:
 
 def _after_fork_in_child() -> None:
     """Close what belongs to the trainer."""
-    standard_open.forget()
     for fd in list(_registered):
         close(fd)
 

@@ -53,6 +53,7 @@ class Launched:
 def launch(plan: LaunchPlan, pickled_factory: bytes) -> Launched:
     """Start the process. TimeoutError when it cannot be in ``start_s``; WorkerError when it cannot be at all."""
     descriptors.require_room(_DESCRIPTORS_TO_START)
+    descriptors.open_standard()  # the trainer may have closed some since the last start
     log, stdio = _open_output(plan)
     try:
         try:
@@ -72,10 +73,7 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> Launched:
 
 
 def _open_output(plan: LaunchPlan) -> tuple[OutputLog | None, dict[str, int]]:
-    """Where the output goes: its log, or what a process forked from the server would not inherit.
-
-    In a block of ``standard_open``.
-    """
+    """Where the output goes: its log, or what a process forked from the server would not inherit."""
     if plan.log_dir is not None:
         log, fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
         return log, {"stdout": fd, "stderr": os.dup(fd)}

@@ -16,7 +16,6 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
@@ -96,8 +95,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         if worker_id == self._local_id:
             on_news, rotates = self.context.listener.hear, self._options.zero_copy
             return LocalWorker(worker_id, factory, entry.times, self.context.events, on_news=on_news, rotates=rotates)
-        with descriptors.standard_open():
-            return self._start_process(entry, factory)
+        return self._start_process(entry, factory)
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
         self.context.calls.require_open("the start of a worker")

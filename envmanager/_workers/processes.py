@@ -35,7 +35,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors, groups
-from envmanager._workers.descriptors import register, standard_open, wait_for
+from envmanager._workers.descriptors import register, wait_for
 from envmanager._workers.server import Server, ServerGone
 from envmanager.system.interrupts import blocked_in_children
 
@@ -79,7 +79,7 @@ def start_server(*more: str) -> Server:
     """
     global _server
     resource_tracker.ensure_running()  # its workers share the trainer's
-    with _server_lock, standard_open():
+    with _server_lock:
         if _server is not None and not _server.responds():
             _server.stop()
             _server = None

@@ -38,11 +38,9 @@ class Resources(ABC, Generic[Worker]):
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
         self._guardian: Guardian | None = None
-        with descriptors.standard_open():
-            self._open()
-            self.life_read_fd, self._life_write_fd = os.pipe()
-            descriptors.register(self.life_read_fd)
-            descriptors.register(self._life_write_fd)
+        descriptors.open_standard()
+        self._open()
+        self.life_read_fd, self._life_write_fd = map(descriptors.register, os.pipe())
 
     @abstractmethod
     def _open(self) -> None:

@@ -27,15 +27,14 @@ class TiedProcess(ChildProcess):
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         """Start it. In the child, ``function(*arguments)`` runs with SIGINT blocked. OSError when it cannot start."""
-        with descriptors.standard_open():
-            life_fd, self._life_write_fd = map(descriptors.register, os.pipe())
-            try:
-                super().__init__("spawn", name, _begin, (descriptors.Fd(life_fd), _Packed((function, arguments))))
-            except BaseException:
-                descriptors.close(self._life_write_fd)
-                raise
-            finally:
-                descriptors.close(life_fd)  # the child has its own
+        life_fd, self._life_write_fd = map(descriptors.register, os.pipe())
+        try:
+            super().__init__("spawn", name, _begin, (descriptors.Fd(life_fd), _Packed((function, arguments))))
+        except BaseException:
+            descriptors.close(self._life_write_fd)
+            raise
+        finally:
+            descriptors.close(life_fd)  # the child has its own
 
     def state_name(self) -> str:
         """Return the state of its main thread: running, asleep, stopped; "unknown" where /proc does not tell."""

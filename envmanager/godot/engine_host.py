@@ -110,8 +110,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             environ=self._environ(entry),
             log_dir=self._log_dir,
         )
-        with descriptors.standard_open():
-            return self._care_for(lambda: EngineWorker(plan, self.context.events, entry.times))
+        return self._care_for(lambda: EngineWorker(plan, self.context.events, entry.times))
 
     def engine_options(self, worker_id: int) -> EngineOptions:
         """How this engine is started and driven."""

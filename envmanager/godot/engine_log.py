@@ -28,7 +28,7 @@ class EngineLog:
     """The output of one engine. ``write_fd`` is for the engine, and is closed once it has it."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """UsageError when the file cannot be written. In a block of ``standard_open``."""
+        """UsageError when the file cannot be written."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened anew to append: what was cut off leaves no hole then.

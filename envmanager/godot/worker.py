@@ -40,7 +40,7 @@ class EngineWorker(RemoteWorker):
     channel: EngineChannel
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
-        """In a block of ``standard_open``. WorkerError when the engine cannot be started."""
+        """WorkerError when the engine cannot be started."""
         channel = EngineChannel(max_frame_bytes=plan.options.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
         channel.on_busy, channel.on_note = self._extend, self._note

@@ -30,7 +30,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.descriptors import Fd, standard_open, wait_for
+from envmanager._workers.descriptors import Fd, open_standard, wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
@@ -255,16 +255,16 @@ def _start(pickled: bytes, weights: dict[str, torch.Tensor]) -> tuple[TiedProces
     """Start a learner; return its process and this end of the pipe to it."""
     from envmanager._workers.tied import TiedProcess  # other systems have no such processes
 
-    with standard_open():
-        ours, theirs = socket.socketpair()
-        pipe = MessagePipe(ours.detach())
-        try:
-            with theirs:
-                arguments = (Fd(theirs.fileno()), pickled, weights, torch.get_num_threads())
-                return TiedProcess("envmanager-learner", _learn, arguments), pipe
-        except BaseException:
-            pipe.close()
-            raise
+    open_standard()
+    ours, theirs = socket.socketpair()
+    pipe = MessagePipe(ours.detach())
+    try:
+        with theirs:
+            arguments = (Fd(theirs.fileno()), pickled, weights, torch.get_num_threads())
+            return TiedProcess("envmanager-learner", _learn, arguments), pipe
+    except BaseException:
+        pipe.close()
+        raise
 
 
 def _release(process: TiedProcess, pipe: MessagePipe, owner_pid: int) -> None:

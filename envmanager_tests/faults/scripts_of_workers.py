@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any
 
-from envmanager import RestartPolicy, SubprocessEnvManager, Wait
+from envmanager import RestartPolicy, SubprocessEnvManager, Wait, WorkerDied
 from envmanager.testing import FakeEnvironment, faulty
 from envmanager.testing.faults import Segfault
-from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, Zeros, announce
+from envmanager_tests.faults.scripts import LONG_S, NO_RESTARTS, Zeros, announce, pids_of
 
 
 def started_for_steps(factory: Any, n_envs: int, start_method: Any, **options: Any) -> SubprocessEnvManager:
@@ -36,32 +38,34 @@ class Chatty(FakeEnvironment):
         return [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
 
 
-def train_without_standard_streams(start_method: Any, closed: list[int]) -> None:
-    """Descriptors that programs print to are closed, as a daemon's are, from before the first manager is made."""
+def train_without_standard_streams(start_method: Any, closed: list[int], is_replaced: bool) -> None:
+    """Standard descriptors are closed, as a daemon's are: before the manager is made, or before a replacement."""
     elsewhere = os.dup(1)
-    for fd in closed:
-        os.close(fd)
+
+    def close_streams() -> None:
+        for fd in closed:
+            os.close(fd)
+
+    if not is_replaced:
+        close_streams()
 
     def announce_elsewhere(what: str, *words: Any) -> None:
         os.write(elsewhere, " ".join([what, *map(str, words)]).encode() + b"\n")
 
     try:
         with started_for_steps(Chatty, 2, start_method) as manager:
+            if is_replaced:
+                close_streams()
+                os.kill(pids_of(manager)[0], signal.SIGKILL)
+                with suppress(WorkerDied):
+                    manager.step(Wait.all())
+                manager.reset()
             n_steps = sum(len(manager.step(Wait.all())) for _ in range(20))
             announce_elsewhere("stepped", n_steps)
             for streams in manager.call("standard_streams"):
                 announce_elsewhere("streams", *streams)
-        announce_elsewhere("open", *(fd for fd in range(3) if _is_open(fd)))
     except BaseException as error:
         announce_elsewhere("failed", type(error).__name__)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 class ReadsItsInput(FakeEnvironment):

@@ -28,11 +28,19 @@ every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHOD
 def test_what_environments_print_goes_nowhere_else_when_the_trainer_has_closed_its_output(
     start_method: str, closed: list[int]
 ) -> None:
-    with program(scripts_of_workers.train_without_standard_streams, start_method, closed) as trainer:
+    with program(scripts_of_workers.train_without_standard_streams, start_method, closed, False) as trainer:
         assert trainer.announced("stepped") == [["40"]]
         for streams in trainer.announced("streams", 2):
             assert [streams[number] for number in {0, *closed}] == ["/dev/null"] * len({0, *closed})
-        assert trainer.announced("open") == [[str(fd) for fd in range(3) if fd not in closed]]
+        trainer.ended()
+        trainer.until_all_gone()
+
+
+@every_start_method
+def test_a_worker_is_replaced_when_the_trainer_has_closed_its_output_since(start_method: str) -> None:
+    with program(scripts_of_workers.train_without_standard_streams, start_method, [0, 1, 2], True) as trainer:
+        assert trainer.announced("stepped") == [["40"]]
+        assert trainer.announced("streams", 2)[0] == ["/dev/null"] * 3
         trainer.ended()
         trainer.until_all_gone()
 
