@@ -18,6 +18,7 @@ import sys
 import attrs
 
 from envmanager._workers.child import worker
+from envmanager._workers.hosting import GroupFactory, make_contexts
 from envmanager.adapters.factories import EnvFactory
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
@@ -25,7 +26,7 @@ from envmanager.errors import UsageError
 from envmanager.options import ProcessOptions, takes
 from envmanager.placing.probing import place
 
-__all__ = ["SubprocessEnvManager", "worker"]
+__all__ = ["GroupFactory", "SubprocessEnvManager", "make_contexts", "worker"]
 
 
 class SubprocessEnvManager(EnvManager):

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from envmanager import ActionInfo, BehaviorSpec, Policy, make_manager
-from envmanager.steps import AgentSteps, StepInfo
+from envmanager import ActionInfo, AgentSteps, BehaviorSpec, Policy, StepInfo, make_manager
 from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
 from envmanager.training.trainer import Trainer

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from envmanager import SubprocessEnvManager, Wait
-from envmanager.steps import Batch
+from envmanager import Batch, SubprocessEnvManager, Wait
 
 ROLLOUT, EPOCHS, MINIBATCH = 128, 10, 128
 LEARNING_RATE, GAMMA, LAMBDA, CLIP = 1e-3, 0.99, 0.95, 0.2

@@ -28,7 +28,7 @@ from envmanager import (
     WorkerError,
     WorkerTimedOut,
 )
-from envmanager.events import Failed
+from envmanager.observe.events import Failed
 from envmanager.testing import chaos
 from envmanager_tests.random_use import N_ASKS, Ask, Books, Layout, Tells, rows_of
 

@@ -1,3 +1,0 @@
-"""Public import path of ``envmanager.observe.events``."""
-
-from envmanager.observe.events import *  # noqa: F403

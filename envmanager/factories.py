@@ -1,3 +1,0 @@
-"""Public import path of ``envmanager.adapters.factories``."""
-
-from envmanager.adapters.factories import *  # noqa: F403

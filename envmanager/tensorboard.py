@@ -1,3 +1,0 @@
-"""Public import path of ``envmanager.observe.tensorboard``."""
-
-from envmanager.observe.tensorboard import *  # noqa: F403
