@@ -20,9 +20,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,6 @@ from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost
 from envmanager.core.launching import Launcher
-from envmanager.core.listening import Listener
 from envmanager.core.policy_steps import PolicySteps
 from envmanager.core.recovery import Recovery
 from envmanager.core.resetting import Resets
@@ -42,7 +39,6 @@ from envmanager.core.use import RESETTING, SEND_RECV, STEP, UNDECIDED
 from envmanager.core.weak_calls import weakly
 from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows
-from envmanager.data.fitting import Casting
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import CommandName, StepInfo
 from envmanager.data.trees import Tree
@@ -101,11 +97,9 @@ class EnvManager(ABC):
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
         self._recovery = recovery = Recovery(table, policy, launcher.launch_again)
         self._collector = collector = Collector(table, recovery, self._calls)
-        self._listener = listener = Listener(table, recovery.events.add)
-        castings: Mapping[str, Casting] = defaultdict(partial(Casting, strict=check_values))
-        self._policy_steps = PolicySteps(table, recovery, listener, castings, self._calls)
-        self._row_steps = RowSteps(table, recovery, self._env_rows, listener, castings, zero_copy=zero_copy)
-        self._resets = Resets(table, recovery, collector, listener.specs, launcher, seed)
+        self._policy_steps = PolicySteps(table, recovery, self._calls, check_values=check_values)
+        self._row_steps = RowSteps(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
+        self._resets = Resets(table, recovery, collector, launcher, seed)
         self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
         self._leave_interrupts = interrupts.stay_for(self)
         self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
@@ -129,7 +123,7 @@ class EnvManager(ABC):
             assert manager is not None
             return manager.create_worker(worker_id, manager.step_queue, env_factory)
 
-        host.open(HostContext(self._table.entries, self._calls, self._listener, self.events, create))
+        host.open(HostContext(self._table.entries, self._calls, self.events, create))
         self._host = host
         for part in (self._launcher, self._policy_steps, self._row_steps, self._resets, self._asker):
             part.host = host
@@ -139,9 +133,9 @@ class EnvManager(ABC):
                 host.workers.append(host.launch(entry.worker_id, 0))
             reports = host.await_start()
             for worker_id, report in reports.items():
-                self._listener.learn(report.specs, worker_id)
+                self._table.learn(report.specs, worker_id)
             self._policy_steps.takes_partial_actions = all(report.partial_actions for report in reports.values())
-            host.have_started(self._listener.specs, reports)
+            host.have_started(self._table.specs, reports)
         except BaseException as error:
             was_closed = self._calls.closed
             self.close()
@@ -183,7 +177,7 @@ class EnvManager(ABC):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Specs of all behaviors so far, merged over all workers. More may be added."""
-        return self._listener.specs
+        return self._table.specs
 
     @property
     def events(self) -> EventLog:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.fitting import Cast, Casting, cast_steps
+from envmanager.data.fitting import Casting, cast_steps
 from envmanager.data.specs import (
     BehaviorSpec,
     BehaviorSpecs,
@@ -56,7 +56,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """Casts made by an adapter that casts its own values; None if the worker casts them."""
+    """How an adapter casts its values; None if the worker casts them."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -96,8 +96,7 @@ class EnvGroup(Environment):
     """The K environments of one worker as one Environment. A step can be of some of them only."""
 
     env_ids: tuple[int, ...]
-    casts: list[Cast] = []  # noqa: RUF012  (a group that casts has a list of its own)
-    """Casts that were not reported yet."""
+    casting: Casting
     generation = 0
     current_env_id: int | None = None
     """The environment whose code is running, for error messages."""
@@ -171,10 +170,10 @@ class SideBySide(EnvGroup):
         self._infos = infos
         self._check_values = check_values
         self._last: list[Steps] = []
-        self.casts = []
-        self._castings = [environment.casting or Casting() for environment in self._environments]
-        for env_id, casting in zip(self.env_ids, self._castings, strict=True):
-            casting.belong_to(env_id, self.casts, strict=check_values)
+        self.casting = Casting(strict=check_values)
+        for environment in self._environments:
+            if environment.casting is not None:
+                environment.casting = self.casting
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
         self._specs: dict[str, BehaviorSpec] = {}
         self._n_known = [0] * len(self._environments)
@@ -263,18 +262,18 @@ class SideBySide(EnvGroup):
         for behavior, steps in results.items():
             if behavior not in specs:
                 raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
-            fitting = self._fitting(specs[behavior], steps, self._castings[row])
+            fitting = self._fitting(specs[behavior], steps)
             checked[behavior] = fitting if self._infos else attrs.evolve(fitting, info=None, reset_info=None)
         return checked
 
-    def _fitting(self, spec: BehaviorSpec, steps: Any, casting: Casting) -> AgentSteps:
+    def _fitting(self, spec: BehaviorSpec, steps: Any) -> AgentSteps:
         """Return the steps, cast if they do not fit the spec; raise SpecMismatch if they still do not."""
         try:
             check_steps(spec, steps, check_numbers=self._check_values)
         except SpecMismatch:
-            if casting.strict or not isinstance(steps, AgentSteps):
+            if self._check_values or not isinstance(steps, AgentSteps):
                 raise
-            steps = cast_steps(spec, steps, casting)
+            steps = cast_steps(spec, steps, self.casting)
             check_steps(spec, steps, check_numbers=self._check_values)
         return steps  # type: ignore[no-any-return]
 

@@ -63,7 +63,6 @@ class LocalHost(WorkerHost):
             factory,
             self.context.entries[worker_id].times,
             self.context.events,
-            on_news=self.context.listener.hear,
             rotates=options.zero_copy,
             lends=True,
         )

@@ -37,10 +37,9 @@ from envmanager._workers.hosting import (
     describe_failure,
     env_ids_of_failure,
     make_group,
-    phase_of,
 )
 from envmanager._workers.wire import Undecoded
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
 from envmanager.environment import EnvGroup
 
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED

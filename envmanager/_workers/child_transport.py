@@ -17,7 +17,6 @@ import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.block import Block, BlockLayout
-from envmanager._workers.hosting import Reporter
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
     ATTACH_CODE,
@@ -36,7 +35,7 @@ from envmanager._workers.wire import (
     step_message,
 )
 from envmanager._workers.worker_rows import WorkerRows
-from envmanager.data.reports import News
+from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 
@@ -79,7 +78,8 @@ class Transport:
         self.worker_rows: WorkerRows | None = None
         self.group: EnvGroup | None = None
         self.cannot_obey: CannotObey | None = None
-        self.reporter = Reporter()
+        self.n_reported = 0
+        """Number of behaviors whose specs were sent with a response; those sent by "start" do not count."""
         self.started_ns = self.ended_ns = time.monotonic_ns()
 
     def attach(self, layout: BlockLayout) -> None:
@@ -102,14 +102,11 @@ class Transport:
         # Not "life": it dies with the trainer too.
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 
-    def news(self) -> News | None:
-        """What there is to report besides a response."""
-        return None if self.group is None else self.reporter.news(self.group)
-
-    def reported(self, news: News) -> None:
-        """The news have been written."""
-        if self.group is not None:
-            self.reporter.reported(self.group, news)
+    def specs_to_send(self) -> BehaviorSpecs | None:
+        """Return all specs if some were not sent yet."""
+        if self.group is None or len(self.group.behavior_specs) == self.n_reported:
+            return None
+        return dict(self.group.behavior_specs)
 
     def write_message(self, code: int, data: bytes, flags: int = 0) -> None:
         """Send a message through this worker's own connection."""
@@ -164,9 +161,8 @@ class Connection:
         self._offered_slot = -1
 
     def use_group(self, group: EnvGroup) -> None:
-        """Know the environments, to offer them rows of the shared memory and to report what is new."""
+        """Know the environments, to offer them rows of the shared memory and to send specs that are new."""
         self._transport.group = group
-        self._transport.reporter.n_reported = len(group.behavior_specs)  # by the response to "start"
 
     def recv(self) -> EnvironmentCommand:
         """The next command."""
@@ -187,15 +183,12 @@ class Connection:
         if response.name is _FAILED:
             self._transport.write_message(FAILED_CODE, dumps_failure(response.payload))
         else:
-            self._respond(CODES[response.name], response.payload)
+            specs = None if response.name is CommandName.START else self._transport.specs_to_send()
+            flags, message = response_message(response.payload, specs)
+            self._transport.write_message(CODES[response.name], message, flags)
+            if specs is not None:
+                self._transport.n_reported = len(specs)
         self._transport.ended_ns = time.monotonic_ns()
-
-    def _respond(self, code: int, payload: Any) -> None:
-        news = self._transport.news()
-        flags, message = response_message(payload, news)
-        self._transport.write_message(code, message, flags)
-        if news is not None:
-            self._transport.reported(news)
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
@@ -263,18 +256,18 @@ class StepQueueWriter:
         transport, steps = self._transport, response.payload
         worker_rows = transport.worker_rows
         flags, n_ended = (0, 0) if worker_rows is None else worker_rows.put(transport.slot, steps)
-        news = transport.news()
-        message = step_message(steps, flags, news)
+        specs = transport.specs_to_send()
+        message = step_message(steps, flags, specs)
         if message is None:
             transport.write_record(STEP_CODE, flags, n_ended)
         else:
-            self._put(STEP_CODE, flags, message, news, n_ended)
+            self._put(STEP_CODE, flags, message, n_ended)
+        if specs is not None:
+            transport.n_reported = len(specs)
 
-    def _put(self, code: int, flags: int, data: bytes, news: News | None = None, n_ended: int = 0) -> None:
+    def _put(self, code: int, flags: int, data: bytes, n_ended: int = 0) -> None:
         # The record goes first: the manager reads the message while it is being written, however long it is. It is
         # made before the record: once the record is out, there is no way to report that memory was short.
         message = self._transport.message(code, data)
         self._transport.write_record(code, flags | WITH_MESSAGE, n_ended)
         _write_all(self._transport.fds["connection"], message)
-        if news is not None:
-            self._transport.reported(news)

@@ -14,7 +14,7 @@ import attrs
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
-from envmanager.data.reports import News, StartReport
+from envmanager.data.reports import StartReport
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
@@ -22,27 +22,6 @@ from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
 from envmanager.extras import missing_library
 from envmanager.options import KindOptions, ResetConfig
-
-
-class Reporter:
-    """What a worker has reported of its environments, and so what there is to report."""
-
-    def __init__(self) -> None:
-        self.n_reported = 0
-        """Behaviors whose specs were reported."""
-
-    def news(self, group: EnvGroup) -> News | None:
-        """What there is to report now; None, nearly always, when there is nothing."""
-        if len(group.behavior_specs) == self.n_reported and not group.casts:
-            return None
-        specs = None if len(group.behavior_specs) == self.n_reported else dict(group.behavior_specs)
-        return News(specs, tuple(group.casts))
-
-    def reported(self, group: EnvGroup, news: News) -> None:
-        """The news are on their way."""
-        if news.specs is not None:
-            self.n_reported = len(news.specs)
-        del group.casts[: len(news.casts)]
 
 
 def make_contexts(
@@ -174,18 +153,6 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
     CommandName.SET_ATTR: _set_attr,
     CommandName.RENDER: lambda group, rows: group.render(rows),
 }
-
-PHASES = {
-    CommandName.STEP_ROWS: "step",
-    CommandName.GET_ATTR: "call",
-    CommandName.SET_ATTR: "call",
-    CommandName.RENDER: "call",
-}
-
-
-def phase_of(name: CommandName) -> str:
-    """What a worker is doing, in the words of an error."""
-    return PHASES.get(name, str(name))
 
 
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:

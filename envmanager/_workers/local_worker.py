@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from envmanager._workers.hosting import COMMANDS, GroupFactory, Reporter, describe_failure, env_ids_of_failure, phase_of
+from envmanager._workers.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure
 from envmanager._workers.lent_rows import LentRows, RotatingRows, is_worth_lending
 from envmanager.core.sources import ResponseSource
-from envmanager.data.reports import News, StartReport
-from envmanager.data.specs import SpecConflict
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, RowBuffer, only_agents
+from envmanager.data.reports import StartReport
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, RowBuffer, only_agents, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.observe.events import EventLog, Started
@@ -38,21 +37,20 @@ class LocalWorker:
         times: WorkerTimes,
         events: EventLog,
         *,
-        on_news: Callable[[News, int], None],
         rotates: bool,
         lends: bool = False,
     ) -> None:
-        """``on_news(news, worker_id)``: what there is to report besides a response. ``rotates``: let the environments
-        write into three sets of arrays in turn, so that a StepInfo stays valid for a while. ``lends``: respond with
-        arrays that are the trainer's, if they are large; then no more sets are used than the trainer refers to.
+        """``rotates``: let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for
+        a while. ``lends``: respond with arrays that are the trainer's, if they are large; then no more sets are used
+        than the trainer refers to.
         """
         self.worker_id = worker_id
         self.times = times
         self.group: Any = None  # an EnvGroup, once started
         self._factory = factory
         self._events = events
-        self._on_news = on_news
-        self._reporter = Reporter()
+        self._n_reported = 0
+        """Number of behaviors whose specs came with a response."""
         self._rotates = rotates
         self._lends = lends
         self._asked: tuple[CommandName, Any] | None = None
@@ -197,18 +195,11 @@ class LocalWorker:
             raise
         except BaseException as error:
             return self._failed(error, name)
-        if group.casts or len(group.behavior_specs) != self._reporter.n_reported:
-            try:
-                self._report()
-            except SpecConflict as error:
-                return self._failed(error, name)
-        return EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
-
-    def _report(self) -> None:
-        news = self._reporter.news(self.group)
-        if news is not None:
-            self._reporter.reported(self.group, news)
-            self._on_news(news, self.worker_id)
+        response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
+        if len(group.behavior_specs) != self._n_reported:
+            response.specs = dict(group.behavior_specs)
+            self._n_reported = len(response.specs)
+        return response
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         env_ids = env_ids_of_failure(self.group, self.worker_id)

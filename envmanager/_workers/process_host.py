@@ -64,8 +64,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.step_queue)
 
     def _make_resources(self) -> ProcessResources:
-        context, close_s = self.context, self._options.timeouts.close_s
-        return ProcessResources(context.listener.hear, context.events, close_s, spin_ns=self._spin_ns)
+        return ProcessResources(self.context.events, self._options.timeouts.close_s, spin_ns=self._spin_ns)
 
     # Starting.
 
@@ -93,8 +92,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         )
         self._slots += len(env_ids)
         if worker_id == self._local_id:
-            on_news, rotates = self.context.listener.hear, self._options.zero_copy
-            return LocalWorker(worker_id, factory, entry.times, self.context.events, on_news=on_news, rotates=rotates)
+            return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self._options.zero_copy)
         return self._start_process(entry, factory)
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:

@@ -24,9 +24,7 @@ import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel, Message
-from envmanager._workers.hosting import phase_of
-from envmanager.data.reports import News
-from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
@@ -120,10 +118,6 @@ class ResponseDecoder(Protocol):
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """The response to what was ``asked``."""
-        ...
-
-    def pass_on(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
-        """The response, once its news are passed on; a "failed" one when a behavior has two specs."""
         ...
 
 
@@ -242,8 +236,6 @@ class RemoteWorker(ABC):
         if message is None:
             return None
         response = self._response(message)
-        if response.name is CommandName.START:
-            response = self.decoder.pass_on(News(response.payload.specs), response)
         if response.name is not CommandName.START:
             self.await_nothing()
             return response

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Generic
+from typing import Generic
 
 from envmanager._workers import descriptors
 from envmanager._workers.guardian import Guardian
@@ -129,16 +129,13 @@ class ProcessResources(Resources[WorkerHandle]):
 
     step_queue: ProcessStepQueue
 
-    def __init__(self, hear: Any, events: EventLog, close_s: float, *, spin_ns: int) -> None:
-        self._hear = hear
+    def __init__(self, events: EventLog, close_s: float, *, spin_ns: int) -> None:
         self._events = events
         self._spin_ns = spin_ns
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = ProcessStepQueue(
-            self._events, on_news=self._hear, on_retired=weakly(self.drop), spin_ns=self._spin_ns
-        )
+        self.step_queue = ProcessStepQueue(self._events, on_retired=weakly(self.drop), spin_ns=self._spin_ns)
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
 

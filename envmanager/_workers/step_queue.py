@@ -21,7 +21,6 @@ from envmanager._workers import descriptors
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.watch import Watch
 from envmanager._workers.wire import FULL, IN_MEMORY, RECORD, WITH_MESSAGE
-from envmanager.data.reports import News
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 
 _READ_SIZE = 256 * RECORD.size
@@ -46,18 +45,7 @@ class _Awaited:
 class ProcessStepQueue(Watch[WorkerHandle]):
     """Responses to "step", in order of completion."""
 
-    def __init__(
-        self,
-        events: EventLog,
-        *,
-        on_news: Callable[[News, int], None],
-        on_retired: Callable[[WorkerHandle], None],
-        spin_ns: int,
-    ) -> None:
-        """``on_news(news, worker_id)``: what a worker reports besides its responses.
-
-        ``on_retired(handle)``: it has ended as asked.
-        """
+    def __init__(self, events: EventLog, *, on_retired: Callable[[WorkerHandle], None], spin_ns: int) -> None:
         super().__init__(on_retired=on_retired, spin_ns=spin_ns)
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
@@ -67,11 +55,6 @@ class ProcessStepQueue(Watch[WorkerHandle]):
         self._epoll.register(self._read_fd, select.EPOLLIN)
         self._awaited: list[_Awaited] = []
         self._events = events
-        self._on_news = on_news
-
-    def register(self, handle: WorkerHandle) -> None:
-        handle.decoder.on_news = self._on_news
-        super().register(handle)
 
     def forget(self, handle: WorkerHandle) -> None:
         super().forget(handle)

@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-from envmanager.data.reports import News
+from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import CommandName, Steps
 from envmanager.errors import EnvManagerError, UsageError
 
@@ -48,8 +48,8 @@ WITH_MESSAGE = 4
 """A message with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
 """The steps (or, in a command, the actions) are in the block."""
-WITH_NEWS = 16
-"""Of a message: its pickle is a pair of the response and News."""
+WITH_SPECS = 16
+"""Message flag: the pickle is a pair of the payload and the specs of all behaviors."""
 
 
 class Undecoded(bytes):
@@ -64,20 +64,20 @@ def dumps(value: Any) -> bytes:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
-def step_message(steps: Steps, flags: int, news: News | None) -> bytes | None:
+def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> bytes | None:
     """What of a step is not in memory, pickled; None when all of it is, as its ``flags`` say."""
     if not flags:
-        return dumps((dict(steps), news))
+        return dumps((dict(steps), specs))
     infos = {}
     for name, own in steps.items():
         if own.info is not None:
             infos[name] = (own.info, own.reset_info)
-    return dumps((infos, news)) if infos or news is not None else None
+    return dumps((infos, specs)) if infos or specs is not None else None
 
 
-def response_message(payload: Any, news: News | None) -> tuple[int, bytes]:
+def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
     """The flags and the pickle of any other response."""
-    return (0, dumps(payload)) if news is None else (WITH_NEWS, dumps((payload, news)))
+    return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
 def dumps_command(payload: Any) -> bytes:

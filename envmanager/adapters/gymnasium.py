@@ -51,9 +51,7 @@ class GymnasiumEnvironment(EnvGroup):
         self._all = range(len(self._envs))
         self._infos = infos
         self._resets = [Resetter(env) for env in self._envs]
-        self.casts = []
-        self._castings = [Casting(env_id, check_values, self.casts) for env_id in self.env_ids]
-        self.casting = self._castings[0]
+        self.casting: Casting = Casting(strict=check_values)
         self._number = finite_number if check_values else real_number
         self._plain_reward = None if check_values else float
         self._plain_rewards = frozenset() if check_values else REAL_NUMBERS
@@ -93,8 +91,8 @@ class GymnasiumEnvironment(EnvGroup):
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``. Its views are stored in it and used again."""
         views = buffer.views
-        if views is None or views.castings is not self._castings:
-            views = buffer.views = _BufferViews(buffer, self._castings)
+        if views is None or views.agent_id is not self._agent_id:
+            views = buffer.views = _BufferViews(buffer, self._agent_id)
             buffer.steps.agent_id[:] = self._agent_id
         self._views = views
 
@@ -147,18 +145,16 @@ class GymnasiumEnvironment(EnvGroup):
                 except (TypeError, ValueError) as error:
                     raise _not_five(result) from error
                 if reward.__class__ is not number_class and reward.__class__ not in plain_rewards:
-                    reward = self._number(reward, "reward", out.obs[len(rewards)][-1])
-                if (terminated is not False or truncated is not False) and _has_ended(
+                    reward = self._number(reward, "reward", self.casting)
+                if (terminated is not False or truncated is not False) and self._has_ended(
                     out, len(rewards), terminated, truncated
                 ):
-                    views = out.obs[len(rewards)]
-                    write_obs(out.final_obs[len(ended)], obs, views[-1])
-                    ended.append(self._restart(env, chosen[len(rewards)], views))
+                    write_obs(out.final_obs[len(ended)], obs, self.casting)
+                    ended.append(self._restart(env, chosen[len(rewards)], out.obs[len(rewards)]))
                 elif obs.__class__ is array_class and obs.dtype is plain_dtype and obs.shape == plain_shape:
                     view[...] = obs
                 else:
-                    views = out.obs[len(rewards)]
-                    write_obs(views, obs, views[-1])
+                    write_obs(out.obs[len(rewards)], obs, self.casting)
                 if info.__class__ is not dict:
                     check_info(info, "info")
                 if keeps_infos:
@@ -178,12 +174,23 @@ class GymnasiumEnvironment(EnvGroup):
         obs, info = result
         if info.__class__ is not dict:
             check_info(info, "info of reset")
-        self._write_obs(views, obs, views[-1])
+        self._write_obs(views, obs, self.casting)
         return info
 
+    def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
+        """Write the flags, and return whether the episode has ended."""
+        if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+            terminated = flag(terminated, "terminated", self.casting)
+            truncated = flag(truncated, "truncated", self.casting)
+        if terminated:
+            out.terminated[row] = True
+        if truncated:
+            out.truncated[row] = True
+        return bool(terminated or truncated)
+
     def _new_views(self, chosen: Sequence[int]) -> _BufferViews:
-        buffer = RowBuffer.empty(self._spec.observation, self._agent_id[list(chosen)])
-        return _BufferViews(buffer, [self._castings[row] for row in chosen])
+        agent_id = self._agent_id[list(chosen)]
+        return _BufferViews(RowBuffer.empty(self._spec.observation, agent_id), agent_id)
 
 
 def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -193,18 +200,14 @@ def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class _BufferViews:
-    """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long.
+    """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long."""
 
-    The last element of each row in ``obs`` is the Casting of its environment.
-    """
-
-    def __init__(self, buffer: RowBuffer, castings: Sequence[Casting]) -> None:
-        self.castings = castings
+    def __init__(self, buffer: RowBuffer, agent_id: np.ndarray) -> None:
+        self.agent_id = agent_id
         self.steps = buffer.steps
         self.all_final_obs = buffer.final_obs
-        views = _row_views(buffer.steps.obs, len(buffer.steps))
-        self.obs = [[*own, casting] for own, casting in zip(views, castings, strict=True)]
-        self.first_leaf = [own[0] for own in self.obs]
+        self.obs = _row_views(buffer.steps.obs, len(buffer.steps))
+        self.first_leaf: list[Any] = [own[0] if own else None for own in self.obs]
         self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
         self.reward = buffer.steps.reward
         self.terminated = buffer.steps.terminated
@@ -226,19 +229,6 @@ class _BufferViews:
         steps.info = infos
         steps.reset_info = reset_infos if n_ended and infos is not None else None
         return steps
-
-
-def _has_ended(out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-    """Write the flags, and return whether the episode has ended."""
-    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-        casting = out.obs[row][-1]
-        terminated = flag(terminated, "terminated", casting)
-        truncated = flag(truncated, "truncated", casting)
-    if terminated:
-        out.terminated[row] = True
-    if truncated:
-        out.truncated[row] = True
-    return bool(terminated or truncated)
 
 
 class _ObjectRow:
@@ -265,8 +255,8 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
     ]
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
-        check_structure(spec, obs, "obs")  # there is a part for each writer; a casting may follow the views
-        for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=False):
+        check_structure(spec, obs, "obs")
+        for writer, view, part in zip(writers, views, leaves_like(spec, obs), strict=True):
             writer((view,), part, casting)
 
     return write

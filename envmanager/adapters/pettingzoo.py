@@ -276,17 +276,14 @@ class _Outcome:
             None,
             self._info(agent),
             real_number(_entry(self.reward, "reward", agent), f"reward of agent {agent!r}", casting),
-            self._flag("terminated", agent, casting),
-            self._flag("truncated", agent, casting),
+            flag(_entry(self.terminated, "terminated", agent), f"terminated of agent {agent!r}", casting),
+            flag(_entry(self.truncated, "truncated", agent), f"truncated of agent {agent!r}", casting),
         )
 
     def joined(self, agent: Agent) -> _Row:
         """Return the row of an agent that joins, with its first observation."""
         obs = _entry(self.obs, "obs", agent)
         return _Row(agent, obs, obs, self._info(agent))
-
-    def _flag(self, name: str, agent: Agent, casting: Casting) -> bool:
-        return flag(_entry(getattr(self, name), name, agent), f"{name} of agent {agent!r}", casting, field=name)
 
     def _info(self, agent: Agent) -> dict[str, Any]:
         if not isinstance(self.info, Mapping):

@@ -24,12 +24,13 @@ REAL_NUMBERS: frozenset[type] = frozenset(
 FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
 _FLAG = ArraySpec((), np.bool_)
+_FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
 """``(batch tree of [n, …], row) -> one agent's action``, an element of its action space and never a view."""
 
 
-def real_number(value: Any, path: str, casting: Casting | None = None, *, field: str = "reward") -> float:
+def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
     """Return ``value`` as a float; raise SpecMismatch if it is not one real number. A bool needs a ``casting``."""
     if type(value) in REAL_NUMBERS:
         return float(value)
@@ -37,9 +38,10 @@ def real_number(value: Any, path: str, casting: Casting | None = None, *, field:
         array = np.asarray(value)
         if array.shape == () and array.dtype.kind in "iuf":
             return float(array)
-        if array.shape == () and array.dtype.kind == "b" and casting is not None and not casting.strict:
-            casting.note(field, "a real number", describe_value(value))
-            return float(array)
+        if array.shape == () and array.dtype.kind == "b" and casting is not None:
+            cast = casting.cast(value, _FLOAT, path, "a real number")
+            if cast is not None:
+                return float(cast)
     raise SpecMismatch(path, "a real number", describe_value(value))
 
 
@@ -51,12 +53,12 @@ def finite_number(value: Any, path: str, casting: Casting | None = None) -> floa
     return number
 
 
-def flag(value: Any, path: str, casting: Casting | None = None, *, field: str | None = None) -> bool:
+def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
     """Return ``value`` as a bool; raise SpecMismatch unless it is one (or 0-d array), or ``casting`` allows 0 and 1."""
     if type(value) in FLAGS:
         return bool(value)
     try:
-        return bool(fitting_array(_FLAG, value, path, casting, field=field))
+        return bool(fitting_array(_FLAG, value, path, casting))
     except SpecMismatch as error:
         raise SpecMismatch(path, "a bool", error.got) from None
 
@@ -64,16 +66,15 @@ def flag(value: Any, path: str, casting: Casting | None = None, *, field: str | 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
     """Return a tree of arrays ``[n, …]`` in which row i is ``values[i]``.
 
-    Raises SpecMismatch with a path that begins with ``roots[i]``. Casts are recorded under the field ``obs``.
+    Raises SpecMismatch with a path that begins with ``roots[i]``.
     """
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
-    fields = paths(spec, "obs")
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
         check_structure(spec, value, root)
-        own = zip(columns, leaf_specs, leaves_like(spec, value), paths(spec, root), fields, strict=True)
-        for column, leaf, part, path, field in own:
-            column[row] = fitting_array(leaf, part, path, casting, field=field)
+        own = zip(columns, leaf_specs, leaves_like(spec, value), paths(spec, root), strict=True)
+        for column, leaf, part, path in own:
+            column[row] = fitting_array(leaf, part, path, casting)
     return build(spec, columns)
 
 

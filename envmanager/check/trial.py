@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import shutil
 import tempfile
 import traceback
@@ -27,9 +28,8 @@ from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.check.playthrough import ArrayWatch, ByRow, Failure, Moment
 from envmanager.core.policy_calls import call_policies
-from envmanager.data.fitting import Cast
 from envmanager.data.seeding import derive_seed
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import StepInfo, Steps
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
@@ -45,6 +45,16 @@ _LAST_CALL = "last-call"
 _STDERR = 2
 """Number of the descriptor that writes to the worker's log."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
+"""The part of a path that names an agent: a cast is reported once for all."""
+
+
+class Cast(NamedTuple):
+    """A field of the environment that is cast: what its spec says, and what the environment returned."""
+
+    field: str
+    expected: str
+    got: str
 
 
 class Facts(NamedTuple):
@@ -195,6 +205,7 @@ class Subject(Environment):
         self._group: EnvGroup | None = None
         self._watch = ArrayWatch(self._note)
         self._is_watched = False
+        self._casts: dict[str, Cast] = {}
         self._policies: dict[str, ByRow] = {}
         self._policy_seed = 0
         self._steps: Steps = {}
@@ -203,6 +214,10 @@ class Subject(Environment):
         self._last_call.seek(0)
         self._last_call.write(f"{call:<5}")
         self._last_call.flush()
+
+    def _note_cast(self, path: str, expected: Any, value: Any) -> None:
+        field = _OF_AGENT.sub("", path)
+        self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
         """Look up the factory; return the error if it cannot be found."""
@@ -219,10 +234,12 @@ class Subject(Environment):
         """Make a new environment."""
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
         self._watch = ArrayWatch(self._note)
+        self._casts = {}
 
         def make() -> BehaviorSpecs:
             made = call_factory(self._factory, context)
             self._group = build_group([made], [0])
+            self._group.casting.on_cast = self._note_cast
             self._is_watched = self._watch.attach(made)
             return dict(self._group.behavior_specs)
 
@@ -250,8 +267,7 @@ class Subject(Environment):
 
     def facts(self) -> Facts:
         """Return the facts about the environment."""
-        assert self._group is not None
-        return Facts(list(self._group.casts), self._is_watched, self._watch.reused, self._watch.changed)
+        return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
         """Close the environment."""

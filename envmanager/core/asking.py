@@ -89,7 +89,8 @@ class Asker:
         workers = self.host.workers
         for group, own in zip(groups, payloads, strict=True):
             workers[group.worker_id].send(name, own)
-        responses: list[EnvironmentResponse] = [workers[group.worker_id].recv() for group in groups]
+        learned = self._table.with_specs_learned
+        responses = [learned(workers[group.worker_id].recv()) for group in groups]
         errors = [self._after_failure(response) for response in responses if response.name is CommandName.FAILED]
         if errors:
             raise errors[0]

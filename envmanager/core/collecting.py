@@ -72,6 +72,7 @@ class Collector:
     def arrive(self, response: EnvironmentResponse) -> None:
         """Put one response, of whatever kind, into the entry of its worker."""
         self._require_open()
+        response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
         if response.name is CommandName.FAILED:
             self._recovery.fail(entry, response.payload)

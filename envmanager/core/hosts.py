@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import attrs
 
 from envmanager.core.calls import Calls
-from envmanager.core.listening import Listener
 from envmanager.core.sources import ResponseSource, StepQueue
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
@@ -52,7 +51,6 @@ class HostContext:
 
     entries: Sequence[Entry]
     calls: Calls
-    listener: Listener
     events: EventLog
     create: Callable[[int], EnvWorker]
     """Makes a worker by the manager's ``create_worker``, which tests replace."""

@@ -5,23 +5,17 @@ The rule: everything is checked here, before the first byte is sent, so that a B
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from envmanager.data.fitting import Casting, check_batch
+from envmanager.data.fitting import check_batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, concat_steps
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
 from envmanager.policy import Policy
-
-Castings = Mapping[str, Casting]
-"""By behavior, what its actions are cast with."""
-
-_logger = logging.getLogger("envmanager")
 
 
 def check_policies(infos: Sequence[StepInfo], policies: Mapping[str, Policy], *, partial_actions: bool) -> None:
@@ -42,7 +36,7 @@ def call_policies(
     infos: Sequence[StepInfo],
     policies: Mapping[str, Policy],
     specs: Mapping[str, BehaviorSpec],
-    castings: Castings | None = None,
+    strict: bool = True,
 ) -> list[dict[str, ActionInfo]]:
     """``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out."""
     shares: list[dict[str, ActionInfo]] = []
@@ -56,8 +50,7 @@ def call_policies(
                 members.setdefault(behavior, []).append(share)
                 parts.setdefault(behavior, []).append(steps if steps.acting is None else deciding(steps))
     for behavior, own in parts.items():
-        casting = None if castings is None else castings[behavior]
-        taken = _call(policies[behavior], behavior, own, specs.get(behavior), casting)
+        taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict)
         if len(own) == 1:
             members[behavior][0][behavior] = taken
             continue
@@ -76,7 +69,7 @@ def deciding(steps: AgentSteps) -> AgentSteps:
 
 
 def _call(
-    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, casting: Casting | None
+    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, strict: bool
 ) -> ActionInfo:
     steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
     n = len(steps.agent_id)
@@ -86,17 +79,17 @@ def _call(
     if not isinstance(taken, ActionInfo):
         raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
     return ActionInfo(
-        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", casting),
+        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", strict),
         {} if taken.outputs.__class__ is dict and not taken.outputs else _checked_outputs(taken.outputs, n, behavior),
         taken.version,
     )
 
 
-def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, casting: Casting | None = None) -> Tree:
-    """``action`` as arrays of its own ``[n, …]``; BadAction when it does not fit. Without a spec, as it is.
+def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
+    """Return ``action`` as arrays of its own ``[n, …]``; raise BadAction if it does not fit. Without a spec, unchanged.
 
-    Actions of another kind of numbers are cast if ``casting`` allows it; the log says so, once.
-    The arrays are copies because a policy may write its next actions into the same ones.
+    Actions of another kind of numbers are cast, or refused if ``strict``. The arrays are copies because a policy may
+    write its next actions into the same ones.
     """
     if spec is None:
         return action
@@ -104,24 +97,13 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, 
     if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
         return action.copy()
     try:
-        checked = check_batch(spec.action, action, n, "action", casting)
+        checked = check_batch(spec.action, action, n, "action", strict)
     except SpecMismatch as error:
         raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
-    if casting is not None and casting.casts:
-        _report(casting, what)
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
     return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
-
-
-def _report(casting: Casting, what: str) -> None:
-    for cast in casting.casts:
-        _logger.warning(
-            "%s: %s should be %s, but is %s, and is cast every time. check_values=True makes it an error.",
-            *(what, cast.field, cast.expected, cast.got),
-        )
-    casting.casts.clear()
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:

@@ -5,16 +5,14 @@ The rule: everything is checked before the first byte is sent, and a StepInfo ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import last_steps
-from envmanager.core.listening import Listener
 from envmanager.core.policy_calls import call_policies, check_policies
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.data.fitting import Casting
 from envmanager.data.steps import ActionInfo, CommandName, StepInfo
 from envmanager.errors import UsageError
 from envmanager.options import Wait
@@ -27,23 +25,15 @@ _IDLE, _STEP = WorkerState.IDLE, CommandName.STEP
 class PolicySteps:
     """Asks the policies of one manager, sends what they decide and makes StepInfos of what comes back."""
 
-    def __init__(
-        self,
-        table: WorkerTable,
-        recovery: Recovery,
-        listener: Listener,
-        castings: Mapping[str, Casting],
-        calls: Calls,
-    ) -> None:
+    def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
         self.policies: dict[str, Policy] = {}
         self.takes_partial_actions = True
         """Whether every environment can step with the actions of some behaviors only."""
         self._table = table
         self._recovery = recovery
-        self._listener = listener
-        self._castings = castings
         self._calls = calls
+        self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
         """Have the policies decide for every worker that is idle, and not too far ahead, and send that."""
@@ -67,7 +57,7 @@ class PolicySteps:
             for name, decided in actions.items():  # not a comprehension: each is a call, of which steps have few
                 payload[name] = decided.action
             payloads.append(payload)
-        if self._listener.has_objects:
+        if self._table.has_objects:
             self.host.check_can_travel(payloads)
         for entry, actions, payload in zip(idle, taken, payloads, strict=True):
             if entry.state is _IDLE:
@@ -80,7 +70,7 @@ class PolicySteps:
     def _decide(self, infos: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
         """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
         check_policies(infos, self.policies, partial_actions=self.takes_partial_actions)
-        return call_policies(infos, self.policies, self._listener.specs, self._castings)
+        return call_policies(infos, self.policies, self._table.specs, strict=self._check_values)
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Each response with its worker's previous step and actions; then they are handed out."""
@@ -93,7 +83,7 @@ class PolicySteps:
         return infos
 
     def _info_of(self, entry: Entry) -> StepInfo:
-        before, response, specs = entry.previous_step, entry.response, self._listener.specs
+        before, response, specs = entry.previous_step, entry.response, self._table.specs
         assert response is not None
         previous = None if before is None else before.current
         cut = None if entry.replacement is None else self._recovery.cut(entry, last_steps(entry))

@@ -165,6 +165,7 @@ class Recovery:
             raise
         if response is None:
             return None
+        response = self._table.with_specs_learned(response)
         if response.name is CommandName.FAILED:
             return response.payload  # type: ignore[no-any-return]
         self.begin(entry, response)

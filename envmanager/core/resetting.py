@@ -16,7 +16,6 @@ from envmanager.core.hosts import WorkerHost
 from envmanager.core.launching import Launcher
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import CommandName, EnvironmentResponse, StepInfo
 from envmanager.options import ResetConfig
 
@@ -29,7 +28,6 @@ class Resets:
         table: WorkerTable,
         recovery: Recovery,
         collector: Collector,
-        specs: BehaviorSpecs,
         launcher: Launcher,
         seed: int | None,
     ) -> None:
@@ -40,7 +38,6 @@ class Resets:
         self._table = table
         self._recovery = recovery
         self._collector = collector
-        self._specs = specs
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
         """What is sent to the workers, and what it means; UsageError when it is no config or cannot be sent.
@@ -65,8 +62,8 @@ class Resets:
         self._require_some_worker()  # the last may have been dropped meanwhile
         self._launcher.asked(parsed)
         responses = self._reset_workers(config)
-        own = self.host.own
-        infos = [StepInfo(None, own(each.payload), None, each.worker_id, specs=self._specs) for each in responses]
+        own, specs = self.host.own, self._table.specs
+        infos = [StepInfo(None, own(each.payload), None, each.worker_id, specs=specs) for each in responses]
         for info in infos:
             self._table.entries[info.worker_id].previous_step = info
         self._collector.restart_counting()
@@ -85,7 +82,8 @@ class Resets:
         for entry in alive:
             self._recovery.take_back(entry)
             workers[entry.worker_id].send(CommandName.RESET, config)
-        responses = {entry.worker_id: workers[entry.worker_id].recv() for entry in alive}
+        learned = self._table.with_specs_learned
+        responses = {entry.worker_id: learned(workers[entry.worker_id].recv()) for entry in alive}
         for entry in alive:
             if responses[entry.worker_id].name is CommandName.FAILED:
                 self._recovery.fail(entry, responses.pop(entry.worker_id).payload)

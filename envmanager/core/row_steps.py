@@ -10,20 +10,18 @@ The rule: a batch exists before any worker it comes from moves on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import batches_with, last_steps
-from envmanager.core.listening import Listener
 from envmanager.core.policy_calls import checked_actions
 from envmanager.core.recovery import Cut, Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
-from envmanager.data.fitting import Casting
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.tree_rows import take_rows
@@ -41,19 +39,17 @@ class RowSteps:
         table: WorkerTable,
         recovery: Recovery,
         env_rows: EnvRows,
-        listener: Listener,
-        castings: Mapping[str, Casting],
         *,
         zero_copy: bool,
+        check_values: bool,
     ) -> None:
         self.host: WorkerHost
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows
-        self._listener = listener
-        self._specs = listener.specs
-        self._castings = castings
+        self._specs = table.specs
         self._zero_copy = zero_copy
+        self._check_values = check_values
         self._behavior: tuple[str, BehaviorSpec | None] | None = None
         self._n_specs = 0
 
@@ -100,16 +96,16 @@ class RowSteps:
 
         Raises BadAction when they do not or a worker is still waiting, or the error of one that was given up.
         """
-        behavior, spec = self.behavior(is_begun=is_begun)
+        _, spec = self.behavior(is_begun=is_begun)
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        own = checked_actions(spec, actions, n, "send", self._castings[behavior])
+        own = checked_actions(spec, actions, n, "send", self._check_values)
         entries = self._table.entries
         for group in groups:
             if entries[group.worker_id].state is not _IDLE:
                 self._check_not_idle(entries[group.worker_id], group)
         if not self.host.steps_some_rows:
             self._check_whole(groups)
-        if self._listener.has_objects:
+        if self._table.has_objects:
             self.host.check_can_travel(own)
         return own, groups
 

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import attrs
 
 from envmanager.data.batches import Batch
-from envmanager.data.steps import Actions, CommandName, EnvironmentResponse, StepInfo
-from envmanager.errors import WorkerError
+from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecConflict, merge_specs
+from envmanager.data.steps import Actions, CommandName, EnvironmentResponse, StepInfo, phase_of
+from envmanager.errors import BadObservation, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes
 
@@ -166,7 +167,7 @@ class Entry:
 
 
 class WorkerTable:
-    """The entries of one manager's workers."""
+    """The entries of one manager's workers, and the specs that these have reported."""
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
@@ -178,6 +179,33 @@ class WorkerTable:
         """Of how many workers something is still to be handed out: counted, because every wait asks."""
         self.env_steps = 0
         """Steps of environments handed out."""
+        self.specs: dict[str, BehaviorSpec] = {}
+        """Specs of all behaviors so far."""
+        self.has_objects = False
+        """Whether some action or observation is an object, so that sending it may fail."""
+
+    def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
+        """Add a worker's specs; raise SpecConflict when a behavior has two."""
+        merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
+        self.has_objects = any(spec.has_objects for spec in self.specs.values())
+
+    def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
+        """Learn the specs that came with a response. Return it, or a "failed" one when a behavior has two specs."""
+        if response.specs is None:
+            return response
+        try:
+            self.learn(response.specs, response.worker_id)
+        except SpecConflict as error:
+            failure = BadObservation(
+                worker_id=response.worker_id,
+                env_ids=self.entries[response.worker_id].env_ids,
+                phase=phase_of(response.name),
+                path=error.path,
+                expected=error.expected,
+                got=error.got,
+            )
+            return EnvironmentResponse(CommandName.FAILED, response.worker_id, failure)
+        return response
 
     def _move(self, entry: Entry, to: WorkerState) -> None:
         if entry.state is _S.READY:
@@ -197,15 +225,15 @@ class WorkerTable:
         entry.state = _IN_FLIGHT
 
     def arrived(self, responses: Sequence[EnvironmentResponse], start: int = 0) -> int:
-        """Steps that are here, from place ``start`` on, up to the first that is none, or that nobody waits for.
+        """Steps that are here, from place ``start`` on, up to the first that is rare; return its place.
 
-        Returns its place.
+        Rare is another response, one that nobody waits for, and one that brings specs.
         """
         entries, ready = self.entries, self.ready
         for place in range(start, len(responses)):
             response = responses[place]
             entry = entries[response.worker_id]
-            if entry.state is not _IN_FLIGHT or response.name is not _STEP:
+            if entry.state is not _IN_FLIGHT or response.name is not _STEP or response.specs is not None:
                 return place
             ready.append(entry)
             entry.response = response

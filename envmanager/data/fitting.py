@@ -3,7 +3,7 @@
 ::
 
     dtype of the spec, or a safe cast to it   ──▶ accepted
-    another dtype, each value survives        ──▶ cast, and reported once per environment and field
+    another dtype, each value survives        ──▶ cast
     anything else                             ──▶ SpecMismatch
 
 The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 does not become an
@@ -12,6 +12,7 @@ integer, 300 a uint8, 2 a bool, or a finite number infinite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -34,34 +35,22 @@ _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 
-@attrs.frozen
-class Cast:
-    """A report that one field of one environment was cast; ``got`` is the type that the environment returned."""
-
-    env_id: int
-    field: str
-    expected: str
-    got: str
-
-
 @attrs.define(eq=False)
 class Casting:
-    """The casts of one environment: whether they are allowed (not if ``strict``), and those made, once per field."""
+    """A decision about values that environments return in another dtype: cast without loss, or refused if ``strict``.
 
-    env_id: int = 0
+    ``on_cast(path, expected, value)`` is called before a value is replaced; only ``envmanager check`` sets it.
+    """
+
     strict: bool = False
-    casts: list[Cast] = attrs.field(factory=list)
-    _noted: set[str] = attrs.field(factory=set, init=False)
+    on_cast: Callable[[str, Any, Any], Any] | None = None
 
-    def belong_to(self, env_id: int, casts: list[Cast], *, strict: bool) -> None:
-        """Attribute later casts to this environment, and add them to ``casts``."""
-        self.env_id, self.casts, self.strict = env_id, casts, strict
-
-    def note(self, field: str, expected: str, got: str) -> None:
-        """Add a Cast for this field, unless there is one."""
-        if field not in self._noted:
-            self._noted.add(field)
-            self.casts.append(Cast(self.env_id, field, expected, got))
+    def cast(self, value: Any, dtype: np.dtype[Any], path: str, expected: Any) -> np.ndarray | None:
+        """Return ``value`` in the dtype, or None if it is refused."""
+        cast = None if self.strict else cast_without_loss(np.asarray(value), dtype)
+        if cast is not None and self.on_cast is not None:
+            self.on_cast(path, expected, value)
+        return cast
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
@@ -85,13 +74,11 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
     return np.array_equal(cast, array)
 
 
-def fitting_array(
-    spec: ArraySpec, value: Any, path: str, casting: Casting | None = None, *, field: str | None = None
-) -> Any:
+def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
     """Return ``value`` so that it can be assigned to an array of this spec without loss; raise SpecMismatch otherwise.
 
     A Python number fits a scalar of its kind; an array fits if NumPy casts it safely. Other values are cast if
-    ``casting`` allows it, and recorded there under ``field`` (by default ``path``).
+    ``casting`` allows it.
     """
     if spec.is_object:
         return value
@@ -104,15 +91,14 @@ def fitting_array(
     elif not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise SpecMismatch(path, str(spec), describe_value(value))
     array = np.asarray(value)
-    got = describe_value(array if kinds is None else value)
+    given = array if kinds is None else value
     if array.shape == spec.shape:
         if kinds is None and _casts_safely(array.dtype, spec.dtype):
             return array
-        cast = None if casting is None or casting.strict else cast_without_loss(array, spec.dtype)
-        if cast is not None and casting is not None:
-            casting.note(field or path, str(spec), got)
+        cast = None if casting is None else casting.cast(given, spec.dtype, path, spec)
+        if cast is not None:
             return cast
-    raise SpecMismatch(path, str(spec), got)
+    raise SpecMismatch(path, str(spec), describe_value(given))
 
 
 def _casts_safely(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
@@ -127,24 +113,24 @@ def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
     return bool(limits.min <= value <= limits.max)
 
 
-def check_batch(spec: Tree, batch: Tree, n: int, path: str, casting: Casting | None = None) -> Tree:
+def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True) -> Tree:
     """Return ``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes; raise SpecMismatch if it does not fit.
 
     Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
-    an int32 spec) is always cast, one of another kind (floats for an integer spec) only if ``casting`` allows it.
+    an int32 spec) is always cast, one of another kind (floats for an integer spec) only if not ``strict``.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):
-        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]", casting) for key, child in spec.items()}
+        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]", strict) for key, child in spec.items()}
     if isinstance(spec, tuple):
         parts = zip(spec, batch, strict=True)
         return tuple(
-            check_batch(child, part, n, f"{path}[{index}]", casting) for index, (child, part) in enumerate(parts)
+            check_batch(child, part, n, f"{path}[{index}]", strict) for index, (child, part) in enumerate(parts)
         )
-    return _check_batch_leaf(spec, batch, n, path, casting)
+    return _check_batch_leaf(spec, batch, n, path, strict)
 
 
-def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, casting: Casting | None) -> Any:
+def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bool) -> Any:
     if spec.is_object:
         if not hasattr(batch, "__len__") or len(batch) != n:
             raise SpecMismatch(path, f"{n} objects", describe_value(batch))
@@ -161,22 +147,20 @@ def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, casting: C
     if batch.dtype == spec.dtype:
         check_values(spec, batch, path)
         return batch
-    return _cast_batch(spec, batch, path, casting)
+    return _cast_batch(spec, batch, path, strict)
 
 
-def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, casting: Casting | None) -> np.ndarray:
+def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> np.ndarray:
     expected, got = f"{len(batch)} rows of {spec}", describe_value(batch)
     is_same_kind = _is_same_kind(batch.dtype, spec.dtype)
-    is_castable = casting is not None and not casting.strict and batch.dtype.kind in "biuf"
-    if batch.dtype.kind not in _NUMBERS or not (is_same_kind or is_castable):
+    is_castable = is_same_kind or (not strict and batch.dtype.kind in "biuf")
+    if batch.dtype.kind not in _NUMBERS or not is_castable:
         raise SpecMismatch(path, expected, got)
     check_values(spec, batch, path)
     cast = cast_without_loss(batch, spec.dtype)
     if cast is None:
         reason = "out of the dtype's range" if is_same_kind else f"{got} with values that are not of that dtype"
         raise SpecMismatch(path, expected, reason)
-    if casting is not None and not is_same_kind:
-        casting.note(path, expected, got)
     return cast
 
 
@@ -214,8 +198,5 @@ def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
 def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
     if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
         return value
-    cast = cast_without_loss(value, spec.dtype)
-    if cast is None:
-        return value
-    casting.note(path, f"{spec.dtype}{list(value.shape)}", describe_value(value))
-    return cast
+    cast = casting.cast(value, spec.dtype, path, f"{spec.dtype}{list(value.shape)}")
+    return value if cast is None else cast

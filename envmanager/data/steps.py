@@ -54,6 +54,18 @@ class CommandName(str, enum.Enum):
 STEPPING = (CommandName.STEP, CommandName.STEP_ROWS)
 """Commands to which a worker responds with a step."""
 
+_PHASES = {
+    CommandName.STEP_ROWS: "step",
+    CommandName.GET_ATTR: "call",
+    CommandName.SET_ATTR: "call",
+    CommandName.RENDER: "call",
+}
+
+
+def phase_of(name: CommandName) -> str:
+    """Return the ``phase`` of an error that a command ended with."""
+    return _PHASES.get(name, str(name))
+
 
 @attrs.define(init=False)
 class EnvironmentCommand:
@@ -72,17 +84,20 @@ class EnvironmentResponse:
     """The response of a worker to a command.
 
     The payload is ``{behavior: AgentSteps}`` after a step or reset. A response to a command that failed has the name
-    "failed" and the error as its payload.
+    "failed" and the error as its payload. ``specs``: those of all behaviors, if one has appeared since the last
+    response.
     """
 
     name: CommandName
     worker_id: int
     payload: Any
+    specs: BehaviorSpecs | None
 
-    def __init__(self, name: str, worker_id: int, payload: Any = None) -> None:
+    def __init__(self, name: str, worker_id: int, payload: Any = None, specs: BehaviorSpecs | None = None) -> None:
         self.name = name if name.__class__ is CommandName else CommandName(name)
         self.worker_id = worker_id
         self.payload = payload
+        self.specs = specs
 
 
 @attrs.define(eq=False)

@@ -6,14 +6,13 @@ answer is handed out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from envmanager._workers.channel import Message
-from envmanager._workers.hosting import phase_of
-from envmanager.data.reports import News, StartReport
-from envmanager.data.specs import SpecConflict, SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.data.reports import StartReport
+from envmanager.data.specs import SpecMismatch
+from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.godot.codec import Acting, StepsDecoder
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
@@ -25,15 +24,10 @@ _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, Comman
 """With which kind of frame a command is answered; any other with a value."""
 
 
-def _unheard(_: News, __: int) -> None:
-    """Nobody listens yet."""
-
-
 class EngineDecoder:
     """Makes responses of one engine's answers."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
-        self.on_news: Callable[[News, int], None] = _unheard
         self.specs = EngineSpecs((), {})
         """What the engine says that it has, once it is there."""
         self.busy_us = 0
@@ -56,14 +50,6 @@ class EngineDecoder:
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """The response that reports this error."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
-
-    def pass_on(self, news: News, response: EnvironmentResponse) -> EnvironmentResponse:
-        """The response, once its news are passed on; a "failed" one when a behavior has two specs."""
-        try:
-            self.on_news(news, self._worker_id)
-        except SpecConflict as error:
-            return self.failed(self._bad_observation(self._env_ids, error, response.name))
-        return response
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """The response to what was ``asked``; BadFrame when it is none."""
@@ -90,11 +76,10 @@ class EngineDecoder:
             bad = bad_numbers(self.specs, decoded.steps)
             if bad is not None:
                 return self.failed(self._bad_observation(*bad, asked))
-        return EnvironmentResponse(asked, self._worker_id, decoded.steps)
+        specs = self.specs.behavior_specs if asked is CommandName.RESET else None
+        return EnvironmentResponse(asked, self._worker_id, decoded.steps, specs)
 
-    def _bad_observation(
-        self, env_ids: Sequence[int], mismatch: SpecMismatch | SpecConflict, asked: CommandName
-    ) -> BadObservation:
+    def _bad_observation(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> BadObservation:
         return BadObservation(
             worker_id=self._worker_id,
             env_ids=env_ids,

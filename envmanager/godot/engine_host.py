@@ -39,13 +39,12 @@ class EngineResources(Resources[EngineWorker]):
 
     step_queue: EngineQueue
 
-    def __init__(self, hear: Any, close_s: float, *, spin_ns: int) -> None:
-        self._hear = hear
+    def __init__(self, close_s: float, *, spin_ns: int) -> None:
         self._spin_ns = spin_ns
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = EngineQueue(on_news=self._hear, on_retired=weakly(self.drop), spin_ns=self._spin_ns)
+        self.step_queue = EngineQueue(on_retired=weakly(self.drop), spin_ns=self._spin_ns)
         self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
 
     def _close_own(self) -> None:
@@ -72,8 +71,7 @@ class EngineHost(RemoteHost[EngineWorker]):
         super().open(context)
 
     def _make_resources(self) -> EngineResources:
-        context, close_s = self.context, self._options.timeouts.close_s
-        return EngineResources(context.listener.hear, close_s, spin_ns=trainer_spin_ns(len(context.entries)))
+        return EngineResources(self._options.timeouts.close_s, spin_ns=trainer_spin_ns(len(self.context.entries)))
 
     @property
     def game(self) -> Game:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from envmanager._workers import descriptors
 from envmanager._workers.remote import State
 from envmanager._workers.watch import Watch
-from envmanager.data.reports import News
 from envmanager.data.steps import CommandName
 from envmanager.godot.worker import EngineWorker
 
@@ -19,25 +18,10 @@ _STEP = CommandName.STEP
 class EngineQueue(Watch[EngineWorker]):
     """Responses to "step", in order of completion."""
 
-    def __init__(
-        self,
-        *,
-        on_news: Callable[[News, int], None],
-        on_retired: Callable[[EngineWorker], None],
-        spin_ns: int,
-    ) -> None:
-        """``on_news(news, worker_id)``: what an engine reports besides its responses.
-
-        ``on_retired(worker)``: it has ended as asked.
-        """
+    def __init__(self, *, on_retired: Callable[[EngineWorker], None], spin_ns: int) -> None:
         super().__init__(on_retired=on_retired, spin_ns=spin_ns)
-        self._on_news = on_news
         self._bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._epoll.register(self._bell_fd, select.EPOLLIN)
-
-    def register(self, handle: EngineWorker) -> None:
-        handle.decoder.on_news = self._on_news
-        super().register(handle)
 
     def _ring(self) -> None:
         if self._bell_fd != descriptors.CLOSED:

@@ -170,29 +170,6 @@ class Note(Event):
         return f"{super().__str__()}, notes {self.name}: {dict(self.data)}"
 
 
-@attrs.frozen(kw_only=True)
-class ValuesCast(Event):
-    """Environments return values of another dtype than their spec, which are cast. Reported once per field.
-
-    ``field`` is the value: ``"obs['camera']"``, ``"reward"``. A cast may round floats, and changes nothing else.
-    """
-
-    LEVEL = logging.WARNING
-
-    env_ids: tuple[int, ...]
-    field: str
-    expected: str
-    got: str
-
-    def __str__(self) -> str:
-        envs = f"env {self.env_ids[0]}" if len(self.env_ids) == 1 else f"envs {', '.join(map(str, self.env_ids))}"
-        return (
-            f"worker {self.worker_id} ({envs}): {self.field} should be {self.expected}, but is {self.got}, and is cast "
-            "in every step. To be rid of this, have the environment return what its space says; "
-            "check_values=True makes it an error."
-        )
-
-
 class EventLog(Sequence[Event]):
     """The last events, oldest first, and counters of each kind since the start."""
 

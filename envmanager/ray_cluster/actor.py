@@ -15,10 +15,8 @@ from typing import Any
 from envmanager._workers.hosting import (
     COMMANDS,
     GroupFactory,
-    Reporter,
     describe_failure,
     env_ids_of_failure,
-    phase_of,
 )
 from envmanager._workers.wire import (
     CODES,
@@ -30,8 +28,9 @@ from envmanager._workers.wire import (
     response_message,
     step_message,
 )
-from envmanager.data.reports import News, StartReport
-from envmanager.data.steps import STEPPING, CommandName
+from envmanager.data.reports import StartReport
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import STEPPING, CommandName, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command
@@ -46,7 +45,8 @@ class EnvActor:
         self._pickled_factory = pickled_factory
         self._group: EnvGroup | None = None
         self._rows: SentRows | None = None
-        self._reporter = Reporter()
+        self._n_reported = 0
+        """Number of behaviors whose specs were sent with an answer; those sent by "start" do not count."""
 
     def hello(self) -> tuple[int, str]:
         """Its process and its host: it has been placed, and its code is there."""
@@ -77,25 +77,26 @@ class EnvActor:
         payload = rows.step_payload(name, flags, data) if rows and flags & IN_MEMORY else pickle.loads(data)
         result = COMMANDS[name](group, payload)
         busy_ns = time.monotonic_ns() - began_ns
-        news = self._reporter.news(group)
+        specs = None
         if name is CommandName.START:
             self._lay_out_rows(group, result)
-        packed = pack_answer(self._answer(name, result, busy_ns, news))
-        if news is not None:
-            self._reporter.reported(group, news)
+        elif len(group.behavior_specs) != self._n_reported:
+            specs = dict(group.behavior_specs)
+        packed = pack_answer(self._answer(name, result, busy_ns, specs))
+        if specs is not None:
+            self._n_reported = len(specs)
         return packed
 
-    def _answer(self, name: CommandName, result: Any, busy_ns: int, news: News | None) -> Answer:
+    def _answer(self, name: CommandName, result: Any, busy_ns: int, specs: BehaviorSpecs | None) -> Answer:
         if name not in STEPPING or self._rows is None:
-            flags, data = response_message(result, news)
+            flags, data = response_message(result, specs)
             return Answer(CODES[name], flags, 0, b"", busy_ns, data)
         flags, n_ended, steps = self._rows.put_steps(result)
-        return Answer(STEP_CODE, flags, n_ended, steps, busy_ns, step_message(result, flags, news) or b"")
+        return Answer(STEP_CODE, flags, n_ended, steps, busy_ns, step_message(result, flags, specs) or b"")
 
     def _start(self) -> None:
         factory: GroupFactory = pickle.loads(self._pickled_factory)
-        self._group = group = factory()
-        self._reporter.n_reported = len(group.behavior_specs)  # by the answer to "start"
+        self._group = factory()
 
     def _lay_out_rows(self, group: EnvGroup, report: StartReport) -> None:
         self._rows = SentRows(report, group.env_ids)

@@ -83,7 +83,6 @@ class RayHost(WorkerHost):
                 self._cluster,
                 cloudpickle.dumps(factory, protocol=5),
                 answers=self._answers,
-                hear=self.context.listener.hear,
                 events=self.context.events,
                 times=entry.times,
             )

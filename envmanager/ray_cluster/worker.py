@@ -14,17 +14,15 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envmanager._workers.channel import Message
 from envmanager._workers.decoding import Decoder
-from envmanager._workers.hosting import phase_of
 from envmanager._workers.remote import State, WorkerPlan
 from envmanager._workers.wire import FAILED_CODE, loads_failure
-from envmanager.data.reports import News, StartReport
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
+from envmanager.data.reports import StartReport
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError, NotPlaced, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
@@ -65,7 +63,6 @@ class RayWorker:
         pickled_factory: bytes,
         *,
         answers: Answers,
-        hear: Callable[[News, int], None],
         events: EventLog,
         times: WorkerTimes,
     ) -> None:
@@ -81,7 +78,6 @@ class RayWorker:
         self.error: EnvManagerError | None = None
         """How it ended, if it did not end as asked."""
         self._decoder = Decoder(plan.worker_id, plan.env_ids)
-        self._decoder.on_news = hear
         self._rows: SentRows | None = None
         self._plan = plan
         self._cluster = cluster
@@ -163,8 +159,6 @@ class RayWorker:
 
     def _begun(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
         """One step further in that; its first observations, or why there are none, once they are here."""
-        if response.name is _START:
-            response = self._decoder.pass_on(News(response.payload.specs), response)
         if response.name is not _START:
             self._first_reset, self.due_at = None, math.inf
             return response
@@ -196,7 +190,7 @@ class RayWorker:
         self._asked_ticket = 0
         if self._first_reset is not None:
             return self._begun(self._response(future.result(), self._asked, at_ns))
-        self._answer = future.result(), at_ns  # its news are told in the order in which the manager asks for answers
+        self._answer = future.result(), at_ns
         return None
 
     def _response(self, value: Any, asked: CommandName, at_ns: int) -> EnvironmentResponse:

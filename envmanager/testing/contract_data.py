@@ -15,8 +15,8 @@ from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
-from envmanager.errors import BadAction, BadObservation
-from envmanager.observe.events import ValuesCast
+from envmanager.errors import BadAction, BadObservation, RestartsExhausted
+from envmanager.observe.events import Started
 from envmanager.options import RestartPolicy, Wait
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
@@ -81,8 +81,8 @@ class DataContract:
             assert manager.step(Wait.all())[0].transitions().action == nothing
 
 
-class NewsContract:
-    """The contract of managers whose workers report new behaviors and casts, and which have all ManagerOptions."""
+class LateSpecsContract:
+    """The contract of managers whose workers send the specs of late behaviors, and which have all ManagerOptions."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -147,9 +147,20 @@ class NewsContract:
             assert "int64[2]" in raised.value.expected
             assert "float32[3]" in raised.value.got
 
+    def test_a_replacement_with_another_spec_than_the_first_is_refused(self) -> None:
+        policy = RestartPolicy(max_restarts=1, on_exception="restart", backoff_s=0.0)
+        with self.make_manager(_Changes, 1, restarts=policy) as manager:
+            manager.reset()
+            for behavior in ("host", "guest"):
+                manager.set_policy(behavior, _Fives())
+            with pytest.raises(RestartsExhausted, match="spec") as raised:
+                manager.step(Wait.all())
+            assert isinstance(raised.value.last, BadObservation)
+            assert raised.value.last.path == "behavior 'host'"
+
     # Values of another dtype.
 
-    def test_values_that_survive_a_cast_are_cast_and_reported_once_for_each_environment_and_field(self) -> None:
+    def test_values_that_survive_a_cast_are_cast_silently(self) -> None:
         with self.make_manager(_OtherDtypes, 3) as manager:
             manager.set_policy("default", _Fives())
             for _ in range(2):
@@ -162,21 +173,7 @@ class NewsContract:
                     assert steps.obs["camera"].tolist() == [7] * len(steps)
                     assert steps.reward.dtype == np.float32
                     assert steps.terminated.dtype == np.bool_
-            told = [event for event in manager.events if isinstance(event, ValuesCast)]
-
-        fields = ["obs['place']", "obs['camera']", "reward", "terminated"]
-        pairs = [(env_id, event.field) for event in told for env_id in event.env_ids]
-        assert sorted(pairs) == sorted((env_id, field) for env_id in range(3) for field in fields)
-        assert any("float64" in event.got and "float32" in event.expected for event in told)
-
-    def test_a_replacement_does_not_report_casts_again(self) -> None:
-        policy = RestartPolicy(on_exception="restart", backoff_s=0.0)
-        with self.make_manager(_OtherDtypesOnce, 1, restarts=policy) as manager:
-            manager.set_policy("default", _Fives())
-            manager.reset()
-            assert [manager.step(Wait.all())[0].lost is None for _ in range(2)] == [False, True]
-            told = [event.field for event in manager.events if isinstance(event, ValuesCast)]
-        assert sorted(told) == ["obs['camera']", "obs['place']", "reward", "terminated"]
+            assert {type(event) for event in manager.events} <= {Started}
 
     def test_check_values_refuses_to_cast_what_environments_return(self) -> None:
         with self.make_manager(_OtherDtypes, 1, check_values=True) as manager, pytest.raises(BadObservation) as raised:
@@ -278,6 +275,18 @@ class _Raises(_Guests):
         return super().step(actions)
 
 
+class _Changes(_Guests):
+    """An environment whose first generation raises in its first step, and whose second has another spec."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context, ("host",))
+        if context.generation == 1:
+            self.SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int32))
+
+    def step(self, actions: Mapping[str, Tree]) -> Steps:
+        raise RuntimeError("fell over")
+
+
 class _Disagrees(_Guests):
     """An environment in which behavior "guest" has another spec if it is environment 1."""
 
@@ -314,19 +323,6 @@ class _OtherDtypes(FakeEnvironment):
         no = np.zeros(1, np.int64)
         steps = AgentSteps(np.zeros(1, np.int64), self._obs(0), np.zeros(1), no, np.zeros(1, np.bool_))
         return {"default": steps if self._change is None else attrs.evolve(steps, **self._change(steps))}
-
-
-class _OtherDtypesOnce(_OtherDtypes):
-    """An environment like _OtherDtypes whose first generation raises in its first step."""
-
-    def __init__(self, context: EnvContext) -> None:
-        super().__init__()
-        self._is_first = context.generation == 0
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        if self._is_first:
-            raise RuntimeError("fell over")
-        return super().step(actions)
 
 
 class _Informs(FakeEnvironment):

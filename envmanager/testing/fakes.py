@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager._workers.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group, phase_of
+from envmanager._workers.hosting import COMMANDS, describe_failure, env_ids_of_failure, make_group
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
 

@@ -8,16 +8,16 @@ import pytest
 
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import ManagerContract
-from envmanager.testing.contract_data import NewsContract
+from envmanager.testing.contract_data import LateSpecsContract
 
 
-class TestSimpleEnvManager(ManagerContract, NewsContract):
+class TestSimpleEnvManager(ManagerContract, LateSpecsContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
 
 
 @pytest.mark.parametrize("start_method", ["forkserver"], scope="class")
-class TestOneEnvPerWorker(ManagerContract, NewsContract):
+class TestOneEnvPerWorker(ManagerContract, LateSpecsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -29,7 +29,7 @@ class TestOneEnvPerWorker(ManagerContract, NewsContract):
 @pytest.mark.parametrize(
     "start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.start_methods)], scope="class"
 )
-class TestSeveralEnvsPerWorker(ManagerContract, NewsContract):
+class TestSeveralEnvsPerWorker(ManagerContract, LateSpecsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -39,7 +39,7 @@ class TestSeveralEnvsPerWorker(ManagerContract, NewsContract):
         return SubprocessEnvManager(env_factory, n_envs, n_workers=n_workers, start_method=self.start_method, **options)
 
 
-class TestShareOfTheTrainer(ManagerContract, NewsContract):
+class TestShareOfTheTrainer(ManagerContract, LateSpecsContract):
     """The last environment in this process, the others in workers; a single one has nobody to share with."""
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

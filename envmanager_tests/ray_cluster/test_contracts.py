@@ -11,7 +11,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
-from envmanager.testing.contract_data import NewsContract
+from envmanager.testing.contract_data import LateSpecsContract
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
@@ -36,11 +36,11 @@ class _OfActors:
         return RayEnvManager(env_factory, n_envs, **options)
 
 
-class TestActors(_OfActors, ManagerContract, NewsContract):
+class TestActors(_OfActors, ManagerContract, LateSpecsContract):
     """An actor for each environment."""
 
 
-class TestOneActor(_OfActors, ManagerContract, NewsContract):
+class TestOneActor(_OfActors, ManagerContract, LateSpecsContract):
     """One for all."""
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dm_env
 import gymnasium
 import numpy as np
+import pettingzoo
 import pytest
 from dm_env import specs
 
@@ -215,6 +216,64 @@ def test_values_that_are_cast_are_worth_a_note():
     ((outcome, said),) = found(WiderDtype, "steps")
 
     assert (outcome, "float64[2]" in said) == ("note", True)
+
+
+class Couple(pettingzoo.ParallelEnv):
+    """Two agents who never end, and whose tuples hold float64 and int64 for float32 and a bool."""
+
+    metadata = {"name": "couple"}
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(0, 1, (2,))})
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        return self.of_each({"x": np.zeros(2)}), self.of_each({})
+
+    def step(self, actions):
+        values = {"x": np.zeros(2)}, np.bool_(True), 0, False, {}
+        return tuple(self.of_each(value) for value in values)
+
+    def of_each(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+
+def test_a_field_that_is_cast_for_several_agents_is_noted_once():
+    notes = [text for outcome, text in found(Couple, "steps") if outcome == "note"]
+
+    assert [note.partition(" should be ")[0] for note in notes] == ["obs['x']", "reward", "terminated"]
+    assert "float32[2]" in notes[0]
+    assert "float64[2]" in notes[0]
+
+
+class OwnWide(Environment):
+    """An envmanager.Environment that returns rewards of float64."""
+
+    SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
+
+    @property
+    def behavior_specs(self):
+        return {"default": self.SPEC}
+
+    def reset(self, *, seeds, options):
+        return self.step({})
+
+    def step(self, actions):
+        no = np.zeros(1, np.bool_)
+        return {"default": AgentSteps(np.zeros(1, np.int64), np.zeros((1, 1), np.float32), np.zeros(1), no, no)}
+
+    def close(self):
+        pass
+
+
+def test_columns_of_an_environment_of_the_library_that_are_cast_are_noted():
+    (note,) = [text for outcome, text in found(OwnWide, "steps") if outcome == "note"]
+
+    assert note.startswith("reward should be float32[1], but is float64[1]")
 
 
 def test_each_kind_of_bad_value_is_said_once():

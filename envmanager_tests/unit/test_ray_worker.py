@@ -99,7 +99,6 @@ class Stage:
             self.cluster,  # type: ignore[arg-type]
             cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False)),
             answers=self.queue,
-            hear=lambda news, worker_id: None,
             events=self.events,
             times=WorkerTimes(),
         )

@@ -11,7 +11,7 @@ from envmanager.observe.events import EventLog
 
 
 def test_a_worker_that_was_started_while_everything_was_given_back_is_given_back_too(mocker: MockerFixture) -> None:
-    resources = ProcessResources(mocker.Mock(), EventLog(), 1.0, spin_ns=0)
+    resources = ProcessResources(EventLog(), 1.0, spin_ns=0)
     resources.close()
     handle = mocker.Mock()
     with pytest.raises(ManagerClosed):
