@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, Steps, concat_steps
-from envmanager.data.tree_rows import copy_tree, take_rows, with_rows
+from envmanager.data.tree_rows import copy_tree, with_rows
 
 
 def lost(last: Steps) -> dict[str, AgentSteps]:
@@ -82,7 +82,8 @@ def _truncated(steps: AgentSteps) -> AgentSteps:
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     """Join the ends of the old episodes with the new generation's first observations.
 
-    ``final_obs`` is the last observation of an old episode, ``obs`` the first one of a new episode.
+    ``final_obs`` is the last observation of an old episode, ``obs`` the first one of a new episode. The rows of agents
+    that act are in the order of ``first``, in which the new generation expects their actions.
     """
     names = dict.fromkeys([*old, *first])
     return {name: _followed_by(old.get(name), first.get(name)) for name in names}
@@ -93,27 +94,35 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
         assert first is not None
         return first.copy()
     if first is None:
-        acting = np.zeros(len(old), np.bool_)
-        no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
-        return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=acting, reset_info=no_infos)
+        return _ended(old)
     if np.array_equal(old.agent_id, first.agent_id):
-        return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
+        return _begun_again(old, first)
     return _joined(old, first)
 
 
+def _ended(old: AgentSteps) -> AgentSteps:
+    """Return the rows of agents that do not return."""
+    no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
+    return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
+
+
+def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
+    """Return the rows of agents that return, which are the same in both."""
+    return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
+
+
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join generations with different agents: old agents that do not return do not act, new ones are added."""
-    place = {agent_id: row for row, agent_id in enumerate(first.agent_id.tolist())}
-    back = [place.get(agent_id, -1) for agent_id in old.agent_id.tolist()]
-    returns = np.array(back) >= 0
-    from_first = np.array(back)[returns]
-    obs = with_rows(old.final_obs, returns, take_rows(first.obs, from_first))
-    acting = returns.copy()
-    if first.acting is not None:
-        acting[returns] = first.acting[from_first]
-    reset_info = None
-    if first.info is not None:
-        reset_info = [first.info[row] if row >= 0 else {} for row in back]
-    continued = attrs.evolve(old, obs=obs, acting=acting, reset_info=reset_info)
-    joined = np.setdiff1d(np.arange(len(first)), from_first)
-    return concat_steps([continued, first.take(joined)]) if len(joined) else continued
+    """Join generations with different agents: the rows of ``first``, then those of old agents that do not return."""
+    old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
+    old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
+    returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)
+    gone = np.setdiff1d(np.arange(len(old)), old_rows)
+    parts = []
+    if len(returning):
+        parts.append(_begun_again(old.take(old_rows[returning]), first.take(returning)))
+    if len(new):
+        parts.append(first.take(new))
+    if len(gone):
+        parts.append(_ended(old.take(gone)))
+    in_order = np.argsort(np.concatenate([returning, new, len(first) + gone]))
+    return concat_steps(parts).take(in_order)

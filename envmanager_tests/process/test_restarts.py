@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    ArraySpec,
+    BehaviorSpec,
     EnvContext,
+    Environment,
     EnvManager,
     EnvRaised,
     RestartPolicy,
@@ -186,6 +191,47 @@ def _next(manager: SubprocessEnvManager) -> Any:
     """The next batch, when the death may not have been noticed: an action brings it out."""
     manager.send(np.array([1]), [0])
     return manager.recv()
+
+
+class Shuffled(Environment):
+    """Two agents, whose rows are in another order in the second generation. Shows each its number and its action."""
+
+    def __init__(self, context: EnvContext) -> None:
+        self._fails = context.generation == 0
+        self._agent_id = np.array([0, 1] if context.generation else [1, 0])
+
+    @property
+    def behavior_specs(self) -> Any:
+        return {"default": BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))}
+
+    def reset(self, *, seeds: Any, options: Any) -> Any:
+        return self.step({"default": np.zeros(2, np.int64)}, fails=False)
+
+    def step(self, actions: Any, *, fails: bool = True) -> Any:
+        if fails and self._fails:
+            raise RuntimeError("fell over")
+        obs, no = np.stack([self._agent_id, actions["default"]], axis=1), np.zeros(2, np.bool_)
+        return {"default": AgentSteps(self._agent_id, obs, np.zeros(2, np.float32), no, no)}
+
+    def close(self) -> None:
+        pass
+
+
+class OwnNumbers:
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(steps.agent_id.copy())
+
+
+def test_agents_that_a_replacement_has_in_another_order_get_their_own_actions() -> None:
+    restarts = RestartPolicy(on_exception="restart", backoff_s=0)
+    with SimpleEnvManager(Shuffled, 1, restarts=restarts) as manager:
+        manager.set_policy("default", OwnNumbers())
+        manager.reset()
+        lost, after = [manager.step(Wait.all())[0] for _ in range(2)]
+
+        assert lost.lost is not None
+        assert after.current["default"].obs.tolist() == [[0, 0], [1, 1]]
+        assert after.transitions().next_obs.tolist() == [[0, 0], [1, 1]]
 
 
 # other phases

@@ -136,22 +136,23 @@ def test_agents_that_do_not_come_back_end_and_act_no_more_and_new_ones_join(shap
     cut = lost({"walker": steps_of([5, 1, 3], says=100, shape=shape)})
     both = followed_by(cut, {"walker": steps_of([3, 7, 5, 8], says=200, shape=shape)})["walker"]
 
-    assert both.agent_id.tolist() == [5, 1, 3, 7, 8]
-    assert both.truncated.tolist() == [True, True, True, False, False]
+    assert both.agent_id.tolist() == [3, 7, 5, 8, 1]
+    assert both.truncated.tolist() == [True, False, True, False, True]
     assert both.acting is not None
-    assert both.acting.tolist() == [True, False, True, True, True]
-    assert values(both.final_obs) == told(100, [5, 1, 3], shape)
-    expected = SHAPES[shape](np.array([205, 101, 203, 207, 208], np.float64))
+    assert both.acting.tolist() == [True, True, True, True, False]
+    assert values(both.final_obs) == told(100, [3, 5, 1], shape)
+    expected = SHAPES[shape](np.array([203, 207, 205, 208, 101], np.float64))
     assert values(both.obs) == values(expected)
     assert both.reward.tolist() == [0.0] * 5
 
 
-def test_the_same_agents_in_another_order_keep_the_order_that_the_trainer_knows():
+def test_the_same_agents_in_another_order_have_that_in_which_their_actions_are_expected():
     cut = lost({"walker": steps_of([1, 2], says=100)})
     both = followed_by(cut, {"walker": steps_of([2, 1], says=200)})["walker"]
 
-    assert both.agent_id.tolist() == [1, 2]
-    assert both.obs.tolist() == [201, 202]
+    assert both.agent_id.tolist() == [2, 1]
+    assert both.obs.tolist() == [202, 201]
+    assert both.final_obs.tolist() == [102, 101]
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [2, 1, 3]], ids=["same agents", "others"])
@@ -179,7 +180,7 @@ def test_behaviors_may_go_and_come():
     ("ids", "info", "reset_info"),
     [
         ([1, 2], [{}, {}], [(200, 1), (200, 2)]),
-        ([2, 3], [{}, {}, {"says": 200, "id": 3}], [None, (200, 2)]),
+        ([2, 3], [{}, {"says": 200, "id": 3}, {}], [(200, 2), None]),
     ],
     ids=["same agents", "others"],
 )
@@ -370,10 +371,12 @@ def expected_after(steps, first, agent_id, *, final_obs, reward, terminated, inf
 
 
 def check_beginnings(both, first, old_ids):
-    """Who was not there before is there as it began, after all others."""
+    """All are in the order in which they begin, then those that do not; new ones are there as they began."""
     for name, steps in first.items():
-        new = [agent_id for agent_id in steps.agent_id.tolist() if agent_id not in old_ids.get(name, [])]
-        assert both[name].agent_id.tolist() == [*old_ids.get(name, []), *new]
+        ids = steps.agent_id.tolist()
+        new = [agent_id for agent_id in ids if agent_id not in old_ids.get(name, [])]
+        gone = [agent_id for agent_id in old_ids.get(name, []) if agent_id not in ids]
+        assert both[name].agent_id.tolist() == [*ids, *gone]
         for agent_id in new:
             assert row_of(both[name], agent_id) == row_of(steps, agent_id)
 
