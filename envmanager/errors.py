@@ -48,7 +48,8 @@ class WorkerError(EnvManagerError):
     """An error of a worker or in one of its environments.
 
     ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is what the worker was doing:
-    ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. ``cause`` is one line of evidence.
+    ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; ``"recycled"`` if it was healthy and is
+    replaced as planned. ``cause`` is one line of evidence.
     """
 
     def __init__(

@@ -171,7 +171,7 @@ class RestartPolicy:
     ``on_exception``: an exception of the environment is raised, as its author's bug, or counts as a fault
     (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go
     on without it (``"drop"``). ``recycle_after_steps``: replace a healthy worker after this many steps, for
-    environments that leak, at the end of one of its episodes; other episodes of the same worker are truncated there.
+    environments that leak, when one of its episodes has ended. Its other episodes are lost, as after a fault.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))

@@ -220,8 +220,8 @@ class Books:
             assert before is None or row.obs[1:3] > before[1:3], f"no new episode: {before} then {row}"
             self.shown[env_id] = row.obs
 
-    def check(self, rows: dict[int, Row]) -> None:
-        """Whatever was handed out later."""
+    def check(self, rows: dict[int, Row], *, is_recycled: bool = False) -> None:
+        """Whatever was handed out later; with ``is_recycled`` of a worker whose replacement was planned."""
         for worker in {self.worker_of[env_id] for env_id in rows}:
             own = self.layout.workers[worker]
             came = {env_id for env_id in own if env_id in rows}
@@ -229,7 +229,9 @@ class Books:
             is_new = any(rows[env_id].obs[1] > self.shown[env_id][1] for env_id in came)
             assert came == (set(own) if is_new else asked), f"worker {worker} was asked {asked} and answered {came}"
         for env_id, row in rows.items():
-            if row.lost:
+            if row.lost and is_recycled and self.shown[env_id][3] == 0:
+                self._check_new(env_id, row)
+            elif row.lost:
                 self._check_lost(env_id, row)
             else:
                 self._check_step(env_id, row)
@@ -240,8 +242,17 @@ class Books:
         before = self.shown[env_id]
         assert (row.reward, row.terminated, row.truncated) == (0.0, False, True), row
         assert row.final_obs == before, f"it saw {before} last: {row}"
+        self._check_first(env_id, row)
+
+    def _check_new(self, env_id: int, row: Row) -> None:
+        """No step was taken of its episode, so none is lost."""
+        assert self.policy.recycle_after_steps is not None
+        assert (row.reward, row.terminated, row.truncated, row.final_obs) == (0.0, False, False, None), row
+        self._check_first(env_id, row)
+
+    def _check_first(self, env_id: int, row: Row) -> None:
         assert row.obs == (env_id, row.obs[1], 0, 0, -1), row
-        assert row.obs[1] > before[1], "not a new generation"
+        assert row.obs[1] > self.shown[env_id][1], "not a new generation"
 
     def _check_step(self, env_id: int, row: Row) -> None:
         _, generation, episode, n_steps, _ = self.shown[env_id]
@@ -249,12 +260,7 @@ class Books:
         ask = Ask(action % N_ASKS)
         stepped = (env_id, generation, episode, n_steps + 1, action)
         assert row.reward == action % 1000, row
-        if row.obs[1] > generation:  # recycled: whoever had not ended is truncated
-            assert self.policy.recycle_after_steps is not None
-            assert row.obs == (env_id, row.obs[1], 0, 0, -1), row
-            assert (row.terminated, row.truncated) == (ask is Ask.TERMINATE, ask is not Ask.TERMINATE), row
-            assert row.final_obs == stepped, (stepped, row)
-        elif ask in (Ask.TERMINATE, Ask.TRUNCATE):
+        if ask in (Ask.TERMINATE, Ask.TRUNCATE):
             assert row.obs == (env_id, generation, episode + 1, 0, -1), row
             assert (row.terminated, row.truncated) == (ask is Ask.TERMINATE, ask is Ask.TRUNCATE), row
             assert row.final_obs == stepped, (stepped, row)
@@ -485,7 +491,9 @@ class RandomUse(RuleBasedStateMachine):
             assert len(self._note_who_is_out()) == len(self.layout.workers), "somebody could have taken a step"
             return
         for info in infos:
-            self.books.check(self._rows(info.current["default"], lost=info.lost is not None))
+            is_recycled = info.lost is not None and info.lost.cause.phase == "recycled"
+            rows = self._rows(info.current["default"], lost=info.lost is not None)
+            self.books.check(rows, is_recycled=is_recycled)
             assert (info.actions is None) == (info.lost is not None)
 
     # Calls.

@@ -90,5 +90,5 @@ class PolicySteps:
         if cut is None:
             current = self.host.own(response.payload)
             return StepInfo(previous, current, entry.actions, entry.worker_id, None, specs)
-        actions = entry.actions if cut.lost is None else None
-        return StepInfo(previous, cut.payload, actions, entry.worker_id, cut.lost, specs)
+        current, lost = cut
+        return StepInfo(previous, current, None, entry.worker_id, lost, specs)

@@ -1,4 +1,4 @@
-"""Replaces or gives up a worker that fails, and replaces one that is to be recycled.
+"""Replaces or gives up a worker that fails, and replaces one that is to be recycled, after a step that ends an episode.
 
 ::
 
@@ -14,9 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
-
-import attrs
-import numpy as np
 
 from envmanager.core.restarts import GiveUp, Replace, Supervisor
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
@@ -34,18 +31,8 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerError: events.NotStarted,  # a process that could not be started has no class of its own
 }
 
-
-@attrs.frozen
-class Cut:
-    """What a trainer gets of the first response of a worker's new generation.
-
-    ``lost``: why the steps in flight are lost, if they are. ``unstepped``: int64, the agents that took no step; their
-    rows only say that their episode was cut.
-    """
-
-    payload: Steps
-    lost: Lost | None
-    unstepped: np.ndarray
+_RECYCLED = "recycled"
+"""Phase in the cause of a planned replacement."""
 
 
 class Recovery:
@@ -116,7 +103,7 @@ class Recovery:
         generation = entry.generation + 1
         entry.replacement = Replacement(generation, error, time.monotonic() + verdict.delay_s)
         if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
-            entry.replacement.cause, entry.replacement.last_step = before.cause, before.last_step
+            entry.replacement.cause = before.cause
         entry.restarts += 1
         self._table.expect(entry, responses, WorkerState.REPLACING)
         self.events.add(
@@ -132,8 +119,6 @@ class Recovery:
 
     def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
         responses = _last_response(entry)
-        if entry.replacement is not None and entry.replacement.last_step is not None:
-            responses.append(entry.replacement.last_step)
         entry.error, entry.replacement = verdict.error, None
         if verdict.drop:
             self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
@@ -187,47 +172,37 @@ class Recovery:
         """The first observations of its next generation are there; they come after its last response."""
         replacement = entry.replacement
         assert replacement is not None
-        last_step = replacement.last_step
-        replacement.first = response if last_step is None else attrs.evolve(last_step, payload=response.payload)
+        replacement.first = response
         responses = [] if entry.state is WorkerState.REPLACING else _last_response(entry)
-        self._table.expect(entry, [*responses, replacement.first], WorkerState.IDLE)
+        self._table.expect(entry, [*responses, response], WorkerState.IDLE)
 
-    def cut(self, entry: Entry, last: Steps) -> Cut | None:
-        """What a trainer gets of its response, when that is the first of a generation that cuts episodes.
+    def cut(self, entry: Entry, last: Steps) -> tuple[Steps, Lost] | None:
+        """Return the steps to deliver, and why, if its response is the first of a generation that cuts episodes.
 
-        ``last`` are the steps of it that were handed out last.
+        ``last`` are the steps of it that were delivered last.
         """
         replacement = entry.replacement
         if replacement is None or not entry.is_first_of_generation or entry.response is None:
             return None
-        if replacement.last_step is not None:
-            stepped: Steps = replacement.last_step.payload
-            old, lost = cut_episodes.truncated(stepped, last), None
-        elif replacement.cause is not None:
-            stepped = {}
-            old, lost = cut_episodes.lost(last), Lost(replacement.cause, replacement.generation)
-        else:  # a reset: no episode was cut
+        if replacement.cause is None:  # a reset: no episode was cut
             return None
+        old = cut_episodes.lost(last, with_new=replacement.cause.phase != _RECYCLED)
         payload = cut_episodes.followed_by(old, entry.response.payload)
-        return Cut(payload, lost, np.setdiff1d(_agent_ids(old), _agent_ids(stepped)))
+        return payload, Lost(replacement.cause, replacement.generation)
 
     # Recycling.
 
     def recycle_if_old(self, entry: Entry) -> None:
-        """Replace a healthy worker whose step is here, if it is old enough; the step is held back until that is done.
-
-        MemoryError when the copy that this takes cannot be made: the step is then handed out as any other.
-        """
+        """Replace a healthy worker whose step has come, if it is old enough and an episode ended in the step."""
         response = entry.response
         assert response is not None
         entry.steps_of_generation += 1
         limit = self._policy.recycle_after_steps
         if limit is None or entry.steps_of_generation < limit or not any(map(_begins_anew, response.payload.values())):
             return
-        last_step = attrs.evolve(response, payload={name: own.copy() for name, own in response.payload.items()})
         steps, generation = entry.steps_of_generation, entry.generation + 1
-        entry.replacement = Replacement(generation, None, time.monotonic(), last_step)
-        self._table.expect(entry, [], WorkerState.REPLACING)
+        entry.replacement = Replacement(generation, _recycled(entry, steps), time.monotonic())
+        self._table.expect(entry, [response], WorkerState.REPLACING)
         self.events.add(events.Recycled(worker_id=entry.worker_id, generation=generation, steps=steps))
         failure = self._start_if_due(entry)
         if failure is not None:
@@ -264,13 +239,14 @@ def _last_response(entry: Entry) -> list[EnvironmentResponse]:
     return [entry.response]
 
 
-def _agent_ids(steps: Steps) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *(own.agent_id for own in steps.values())])
-
-
 def _begins_anew(steps: Any) -> bool:
     """Whether some episode ended and its environment plays on."""
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())
+
+
+def _recycled(entry: Entry, steps: int) -> WorkerError:
+    text = f"worker {entry.worker_id} was recycled after {steps} steps"
+    return WorkerError(text, worker_id=entry.worker_id, env_ids=entry.env_ids, phase=_RECYCLED, cause=f"{steps} steps")
 
 
 def _could_not_start(entry: Entry, error: Exception) -> WorkerError:

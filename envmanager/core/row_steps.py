@@ -18,12 +18,12 @@ import numpy as np
 from envmanager.core.hosts import WorkerHost
 from envmanager.core.last_rows import batches_with, last_steps
 from envmanager.core.policy_calls import checked_actions
-from envmanager.core.recovery import Cut, Recovery
+from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AGENT_BITS, AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, UsageError
@@ -155,7 +155,7 @@ class RowSteps:
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
         """What is handed out of their responses; then they are handed out."""
         behavior = self.behavior(is_begun=True)[0]
-        cuts: list[Cut] = []
+        lost_env_ids: list[int] = []
         parts: list[AgentSteps] = []
         holders: list[Entry] = []
         for entry in entries:
@@ -163,15 +163,15 @@ class RowSteps:
             if entry.replacement is not None:
                 cut = self._recovery.cut(entry, last_steps(entry))
                 if cut is not None:
-                    cuts.append(cut)
-                    payload = cut.payload
+                    lost_env_ids += entry.env_ids
+                    payload = cut[0]
             steps = payload.get(behavior)
             if steps is not None:
                 parts.append(steps)
                 holders.append(entry)
         batch = self._batch(behavior, parts, holders)
-        for cut in cuts:
-            batch.lost |= np.isin(batch.env_ids, cut.unstepped >> AGENT_BITS)
+        if lost_env_ids:
+            batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
         only_this = (batch,)
         more = [] if len(batch.env_ids) == self._env_rows.n_envs else self._earlier_too(holders, parts, batch)
         self._table.handed_out(entries)

@@ -61,14 +61,12 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 class Replacement:
     """A worker's next generation, from the decision until its first observations are handed out.
 
-    ``cause`` is why an episode is cut; None at a reset, and when a healthy worker is recycled: ``last_step`` is then
-    the step to hand out with the new generation's first observations. ``first`` brings these, once they are there.
+    ``cause`` is why episodes are cut; None at a reset. ``first`` brings the first observations, once they are there.
     """
 
     generation: int
     cause: WorkerError | None
     start_at: float
-    last_step: EnvironmentResponse | None = None
     is_started: bool = False
     first: EnvironmentResponse | None = None
 

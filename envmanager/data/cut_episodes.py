@@ -12,20 +12,23 @@ import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, Steps, concat_steps
-from envmanager.data.tree_rows import copy_tree, with_rows
+from envmanager.data.tree_rows import copy_tree
 
 
-def lost(last: Steps) -> dict[str, AgentSteps]:
-    """Return the last delivered steps of a failed worker as the truncated ends of its episodes, with reward 0.
+def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
+    """Return the last delivered steps of a replaced worker as the truncated ends of its episodes, with reward 0.
 
-    Agents whose episode had ended and that do not play on are left out.
+    Agents whose episode had ended and that do not play on are left out. ``with_new``: cut also the new episodes of
+    agents whose episode had ended, which have no step yet.
     """
-    playing = {name: steps.take(_rows_playing(steps)) for name, steps in last.items()}
+    playing = {name: steps.take(_rows_playing(steps, with_new)) for name, steps in last.items()}
     return {name: _cut(steps) for name, steps in playing.items() if len(steps)}
 
 
-def _rows_playing(steps: AgentSteps) -> np.ndarray:
-    return np.arange(len(steps)) if steps.acting is None else np.flatnonzero(steps.acting | ~steps.ended)
+def _rows_playing(steps: AgentSteps, with_new: bool) -> np.ndarray:
+    if with_new:
+        return np.arange(len(steps)) if steps.acting is None else np.flatnonzero(steps.acting | ~steps.ended)
+    return np.flatnonzero(~steps.ended)
 
 
 def _cut(steps: AgentSteps) -> AgentSteps:
@@ -39,44 +42,6 @@ def _cut(steps: AgentSteps) -> AgentSteps:
         final_obs=copy_tree(steps.obs),
         info=None if steps.info is None else [{} for _ in range(n)],
     )
-
-
-def truncated(steps: Steps, playing: Steps) -> dict[str, AgentSteps]:
-    """Return the last steps of a healthy worker, with every episode that has not ended truncated.
-
-    ``playing`` holds the steps before. An agent that is not in them has just joined: its episode has no step yet and
-    is left out. An agent that is only in them was sent no action; its episode ends as if the worker had failed.
-    """
-    found = {}
-    for name, own in steps.items():
-        before = playing.get(name)
-        rows = np.flatnonzero(np.isin(own.agent_id, before.agent_id)) if before is not None else np.arange(0)
-        if len(rows):
-            found[name] = _truncated(own.take(rows))
-    unstepped = {name: before.take(_rows_without(before, steps.get(name))) for name, before in playing.items()}
-    return _side_by_side(found, lost(unstepped))
-
-
-def _rows_without(steps: AgentSteps, others: AgentSteps | None) -> np.ndarray:
-    """Return the rows of ``steps`` whose agents are not in ``others``."""
-    if others is None:
-        return np.arange(len(steps))
-    return np.flatnonzero(~np.isin(steps.agent_id, others.agent_id))
-
-
-def _side_by_side(some: dict[str, AgentSteps], others: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
-    """Return the rows of both. A behavior in both has its rows sorted by agent_id, and so by environment."""
-    joined = {**some, **others}
-    for name in some.keys() & others.keys():
-        steps = concat_steps([some[name], others[name]])
-        joined[name] = steps.take(np.argsort(steps.agent_id, kind="stable"))
-    return joined
-
-
-def _truncated(steps: AgentSteps) -> AgentSteps:
-    ended = np.flatnonzero(steps.ended)
-    final_obs = with_rows(steps.obs, ended, steps.final_obs) if len(ended) else copy_tree(steps.obs)
-    return attrs.evolve(steps, truncated=steps.truncated | ~steps.ended, final_obs=final_obs, reset_info=None)
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:

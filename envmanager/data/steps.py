@@ -255,7 +255,10 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were cut: the worker failed with ``cause`` and was replaced by ``generation``."""
+    """The reason why episodes were cut: the worker was replaced by ``generation``, because it failed with ``cause``.
+
+    If it was healthy, and is replaced by ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
+    """
 
     cause: WorkerError
     generation: int

@@ -73,8 +73,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
         """Send environment parameters (numbers, or samplers of ML-Agents' settings) to all environments.
 
-        Blocks until pending steps are done. Environments that replace lost ones receive them too; those of a worker
-        that is recycled (``RestartPolicy.recycle_after_steps``) have the parameters of the last reset.
+        Blocks until pending steps are done. Environments of a worker that was replaced receive them too.
         """
         parameters = _parameters_of(config)
         if parameters:

@@ -112,33 +112,29 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` cuts the episodes of ``last``, with no reward and no transitions."""
+    """Assert that ``info`` cuts the episodes of ``last``, with no reward and no transitions.
+
+    A recycled worker's episodes that had just ended are followed by new ones, which are not cut.
+    """
     assert info.lost is not None
     assert info.lost.cause.worker_id == info.worker_id
     assert info.actions is None
     assert len(info.transitions("default").reward) == 0
     steps, before = info.current["default"], last.current["default"]
+    cut = ~before.ended if is_recycled(info) else np.ones(len(before), np.bool_)
     assert steps.agent_id.tolist() == before.agent_id.tolist()
     assert steps.reward.tolist() == [0.0] * len(steps)
-    assert steps.truncated.all()
+    assert steps.truncated.tolist() == cut.tolist()
     assert not steps.terminated.any()
     assert steps.obs[:, 0].tolist() == steps.env_id.tolist()
     assert not steps.obs[:, 1:].any(), "not a first observation"
-    assert np.array_equal(steps.final_obs, before.obs), "not the observations that were delivered last"
+    finals = [] if steps.final_obs is None else steps.final_obs.tolist()
+    assert finals == before.obs[cut].tolist(), "not the observations that were delivered last"
 
 
-def check_recycled(info: StepInfo, given: dict[int, int]) -> None:
-    """Assert that ``info`` is an ordinary step that ends all episodes of its worker, and begins a new generation."""
-    steps, made = info.current["default"], info.transitions("default")
-    assert info.lost is None
-    assert (steps.terminated ^ steps.truncated).all()
-    assert steps.terminated.any(), "no episode had ended"
-    assert made.action.tolist() == [given[agent_id] for agent_id in steps.agent_id.tolist()]
-    assert made.reward.tolist() == [action % 1000 for action in made.action.tolist()]
-    assert made.next_obs[:, 3].tolist() == made.action.tolist()
-    assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
-    assert steps.obs[:, 0].tolist() == steps.env_id.tolist()
-    assert not steps.obs[:, 1:].any(), "not a first observation"
+def is_recycled(info: StepInfo) -> bool:
+    """Return whether ``info`` reports the planned replacement of a healthy worker."""
+    return info.lost is not None and info.lost.cause.phase == "recycled"
 
 
 class CheckedTrainer:
@@ -192,13 +188,15 @@ class CheckedTrainer:
     def _check(self, info: StepInfo) -> None:
         last = self._last[info.worker_id]
         assert info.previous is last.current
-        if info.lost is not None:
+        if is_recycled(info):
+            assert self._recycling
+            assert last.current["default"].ended.any(), "no episode had ended"
+            check_lost(info, last)
+            self.recycled.append(info)
+            self._begin(info)
+        elif info.lost is not None:
             check_lost(info, last)
             self.lost.append(info)
-            self._begin(info)
-        elif self._recycling and not info.current["default"].obs[:, 2].any():
-            check_recycled(info, self._policy.given)
-            self.recycled.append(info)
             self._begin(info)
         else:
             check_echo(info, self._policy.given, self._n_steps)

@@ -375,19 +375,18 @@ class RestartsAfterFaults(FaultyManagers):
 
     # Recycling.
 
-    def test_a_healthy_worker_is_recycled_at_the_end_of_an_episode_and_nothing_is_lost(self) -> None:
+    def test_a_healthy_worker_is_recycled_at_the_end_of_an_episode_and_no_step_is_lost(self) -> None:
         policy = RestartPolicy(recycle_after_steps=10)
         with self.running(EchoEnvironment, recycling=True, restarts=policy) as trainer:
             n_workers = trainer.manager.n_workers
             trainer.step_until(lambda: len({info.worker_id for info in trainer.recycled}) == n_workers)
             trainer.go_on(range(n_workers), n_steps=5)
-            trainer.step(Wait.all())  # now no worker is being recycled
+            trainer.step_until(lambda: len(trainer.recycled) == trainer.manager.events.count(events.Recycled))
 
             assert trainer.lost == []
             assert trainer.manager.stats().steps_lost == 0
             n_recycled = [sum(info.worker_id == each for info in trainer.recycled) for each in range(n_workers)]
             assert [worker.generation for worker in trainer.workers] == n_recycled
-            assert trainer.manager.events.count(events.Recycled) == sum(n_recycled)
             assert trainer.manager.events.count(events.Failed) == 0
 
     def test_recycling_spends_no_restarts(self) -> None:

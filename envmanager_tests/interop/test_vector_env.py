@@ -354,8 +354,11 @@ def test_an_environment_that_was_recycled_in_the_end_of_its_episode_shows_no_sea
 
     obs, _, terminated, _, infos = envs.step([END, GO_ON])
     assert (obs[0].tolist(), terminated.tolist()) == ([0, 0, 0, 2], [True, False])
+    obs, reward, terminated, truncated, infos = envs.step([GO_ON, GO_ON])
+    assert (obs.tolist(), reward[0]) == ([[0, 1, 0, 0], [1, 0, 0, 3]], 0)
+    assert not (terminated | truncated).any()
     assert "lost" not in infos
-    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 1, 0, 0], [1, 0, 0, 3]]
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 1, 0, 1], [1, 0, 0, 4]]
     envs.close()
 
 

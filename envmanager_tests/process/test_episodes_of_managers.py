@@ -267,8 +267,8 @@ def test_rows_that_are_lost_with_a_worker_are_no_steps_and_no_episodes() -> None
         assert manager.episodes.env_steps == sum(sender.n_steps.values())
 
 
-@pytest.mark.parametrize("way", ["step", "send"])
-def test_a_recycled_worker_takes_no_episode_with_it(way: str) -> None:
+@pytest.mark.parametrize(("way", "n_lost"), [("step", 0), ("send", 5)])
+def test_a_recycled_worker_takes_only_an_episode_with_it_that_an_action_has_begun(way: str, n_lost: int) -> None:
     recycling = RestartPolicy(recycle_after_steps=5)
     with made(SubprocessEnvManager, 2, n_workers=2, restarts=recycling) as manager:
         assert manager.episodes.count == 0
@@ -284,7 +284,8 @@ def test_a_recycled_worker_takes_no_episode_with_it(way: str) -> None:
 
         assert max(worker.generation for worker in manager.stats().workers) >= 2
         assert_all_are_whole(manager)
-        assert n_ended(manager) == {0: 8, 1: 6}
+        assert n_ended(manager) == {0: 7, 1: 5}, "a round is spent for each replacement"
+        assert manager.episodes.lost == manager.stats().steps_lost == n_lost
 
 
 @MANAGERS

@@ -280,20 +280,27 @@ def test_a_reset_after_all_was_given_up_brings_every_worker_back() -> None:
 # recycling
 
 
-def test_other_episodes_of_a_recycled_worker_are_truncated() -> None:
+def test_other_episodes_of_a_recycled_worker_are_lost_after_the_step() -> None:
     with SubprocessEnvManager(
         EchoEnvironment, 2, n_workers=1, restarts=RestartPolicy(recycle_after_steps=5)
     ) as manager:  # episodes of 7 and of 8 steps
-        policy = NumberedActions()
-        manager.set_policy("default", policy)
+        manager.set_policy("default", NumberedActions())
+        assert manager.episodes.lost == 0
         manager.reset()
-        infos = [info for _ in range(7) for info in manager.step()]
+        step, cut, after = [info for _ in range(9) for info in manager.step()][-3:]
 
-        last = infos[-1].current["default"]
-        made = infos[-1].transitions()
-        assert (last.terminated.tolist(), last.truncated.tolist()) == ([True, False], [False, True])
-        assert made.next_obs[:, 2].tolist() == [7, 7]
-        assert last.obs[:, 2].tolist() == [0, 0]
+        assert step.lost is None
+        assert step.current["default"].terminated.tolist() == [True, False]
+        assert len(step.transitions().action) == 2
+        assert cut.lost is not None
+        assert (cut.lost.cause.phase, cut.lost.generation) == ("recycled", 1)
+        rows = cut.current["default"]
+        assert (rows.terminated.tolist(), rows.truncated.tolist()) == ([False, False], [False, True])
+        assert rows.obs[:, 2].tolist() == [0, 0]
+        assert rows.final_obs.tolist() == step.current["default"].obs[1:].tolist()
+        assert len(cut.transitions().action) == 0
+        assert after.transitions().obs[:, :3].tolist() == [[0, 0, 0], [1, 0, 0]]
+        assert (manager.episodes.lost, manager.stats().steps_lost, manager.stats().restarts) == (1, 0, 0)
 
 
 LAYOUTS = {
@@ -306,7 +313,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("start", LAYOUTS.values(), ids=LAYOUTS)
-def test_environments_that_were_sent_nothing_when_their_worker_was_recycled_are_marked_as_lost(start: Any) -> None:
+def test_all_rows_of_a_worker_that_was_recycled_are_lost_after_the_step(start: Any) -> None:
     with start(EchoGym, restarts=RestartPolicy(recycle_after_steps=1)) as manager:
         manager.reset()
         first = manager.recv(Wait.all())
@@ -314,19 +321,23 @@ def test_environments_that_were_sent_nothing_when_their_worker_was_recycled_are_
         last = manager.recv(Wait.all()).copy()
         for action in range(20, 27):  # the other steps of environment 1, whose episodes take eight
             manager.send(np.array([action]), [1])
-            batch = manager.recv(Wait.all())
+            batch = manager.recv(Wait.all()).copy()
+        assert (batch.env_ids.tolist(), batch.reward.tolist()) == ([1], [26])
+        assert (batch.terminated.tolist(), batch.lost.tolist()) == ([True], [False])
 
-        assert batch.env_ids.tolist() == [0, 1, 2], "all environments of its worker, in order"
-        assert batch.lost.tolist() == [True, False, True]
-        assert batch.reward.tolist() == [0, 26, 0]
-        assert (batch.terminated.tolist(), batch.truncated.tolist()) == ([False, True, False], [True, False, True])
-        assert batch.obs[:, 0].tolist() == [0, 1, 2]
-        assert not batch.obs[:, 2:].any(), "not the first observations of the new generation"
-        assert batch.final_obs.tolist() == [last.obs[0].tolist(), [1, 0, 8, 26, 0], last.obs[2].tolist()]
+        manager.send(np.array([27]), [1])  # for what the old generation has begun
+        cut = manager.recv(Wait.all())
+        assert cut.env_ids.tolist() == [0, 1, 2], "all environments of its worker, in order"
+        assert cut.lost.tolist() == cut.truncated.tolist() == [True] * 3
+        assert not cut.reward.any()
+        assert not cut.terminated.any()
+        assert cut.obs[:, 0].tolist() == [0, 1, 2]
+        assert not cut.obs[:, 2:].any(), "not the first observations of the new generation"
+        assert cut.final_obs.tolist() == [last.obs[0].tolist(), batch.obs[0].tolist(), last.obs[2].tolist()]
         actions = np.arange(manager.n_envs) + 30
         manager.send(actions, np.arange(manager.n_envs))
         assert manager.recv(Wait.all()).obs[:, 3].tolist() == actions.tolist()
-        assert manager.stats().steps_lost == 0
+        assert manager.stats().steps_lost == 1
 
 
 def n_leaked(pid: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envmanager.core.last_rows import batches_with, last_steps
 from envmanager.core.table import Entry
 from envmanager.data.batches import Batch
-from envmanager.data.cut_episodes import followed_by, lost, truncated
+from envmanager.data.cut_episodes import followed_by, lost
 from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo, only_agents
 from envmanager.data.trees import leaves
 
@@ -203,62 +203,16 @@ def test_every_row_that_ended_has_a_reset_info_when_infos_are_asked_for():
 # A worker that is recycled.
 
 
-@SHAPED
-def test_the_last_step_of_a_healthy_worker_stays_what_it_is_but_for_its_end(shape):
-    steps = steps_of([1, 2, 3], says=100, shape=shape, terminated=[1], truncated=[3], reward=[1, 2, 3])
-    cut = truncated({"walker": steps}, {"walker": steps_of([1, 2, 3], says=90, shape=shape)})["walker"]
-
-    assert cut.agent_id.tolist() == [1, 2, 3]
-    assert cut.terminated.tolist() == [True, False, False]
-    assert cut.truncated.tolist() == [False, True, True]
-    assert cut.reward.tolist() == [1, 2, 3]
-    expected = SHAPES[shape](np.array([101.5, 102, 103.5]))
-    assert values(cut.final_obs) == values(expected)
-
-
-def test_who_has_only_just_joined_has_nothing_to_truncate():
-    steps = {"walker": steps_of([1, 2, 3], says=100, terminated=[3]), "flyer": steps_of([4], says=100)}
-    cut = truncated(steps, {"walker": steps_of([2, 3], says=90)})
+def test_a_new_episode_of_a_recycled_worker_is_not_cut():
+    last = {
+        "walker": steps_of([1, 2, 3], says=100, terminated=[1], truncated=[3], acting=[1, 2]),
+        "flyer": steps_of([4], says=100, terminated=[4]),
+    }
+    cut = lost(last, with_new=False)
 
     assert set(cut) == {"walker"}
-    assert cut["walker"].agent_id.tolist() == [2, 3]
-    assert cut["walker"].final_obs.tolist() == [102, 103.5]
-
-
-def test_who_was_sent_nothing_is_cut_as_by_a_failure_and_rows_stay_in_order():
-    before = {"walker": steps_of([1, 2, 3], says=90)}
-    cut = truncated({"walker": steps_of([2], says=100, terminated=[2], reward=[7])}, before)["walker"]
-
-    assert cut.agent_id.tolist() == [1, 2, 3]
-    assert cut.reward.tolist() == [0, 7, 0]
-    assert cut.terminated.tolist() == [False, True, False]
-    assert cut.truncated.tolist() == [True, False, True]
-    assert cut.final_obs.tolist() == [91, 102.5, 93], "what each of them has last seen"
-
-
-def test_who_had_ended_before_and_was_sent_nothing_has_nothing_to_cut():
-    before = {"walker": steps_of([1, 2], says=90, terminated=[1], acting=[2])}
-
-    assert truncated({"walker": steps_of([2], says=100)}, before)["walker"].agent_id.tolist() == [2]
-
-
-def test_the_infos_of_a_recycled_worker_are_those_of_its_step_and_of_the_new_episodes():
-    steps = steps_of([1, 2], says=100, terminated=[1], infos=True)
-    cut = truncated({"walker": steps}, {"walker": steps_of([1, 2], says=90)})
-    both = followed_by(cut, {"walker": steps_of([1, 2], says=200, infos=True)})["walker"]
-
-    assert both.info == [{"says": 100, "id": 1}, {"says": 100, "id": 2}]
-    assert both.reset_info == [{"says": 200, "id": 1}, {"says": 200, "id": 2}]
-
-
-def test_truncating_changes_nothing_in_the_step_itself():
-    steps = steps_of([1, 2], says=100, terminated=[1])
-    cut = truncated({"walker": steps}, {"walker": steps})["walker"]
-    cut.final_obs[:] = -1
-
-    assert steps.truncated.tolist() == [False, False]
-    assert steps.obs.tolist() == [101, 102]
-    assert steps.final_obs.tolist() == [101.5]
+    assert cut["walker"].agent_id.tolist() == [2]
+    assert cut["walker"].final_obs.tolist() == [102]
 
 
 # What was handed out last, by recv.
@@ -409,39 +363,6 @@ def test_whoever_was_playing_loses_one_episode_and_nobody_else_does(last, first)
     assert set(both) == {*first, *(name for name, ids in old_ids.items() if ids)}
     for steps in both.values():
         check_shapes(steps)
-
-
-@given(behaviors(says=100), behaviors(says=90), beginnings(says=200))
-def test_whoever_was_in_the_step_of_a_recycled_worker_ends_there_as_it_did_or_truncated(steps, before, first):
-    both = followed_by(truncated(steps, before), first)
-
-    old_ids = {name: [] for name in {**steps, **before}}
-    for name, own in steps.items():
-        known = before[name].agent_id.tolist() if name in before else []
-        old_ids[name] = [agent_id for agent_id in own.agent_id.tolist() if agent_id in known]
-        for agent_id in old_ids[name]:
-            row = row_of(own, agent_id)
-            assert row_of(both[name], agent_id) == expected_after(
-                own,
-                first.get(name),
-                agent_id,
-                final_obs=row["obs"] if row["final_obs"] is None else row["final_obs"],
-                reward=row["reward"],
-                terminated=row["terminated"],
-                info=row["info"],
-            )
-    for name, own in before.items():
-        known = steps[name].agent_id.tolist() if name in steps else []
-        unstepped = [agent_id for agent_id in own.agent_id[own.acting_rows].tolist() if agent_id not in known]
-        old_ids[name] = sorted(old_ids[name] + unstepped) if old_ids[name] and unstepped else old_ids[name] + unstepped
-        for agent_id in unstepped:
-            last = row_of(own, agent_id)
-            assert row_of(both[name], agent_id) == expected_after(
-                own, first.get(name), agent_id, final_obs=last["obs"], reward=0.0, terminated=False, info={}
-            )
-    check_beginnings(both, first, old_ids)
-    for own in both.values():
-        check_shapes(own)
 
 
 @given(behaviors(says=100, names="a"), beginnings(says=200, names="a"))
