@@ -71,11 +71,9 @@ class Recovery:
         self.fail(entry, error)
         if entry.error is None:
             return error
-        then = WorkerState.DROPPED if entry.is_dropped else WorkerState.FAILED
-        if entry.state is WorkerState.READY:
-            waiting = (entry.response, entry.following)
-            responses = [each for each in waiting if each is not None and each.name is not CommandName.FAILED]
-            self._table.expect(entry, responses, then)
+        waiting = [each for each in (entry.response, entry.following) if each is not None]
+        if waiting:
+            self._table.expect(entry, *(each for each in waiting if each.name is not CommandName.FAILED))
         return entry.error
 
     def _decide(self, entry: Entry, error: Exception) -> bool:
@@ -105,7 +103,7 @@ class Recovery:
         if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
             entry.replacement.cause = before.cause
         entry.restarts += 1
-        self._table.expect(entry, responses, WorkerState.REPLACING)
+        self._table.expect(entry, *responses)
         self.events.add(
             events.Restarted(
                 worker_id=entry.worker_id,
@@ -122,14 +120,11 @@ class Recovery:
         entry.error, entry.replacement = verdict.error, None
         if verdict.drop:
             self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
-        others_play = any(not other.is_dropped for other in self._table.entries if other is not entry)
-        if verdict.drop and others_play:
-            self._table.expect(entry, responses, WorkerState.DROPPED)
-            return
-        entry.ignores_action = False  # who sends to it gets the error
-        failure = EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error)
-        then = WorkerState.DROPPED if verdict.drop else WorkerState.FAILED
-        self._table.expect(entry, [*responses, failure], then)
+        entry.is_dropped = verdict.drop
+        if not verdict.drop or all(other.is_dropped for other in self._table.entries):
+            entry.ignores_action = False  # who sends to it gets the error
+            responses.append(EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
+        self._table.expect(entry, *responses)
 
     # Replacing.
 
@@ -170,11 +165,9 @@ class Recovery:
 
     def begin(self, entry: Entry, response: EnvironmentResponse) -> None:
         """The first observations of its next generation are there; they come after its last response."""
-        replacement = entry.replacement
-        assert replacement is not None
-        replacement.first = response
-        responses = [] if entry.state is WorkerState.REPLACING else _last_response(entry)
-        self._table.expect(entry, [*responses, response], WorkerState.IDLE)
+        assert entry.replacement is not None
+        entry.replacement.first = response
+        self._table.expect(entry, *_last_response(entry), response)
 
     def cut(self, entry: Entry, last: Steps) -> tuple[Steps, Lost] | None:
         """Return the steps to deliver, and why, if its response is the first of a generation that cuts episodes.
@@ -202,7 +195,7 @@ class Recovery:
             return
         steps, generation = entry.steps_of_generation, entry.generation + 1
         entry.replacement = Replacement(generation, _recycled(entry, steps), time.monotonic())
-        self._table.expect(entry, [response], WorkerState.REPLACING)
+        self._table.expect(entry, response)
         self.events.add(events.Recycled(worker_id=entry.worker_id, generation=generation, steps=steps))
         failure = self._start_if_due(entry)
         if failure is not None:
@@ -221,15 +214,13 @@ class Recovery:
         if entry.error is not None:
             entry.error = None
             self._supervisor.forgive(entry.worker_id)
-            if entry.state is WorkerState.FAILED:
-                entry.move(WorkerState.IDLE)
-            self._table.note_exceptions()
+            self._table.expect(entry)
 
     def revive(self, entry: Entry) -> None:
         """Replace a worker that was given up, because the user has asked for a reset."""
         self.take_back(entry)
         entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
-        self._table.expect(entry, [], WorkerState.REPLACING)
+        self._table.expect(entry)
 
 
 def _last_response(entry: Entry) -> list[EnvironmentResponse]:

@@ -8,7 +8,8 @@
               REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
 
 The rule: a response waits in the entry of its worker and nowhere else, until all that is made of it exists. What comes
-after it (a failure, the first observations of the next generation) waits behind it, in ``following``.
+after it (a failure, the first observations of the next generation) waits behind it, in ``following``. Where a worker of
+which nothing waits stands is in its entry too: being replaced, given up, or idle.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's next generation, from the decision until its first observations are handed out.
+    """A worker's next generation, from the decision until its first observations are delivered.
 
     ``cause`` is why episodes are cut; None at a reset. ``first`` brings the first observations, once they are there.
     """
@@ -82,10 +83,10 @@ class Entry:
     """The one place where a response waits; set while READY."""
     following: EnvironmentResponse | None = None
     """What is handed out after ``response``."""
-    then: WorkerState = WorkerState.IDLE
-    """Where the worker stands when ``response`` and ``following`` were handed out."""
     error: Exception | None = None
     """What the worker was given up for."""
+    is_dropped: bool = False
+    """Whether it was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
     """It failed after its observation was handed out: one action for that may still come, and is discarded."""
@@ -134,11 +135,6 @@ class Entry:
         return self.error is not None
 
     @property
-    def is_dropped(self) -> bool:
-        """Whether it was given up for good."""
-        return _S.DROPPED in (self.state, self.then)
-
-    @property
     def is_ordinary(self) -> bool:
         """Whether nothing rare is the matter with it."""
         return self.error is None and self.replacement is None and not self.ignores_action
@@ -147,6 +143,15 @@ class Entry:
     def is_first_of_generation(self) -> bool:
         """Whether its response brings the first observations of a replacement."""
         return self.replacement is not None and self.response is self.replacement.first and self.response is not None
+
+    @property
+    def state_at_rest(self) -> WorkerState:
+        """Its state once nothing of it waits to be delivered."""
+        if self.replacement is not None:
+            return _S.REPLACING
+        if self.is_dropped:
+            return _S.DROPPED
+        return _IDLE if self.error is None else _S.FAILED
 
     def stats(self) -> WorkerStats:
         """What can be reported of it."""
@@ -275,24 +280,17 @@ class WorkerTable:
             entry.replacement, entry.ignores_action = None, False
         elif entry.response is not None and entry.response.name is CommandName.FAILED:
             pass  # who sends to it gets the error
-        elif entry.replacement is not None or entry.then is _S.DROPPED:
+        elif entry.replacement is not None or entry.is_dropped:
             entry.ignores_action = True  # the trainer cannot know that the worker has gone
+        self._move(entry, entry.state_at_rest if entry.following is None else _READY)
         entry.response, entry.following = entry.following, None
-        self._move(entry, entry.then if entry.response is None else _S.READY)
-        if entry.response is None:
-            entry.then = _S.IDLE
 
-    def expect(self, entry: Entry, responses: Sequence[EnvironmentResponse], then: WorkerState) -> None:
-        """These (two at most) are handed out of it next, one after the other; then it stands at ``then``."""
+    def expect(self, entry: Entry, *responses: EnvironmentResponse) -> None:
+        """These (two at most) are handed out of it next, one after the other; then it is at rest."""
         first, following = (*responses, None, None)[:2]
-        if entry.state is _S.READY and first is entry.response:  # it keeps its turn
-            entry.following, entry.then = following, then
-        elif first is not None:
-            self._move(entry, _S.READY)
-            entry.response, entry.following, entry.then = first, following, then
-        else:
-            self._move(entry, then)
-            entry.response, entry.following, entry.then = None, None, _S.IDLE
+        if first is None or first is not entry.response:  # else it keeps its turn
+            self._move(entry, entry.state_at_rest if first is None else _READY)
+        entry.response, entry.following = first, following
         self.note_exceptions()
 
     def note_exceptions(self) -> None:

@@ -140,7 +140,7 @@ def test_what_follows_a_response_is_ready_when_that_was_handed_out():
     answer, failure = response(), response("failed")
     assert table.arrived([answer]) == 1
     entry.error = failure.payload
-    table.expect(entry, [answer, failure], FAILED)
+    table.expect(entry, answer, failure)
     assert entry.response is answer
 
     table.handed_out([entry])
@@ -156,7 +156,7 @@ def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
     table.arrived([response()])
     table.arrived([response(worker_id=1)])
     first.replacement = Replacement(1, None, 0.0)
-    table.expect(first, [first.response], REPLACING)
+    table.expect(first, first.response)
 
     assert table.ready == [first, second]
     table.handed_out([first])
@@ -167,11 +167,11 @@ def test_the_first_observations_of_a_generation_end_its_replacement():
     table = flying()
     (entry,) = table.entries
     entry.replacement = Replacement(1, None, 0.0)
-    table.expect(entry, [], REPLACING)
+    table.expect(entry)
     assert not table.is_ordinary
 
     entry.replacement.first = response("reset")
-    table.expect(entry, [entry.replacement.first], IDLE)
+    table.expect(entry, entry.replacement.first)
     assert entry.is_first_of_generation
     table.handed_out([entry])
     assert (entry.state, entry.replacement, entry.ignores_action, table.is_ordinary) == (IDLE, None, False, True)
