@@ -1,0 +1,170 @@
+"""Measures how much there is to read, and fails when it has grown: ``python tools/house.py``, a part of ``make check``.
+
+The kernel is everything but adapters, bridges, trainers, tools and the kinds of managers with machines of their own.
+A limit is what a figure is today; whoever makes it smaller lowers the limit too. ``goal`` is where it is to go.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1] / "envmanager"
+AROUND = {
+    "adapters", "check", "cli", "godot", "interop", "observe", "placing", "ray_cluster", "testing", "training",
+}  # fmt: skip
+SUBPROCESS = "subprocess_env_manager"
+SMALL_LINES = 3
+"""Lines of a body that a reader has to jump to and that says little."""
+
+
+class Figure(NamedTuple):
+    """A number, the most that it may be, and the number that it is to become."""
+
+    name: str
+    value: float
+    limit: float
+    goal: float
+
+
+def name_of(path: Path) -> str:
+    """Return the module's dotted name below the package; "" for the package itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return all modules by name."""
+    return {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def kernel() -> list[Path]:
+    """Return the modules that everything else stands on."""
+    return [path for name, path in modules().items() if name.partition(".")[0] not in AROUND]
+
+
+def n_lines(paths: list[Path]) -> int:
+    """Return the number of lines of these files."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Return the modules of this package that a module imports, anywhere in it but for types alone."""
+    found = set()
+    for node in _but_for_types(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("envmanager"):
+            package = node.module.removeprefix("envmanager").removeprefix(".")
+            for alias in node.names:
+                inner = f"{package}.{alias.name}".removeprefix(".")
+                found.add(inner if inner in modules() else package)
+    return frozenset(found - {"", module})
+
+
+def _but_for_types(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _but_for_types(child)
+
+
+@cache
+def depth(module: str) -> int:
+    """Return the number of modules in the longest chain of imports that begins with this one."""
+    return 1 + max((depth(each) for each in imports_of(module)), default=0)
+
+
+def reached(module: str) -> set[str]:
+    """Return all modules that this one needs, itself included."""
+    found, todo = set(), [module]
+    while todo:
+        current = todo.pop()
+        if current not in found:
+            found.add(current)
+            todo.extend(imports_of(current))
+    return found
+
+
+def shares_of_small_functions() -> tuple[float, float]:
+    """Return the share of functions with a small body, and of private functions that are used once; in percent."""
+    functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+    uses: Counter[str] = Counter()
+    for path in kernel():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(node)
+            elif isinstance(node, ast.Name):
+                uses[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                uses[node.attr] += 1
+    private = [each.name for each in functions if each.name.startswith("_") and not each.name.endswith("__")]
+    small = sum(_body_lines(each) <= SMALL_LINES for each in functions)
+    once = sum(uses[name] == 1 for name in private)
+    return 100 * small / len(functions), 100 * once / len(private)
+
+
+def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return 0 if not body else (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def underscores_of_the_manager() -> int:
+    """Return how many private attributes of EnvManager its kinds use."""
+    (manager,) = [
+        node for node in ast.parse((ROOT / "env_manager.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]  # fmt: skip
+    own = {node.attr for node in ast.walk(manager) if isinstance(node, ast.Attribute) and node.attr.startswith("_")}
+    used = set()
+    for kind in ("simple_env_manager", SUBPROCESS, "auto_env_manager", "godot.manager", "ray_cluster.manager"):
+        tree = ast.parse(modules()[kind].read_text(encoding="utf-8"))
+        assigned = {
+            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+        used |= {
+            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in own - assigned
+        }
+    return len(used)
+
+
+def of_folder(name: str) -> list[Path]:
+    """Return the modules of one folder."""
+    return [path for module, path in modules().items() if module.partition(".")[0] == name]
+
+
+def figures() -> list[Figure]:
+    """Measure everything."""
+    small, once = shares_of_small_functions()
+    return [
+        Figure("lines of the kernel", n_lines(kernel()), 11_600, 8_800),
+        Figure("modules of the kernel", len(kernel()), 92, 50),
+        Figure("lines of the package", n_lines(list(modules().values())), 40_000, 29_000),
+        Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 16, 10),
+        Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 81, 50),
+        Figure(f"% of functions with at most {SMALL_LINES} lines", round(small, 1), 46, 32),
+        Figure("% of private functions that are used once", round(once, 1), 60, 42),
+        Figure("private attributes of the manager that its kinds use", underscores_of_the_manager(), 11, 0),
+        Figure("lines of the kind ray", n_lines(of_folder("ray_cluster")), 1_540, 900),
+        Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_860, 2_200),
+    ]
+
+
+def main() -> None:
+    """Print all figures; exit with 1 when one is above its limit."""
+    measured = figures()
+    print(f"{'':52} {'now':>8} {'limit':>8} {'goal':>8}")
+    for each in measured:
+        too_much = "  more than its limit" if each.value > each.limit else ""
+        print(f"{each.name:52} {each.value:8,g} {each.limit:8,g} {each.goal:8,g}{too_much}")
+    sys.exit(any(each.value > each.limit for each in measured))
+
+
+if __name__ == "__main__":
+    main()
