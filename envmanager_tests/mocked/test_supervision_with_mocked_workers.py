@@ -27,10 +27,10 @@ from envmanager import (
     Wait,
     WorkerDied,
     derive_seed,
-    events,
 )
 from envmanager.data.seeding import derive_seeds, reseeded
 from envmanager.env_manager import EnvWorker
+from envmanager.observe import events
 from envmanager.testing import EchoEnvironment, FakeWorker
 from envmanager.testing.fault_checks import CheckedTrainer
 

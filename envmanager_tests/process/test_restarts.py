@@ -29,8 +29,8 @@ from envmanager import (
     Wait,
     WorkerDied,
     derive_seed,
-    events,
 )
+from envmanager.observe import events
 from envmanager.testing import EchoEnvironment, FakeEnvironment, Step, faulty
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fault_checks import SLACK_S, CheckedTrainer, is_gone, until

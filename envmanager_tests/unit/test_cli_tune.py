@@ -310,7 +310,7 @@ def test_a_terminal_is_redrawn_and_keeps_the_table():
     [
         (["--out", "best.json"], "let its name end in .toml"),
         (["--out", "no_such_folder/best.toml"], "no directory"),
-        (["--start-method", "frok"], "start_method must be one of"),
+        (["--start-method", "frok"], "start_method must be 'forkserver' or 'spawn'"),
         (["--env", "NoSuchEnv-v0"], "NoSuchEnv"),
     ],
 )
