@@ -106,11 +106,12 @@ faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every sta
 test-start-methods: $(DEV_STAMP) ## run the part of `make faults` that no other target runs
 	$(PYTEST) -n 5 --dist worksteal -m "start_methods and not load" $(FAULTS)
 
-check: $(DEV_STAMP) ## format, lint, types, architecture
+check: $(DEV_STAMP) ## format, lint, types, architecture, how much there is to read
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(PYTEST) -q envmanager_tests/architecture
+	$(VENV)/bin/python tools/house.py
 
 docs: $(DEV_STAMP) ## build the documentation into site/, and run the code and the commands of its pages
 	$(VENV)/bin/mkdocs build --strict
