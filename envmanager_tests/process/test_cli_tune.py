@@ -62,11 +62,11 @@ class HangingInReset(Noop):
     def reset(self, *, seed=None, options=None): time.sleep(10_000)
 
 class Telling(Noop):
-    '''Says when it is being tried; a probe ends long before.'''
+    '''Says when it is being tried; a probe takes at most 20,000 steps.'''
     n_steps = 0
     def step(self, action):
         self.n_steps += 1
-        if self.n_steps == 20_000: print("stepping", flush=True)
+        if self.n_steps == 20_001: print("stepping", flush=True)
         return super().step(action)
 """
 
