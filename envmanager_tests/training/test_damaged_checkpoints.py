@@ -330,6 +330,7 @@ def test_what_a_later_version_says_besides_is_passed_over(one_run: Path, tmp_pat
 
 
 @pytest.mark.load
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("config", [CART_POLE, DUEL, DQN, SAC], ids=["CartPole", "Duel", "DQN", "SAC"])
 def test_each_way_to_damage_a_checkpoint_is_refused_with_its_folder_or_works(
     config: dict[str, Any], tmp_path: Path
