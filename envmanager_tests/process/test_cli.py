@@ -22,6 +22,7 @@ TIMEOUT_S = 300
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 ENVS = """
+import os
 import gymnasium, numpy as np
 
 class Announcing(gymnasium.Wrapper):
@@ -36,8 +37,10 @@ class Announcing(gymnasium.Wrapper):
 class AnnouncingInAPipe(gymnasium.Wrapper):
     '''Says the same in a pipe of that name: what an environment on trial prints is shown only when it fails.'''
     def step(self, action):
-        with open("stepping", "w") as pipe:
-            pipe.write("stepping")
+        if not os.path.exists("has_stepped"):
+            os.mkdir("has_stepped")
+            with open("stepping", "w") as pipe:
+                pipe.write("stepping")
         return super().step(action)
 
 class Stubborn(Announcing):
