@@ -20,7 +20,7 @@ COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
 
 ENVS = """
-import gymnasium, numpy as np, os, random, time
+import gymnasium, math, numpy as np, os, random, time
 
 class Noop(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
@@ -62,11 +62,15 @@ class HangingInReset(Noop):
     def reset(self, *, seed=None, options=None): time.sleep(10_000)
 
 class Telling(Noop):
-    '''Says when it is being tried; a probe takes at most 20,000 steps.'''
-    n_steps = 0
+    '''Says when it has been tried for so long that something was measured; a probe takes half a second.'''
+    said_at = math.inf
+    def reset(self, **options):
+        self.said_at = time.monotonic() + 2
+        return super().reset(**options)
     def step(self, action):
-        self.n_steps += 1
-        if self.n_steps == 20_001: print("stepping", flush=True)
+        if time.monotonic() > self.said_at:
+            self.said_at = math.inf
+            print("stepping", flush=True)
         return super().step(action)
 """
 
