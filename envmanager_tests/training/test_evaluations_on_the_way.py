@@ -380,7 +380,7 @@ def test_it_has_as_many_environments_as_it_has_episodes_at_the_most_and_none_of_
 def test_a_game_that_is_attached_cannot_be_evaluated_on_the_way() -> None:
     with SimpleEnvManager("CartPole-v1", 1) as manager:
         options = ManagerOptions(kind="godot", env="game", engine={"attach": "127.0.0.1:1234"})
-        with pytest.raises(ConfigError, match=r"evaluate_every needs environments of its own.*engine\.attach"):
+        with pytest.raises(ConfigError, match=r"evaluate_every needs a second game.*engine\.attach"):
             options_for(options, manager, n_episodes=1)
         engine = options_for(ManagerOptions(kind="godot", env="game", engine={"window": True}), manager, n_episodes=1)
         assert engine.engine == {"window": False, "pin": False}

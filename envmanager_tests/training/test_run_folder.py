@@ -258,7 +258,7 @@ def test_the_first_checkpoint_that_cannot_be_written_is_told_without_one_before_
 
     monkeypatch.setattr(checkpoints, "_flush", full)
     with pytest.raises(
-        NotWritten, match=r"after 300 steps cannot be written to .*: No space left on device\. There is"
+        NotWritten, match=r"after 300 agent steps cannot be written to .*: No space left on device\. There is"
     ):
         train(tmp_path)
 
