@@ -50,7 +50,8 @@ _CONTROLLER, _TRAINER = "controller", "trainer-"
 """Name of the training's own part of a checkpoint, and prefix of the names of its trainers' parts."""
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
-_OWN_NAME = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
+_AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
+"""Rest of a name that ``save`` gives, behind the number of steps."""
 _LONGEST_NAME = 100
 
 
@@ -261,7 +262,16 @@ def _reason(error: Exception) -> str:
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
     """Return the checkpoints under names that ``save`` gives. One under another name is a copy that the user keeps."""
-    return {path: facts for path, facts in written(directory).items() if _OWN_NAME.fullmatch(path.name)}
+    return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
+
+
+def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
+    controller = facts["parts"].get(_CONTROLLER)
+    n_steps = controller.get("n_steps") if isinstance(controller, dict) else None
+    if not isinstance(n_steps, int):
+        return False
+    steps = f"{n_steps:012d}"
+    return name.startswith(steps) and _AFTER_THE_STEPS.fullmatch(name, len(steps)) is not None
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:

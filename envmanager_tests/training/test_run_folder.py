@@ -171,7 +171,9 @@ def test_what_others_put_into_a_checkpoint_outlives_it(tmp_path: Path) -> None:
     assert [path.name for path in first.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("name", ["my-good-one", "100", "000000000100.bak", "000000000100 (copy)"])
+@pytest.mark.parametrize(
+    "name", ["my-good-one", "100", "000000000100.bak", "000000000100 (copy)", "0000000009999", "000000000100-1"]
+)
 def test_a_checkpoint_under_a_name_of_the_users_own_is_never_removed(tmp_path: Path, name: str) -> None:
     train(tmp_path, steps=100, keep=1)
     mine = shutil.copytree(tmp_path / "checkpoints" / "000000000100", tmp_path / "checkpoints" / name)
