@@ -1,6 +1,6 @@
 """The options of a manager: one frozen object per concern.
 
-The rule: an invalid object cannot be made. Combinations of options are checked in :class:`ManagerOptions`.
+The rule: an invalid object cannot be made. Each class checks the combinations of its options.
 """
 
 from __future__ import annotations
@@ -340,20 +340,21 @@ class KindOptions:
     )
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file, kw_only=True)
 
+    def __attrs_post_init__(self) -> None:
+        self._check_n_workers(local_envs=0)
+
+    def _check_n_workers(self, *, local_envs: int) -> None:
+        if isinstance(self.n_workers, int) and self.n_workers > self.n_envs - local_envs:
+            more = f"n_envs={self.n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
+            raise UsageError(
+                f"n_workers={self.n_workers} is more than {more}: a worker without an environment has nothing to do."
+            )
+
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options that ``EnvManager.__init__`` takes."""
         names = ("wait", "seed", "restarts", "check_values", "trace")
         return {name: getattr(self, name) for name in names}
-
-
-def check_n_workers(n_workers: WorkerCount, n_envs: int, local_envs: int = 0) -> None:
-    """Raise UsageError when there are more workers than environments for them."""
-    if isinstance(n_workers, int) and n_workers > n_envs - local_envs:
-        more = f"n_envs={n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
-        raise UsageError(
-            f"n_workers={n_workers} is more than {more}: a worker without an environment has nothing to do."
-        )
 
 
 @attrs.frozen(kw_only=True)
@@ -371,7 +372,7 @@ class ProcessOptions(KindOptions):
                 f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
                 'kind="simple" for all of them in this process.'
             )
-        check_n_workers(self.n_workers, self.n_envs, local_envs)
+        self._check_n_workers(local_envs=local_envs)
 
 
 @attrs.frozen(kw_only=True)

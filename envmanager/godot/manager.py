@@ -22,7 +22,7 @@ from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.options import GodotOptions
-from envmanager.options import WorkerCount, check_n_workers, takes
+from envmanager.options import WorkerCount, takes
 from envmanager.system.cores import count_cores
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ class GodotEnvManager(EnvManager):
             raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
         if options.engine.attach is not None:
             options = _for_an_attached_game(options)
-        check_n_workers(options.n_workers, options.n_envs)
         super().__init__(
             deal(options.n_envs, _n_engines(options.n_envs, options.n_workers)),
             zero_copy=True,  # each answer has arrays of its own
