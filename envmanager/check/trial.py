@@ -22,20 +22,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.check.playthrough import ArrayWatch, ByRow, Failure, Moment
-from envmanager.core.policy_calls import call_policies
 from envmanager.data.seeding import derive_seed
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
-from envmanager.data.steps import StepInfo, Steps
+from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import EnvManagerError, EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.options import RestartPolicy, Timeouts
+from envmanager.placing.probing import actions_for
+from envmanager.policy import Policy
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
@@ -133,24 +135,16 @@ class Trial:
         try:
             return self._manager.call(name, *args)[0]
         except EnvRaised as error:  # SystemExit and the like; a Subject returns ordinary exceptions
-            return Failure(
-                f"it raised {error.type_name}: {error.cause}".rstrip(": "), in_restart=self._is_in_reset(name)
-            )
-        except WorkerTimedOut as error:
+            failure = Failure(f"it raised {error.type_name}: {error.cause}".rstrip(": "))
+        except (WorkerDied, WorkerTimedOut) as error:
             self._end_worker()
-            text = f"it did not return within {error.timeout_s:g} s, and its process was killed"
-            return Failure(text, "timed out", self._is_in_reset(name), _without_own_frames(error.output))
-        except WorkerDied as error:
-            self._end_worker()
-            return Failure(_end_of(error), "died", self._is_in_reset(name), _without_own_frames(error.output))
+            failure = _end_of(error)
+        return attrs.evolve(failure, in_restart=name == "advance" and self._last_call() == "reset")
 
-    def _is_in_reset(self, name: str) -> bool:
-        """Return whether a call of ``name`` ended in the reset that begins the next episode."""
-        try:
-            with open(os.path.join(self._folder, _LAST_CALL)) as file:
-                return name == "advance" and file.read().strip() == "reset"
-        except OSError:  # it was never reset
-            return False
+    def _last_call(self) -> str:
+        """Return which of its calls the environment was in: ``"reset"``, ``"step"``, or none of these."""
+        with open(os.path.join(self._folder, _LAST_CALL)) as file:
+            return file.read().strip()
 
     def _start_worker(self) -> EnvManager:
         dump_after_s = None if self._in_process else self._timeout_s * 0.9
@@ -171,12 +165,18 @@ class Trial:
             self._manager = None
 
 
-def _end_of(error: WorkerDied) -> str:
+def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
+    evidence = _without_own_frames(error.output)
+    if isinstance(error, WorkerTimedOut):
+        text = f"it did not return within {error.timeout_s:g} s, and its process was killed"
+        return Failure(text, "timed out", evidence=evidence)
     if error.exit.startswith("EXIT("):
-        return f"it ended its process with exit code {error.exit[5:-1]}"
-    if error.exit == "SIGKILL":
-        return "its process was killed (SIGKILL; out of memory?)"
-    return f"its process crashed ({error.exit})"
+        text = f"it ended its process with exit code {error.exit[5:-1]}"
+    elif error.exit == "SIGKILL":
+        text = "its process was killed (SIGKILL; out of memory?)"
+    else:
+        text = f"its process crashed ({error.exit})"
+    return Failure(text, "died", evidence=evidence)
 
 
 def _without_own_frames(output: str) -> str:
@@ -206,7 +206,7 @@ class Subject(Environment):
         self._watch = ArrayWatch(self._note)
         self._is_watched = False
         self._casts: dict[str, Cast] = {}
-        self._policies: dict[str, ByRow] = {}
+        self._policies: dict[str, Policy] = {}
         self._policy_seed = 0
         self._steps: Steps = {}
 
@@ -257,11 +257,11 @@ class Subject(Environment):
         assert self._group is not None
         group = self._group
 
+        def make_policy(spec: BehaviorSpec) -> Policy:
+            return ByRow(spec, self._policy_seed)
+
         def act() -> Steps:
-            for behavior, spec in group.behavior_specs.items():
-                self._policies.setdefault(behavior, ByRow(spec, self._policy_seed))
-            taken = call_policies([StepInfo(None, self._steps, None, 0)], self._policies, group.behavior_specs)[0]
-            return group.step({behavior: info.action for behavior, info in taken.items()})
+            return group.step(actions_for(self._steps, self._policies, group.behavior_specs, make_policy))
 
         return self._moment(act, is_reset=False)
 

@@ -194,7 +194,7 @@ class ProbedEnvironment(Environment):
             # What the clocks themselves take: an environment may be cheaper than that.
             clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
             while len(self._times) < max(1, 2 * n_before) and not self.is_done:
-                taken = _random_actions(self._group, self._steps, self._policies)
+                taken = actions_for(self._steps, self._policies, self._group.behavior_specs, _random_policy)
                 self._steps, step_time = _timed(functools.partial(self._group.step, taken), delay)
                 self._times.append(step_time.less(clocks))
                 _yardstick()  # a step that sleeps leaves cold caches behind
@@ -299,11 +299,17 @@ class RunDelay:
             os.close(self._fd)
 
 
-def _random_actions(group: EnvGroup, steps: Steps, policies: dict[str, Policy]) -> dict[str, Tree]:
-    for behavior, spec in group.behavior_specs.items():
+def actions_for(
+    steps: Steps,
+    policies: dict[str, Policy],
+    specs: BehaviorSpecs,
+    make_policy: Callable[[BehaviorSpec], Policy],
+) -> dict[str, Tree]:
+    """Return the actions of ``policies`` in ``steps`` of one environment; ``make_policy`` makes missing ones."""
+    for behavior, spec in specs.items():
         if behavior not in policies:
-            policies[behavior] = _random_policy(spec)
-    taken = call_policies([StepInfo(None, steps, None, 0)], policies, group.behavior_specs)[0]
+            policies[behavior] = make_policy(spec)
+    taken = call_policies([StepInfo(None, steps, None, 0)], policies, specs)[0]
     return {behavior: info.action for behavior, info in taken.items()}
 
 
