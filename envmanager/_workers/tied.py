@@ -18,6 +18,7 @@ from typing import Any
 
 from envmanager._workers import descriptors, lifeline
 from envmanager._workers.processes import ChildProcess
+from envmanager.system.process_tree import state_of
 
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 
@@ -38,11 +39,7 @@ class TiedProcess(ChildProcess):
 
     def state_name(self) -> str:
         """Return the state of its main thread: running, asleep, stopped; "unknown" where /proc does not tell."""
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
-                return _STATES.get(file.read().rpartition(")")[2].split()[0], "unknown")
-        except (OSError, IndexError):
-            return "unknown"
+        return _STATES.get(state_of(self.pid), "unknown")
 
     def release(self) -> None:
         """Release its descriptors and reap it; kill it if it is still there."""

@@ -19,6 +19,15 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process: R, S, D, T, t, Z or X; "" when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below ``pid``, each after its parent."""
     found = children_of(pid)

@@ -15,7 +15,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerDied, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
+from envmanager.system.process_tree import state_of
 from envmanager.testing.contract import NumberedActions, check_echo
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind
@@ -63,16 +63,9 @@ def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
         pause.wait(0.01)
 
 
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-
-
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended. It may not have been reaped yet."""
-    return _state_of(pid) in ("gone", "Z", "X")
+    return state_of(pid) in ("", "Z", "X")
 
 
 def until_asleep(*pids: int) -> None:
@@ -81,7 +74,7 @@ def until_asleep(*pids: int) -> None:
 
     def sleep() -> bool:
         nonlocal n_looks
-        n_looks = n_looks + 1 if all(_state_of(pid) == "S" for pid in pids) else 0
+        n_looks = n_looks + 1 if all(state_of(pid) == "S" for pid in pids) else 0
         return n_looks >= 20
 
     until(sleep)

@@ -114,9 +114,8 @@ def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str
 def _reap() -> None:
     """Reap adopted orphans that have ended. Living children are left to the code that waits for them."""
     for pid in process_tree.children_of(os.getpid()):
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] == "Z":
+        if process_tree.state_of(pid) == "Z":
+            with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
 
 
