@@ -68,7 +68,7 @@ class Counting(gymnasium.Env):
 
 
 class Sleeping(Counting):
-    sleep_s = 0.005
+    sleep_s = 0.006  # a measured step is a little shorter: waits for a core, and what the clocks take, are taken off
 
 
 class Computing(Counting):
@@ -311,7 +311,7 @@ def test_the_choice_is_said_with_what_was_measured(probe, words):
 def test_a_step_that_sleeps_takes_time():
     probe = probe_of(Sleeping, probe_s=0.1)
 
-    assert probe.wall_s > 0.004  # what the clocks take, and waits for a core, are taken off
+    assert probe.wall_s >= 0.005
     assert probe.obs_bytes == 16
 
 
