@@ -197,7 +197,7 @@ class Subject(Environment):
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """Set ``dump_after_s``, the time after which a call in progress prints the stacks of all threads."""
+        """``dump_after_s``: time after which a call that has not returned prints the stacks of all threads."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w")  # noqa: SIM115  (until the process ends)

@@ -286,7 +286,7 @@ class WorkerTable:
         entry.response, entry.following = entry.following, None
 
     def expect(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """These (two at most) are handed out of it next, one after the other; then it is at rest."""
+        """Set the responses (two at most) that are delivered of a worker next, in this order; then it is at rest."""
         first, following = (*responses, None, None)[:2]
         if first is None or first is not entry.response:  # else it keeps its turn
             self._move(entry, entry.state_at_rest if first is None else _READY)

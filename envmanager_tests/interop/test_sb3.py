@@ -259,6 +259,26 @@ def test_a_worker_cuts_the_episodes_of_all_its_environments():
     vec_env.close()
 
 
+def test_an_environment_that_was_recycled_is_truncated_once_and_marked():
+    vec_env = obedient(2, n_workers=2, restarts=RestartPolicy(recycle_after_steps=2))
+    vec_env.reset()
+    vec_env.step([GO_ON, GO_ON])
+
+    obs, rewards, dones, infos = vec_env.step([END, GO_ON])
+    assert (obs[0].tolist(), rewards[0], dones.tolist()) == ([0, 0, 1, 0], 0.5, [True, False])
+    assert "lost" not in infos[0]
+    obs, rewards, dones, infos = vec_env.step([GO_ON, GO_ON])
+    assert (obs.tolist(), rewards.tolist()) == ([[0, 1, 0, 0], [1, 0, 0, 3]], [0, 0.5])
+    assert (dones.tolist(), infos[0]["lost"], infos[0]["TimeLimit.truncated"]) == ([True, False], True, True)
+    assert infos[0]["terminal_observation"].tolist() == [0, 0, 1, 0], (
+        "the first observation of the episode that was cut"
+    )
+    obs, _, dones, infos = vec_env.step([GO_ON, GO_ON])
+    assert (obs.tolist(), dones.tolist()) == ([[0, 1, 0, 1], [1, 0, 0, 4]], [False, False])
+    assert "lost" not in infos[0]
+    vec_env.close()
+
+
 def test_past_the_budget_of_restarts_the_step_raises():
     vec_env = obedient(restarts=RestartPolicy(max_restarts=1, backoff_s=0))
     vec_env.reset()

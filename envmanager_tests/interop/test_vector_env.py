@@ -362,6 +362,24 @@ def test_an_environment_that_was_recycled_in_the_end_of_its_episode_shows_no_sea
     envs.close()
 
 
+def test_an_environment_that_was_recycled_is_truncated_once_and_marked_where_episodes_begin_in_the_same_step():
+    envs = obedient(2, n_workers=2, mode="SameStep", restarts=RestartPolicy(recycle_after_steps=2))
+    envs.reset()
+    envs.step([GO_ON, GO_ON])
+
+    obs, reward, terminated, _, infos = envs.step([END, GO_ON])
+    assert (obs[0].tolist(), reward[0], terminated.tolist()) == ([0, 0, 1, 0], 0.5, [True, False])
+    obs, reward, terminated, truncated, infos = envs.step([GO_ON, GO_ON])
+    assert (obs.tolist(), reward.tolist()) == ([[0, 1, 0, 0], [1, 0, 0, 3]], [0, 0.5])
+    assert (terminated.tolist(), truncated.tolist()) == ([False, False], [True, False])
+    assert infos["final_obs"][0].tolist() == [0, 0, 1, 0], "the first observation of the episode that was cut"
+    assert infos["final_info"]["lost"].tolist() == [True, False]
+    obs, _, terminated, truncated, infos = envs.step([GO_ON, GO_ON])
+    assert obs.tolist() == [[0, 1, 0, 1], [1, 0, 0, 4]]
+    assert not (terminated | truncated).any()
+    envs.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_that_was_killed_between_two_steps_loses_the_step_after(mode):
     envs = obedient(mode=mode)
