@@ -381,7 +381,9 @@ class RestartsAfterFaults(FaultyManagers):
             n_workers = trainer.manager.n_workers
             trainer.step_until(lambda: len({info.worker_id for info in trainer.recycled}) == n_workers)
             trainer.go_on(range(n_workers), n_steps=5)
-            trainer.step_until(lambda: len(trainer.recycled) == trainer.manager.events.count(events.Recycled))
+            # Waiting for all, since some worker may be starting at every other moment.
+            told = lambda: len(trainer.recycled) == trainer.manager.events.count(events.Recycled)  # noqa: E731
+            trainer.step_until(told, wait=Wait.all())
 
             assert trainer.lost == []
             assert trainer.manager.stats().steps_lost == 0
