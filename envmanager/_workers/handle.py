@@ -6,6 +6,7 @@ It writes actions into shared memory where they fit, and the worker its observat
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import time
 from typing import Any
@@ -14,8 +15,8 @@ from envmanager._workers import crash_report, descriptors
 from envmanager._workers.channel import Channel
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.launch import LaunchPlan, launch
-from envmanager._workers.remote import RemoteWorker
-from envmanager._workers.wire import ATTACH_CODE, CODES, FAILED_CODE, dumps_command
+from envmanager._workers.remote import Link
+from envmanager._workers.wire import ATTACH_CODE, CODES, COMMAND, dumps_command
 from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.steps import CommandName
 from envmanager.observe.events import EventLog
@@ -25,16 +26,15 @@ from envmanager.options import ResetConfig
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
-class WorkerHandle(RemoteWorker):
-    """A worker process: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
+class WorkerHandle(Link):
+    """The link to a worker process: actions go through shared memory, and steps come back through the step pipe."""
 
-    FAILED = FAILED_CODE
     decoder: Decoder
 
     def __init__(self, pickled_factory: bytes, plan: LaunchPlan, events: EventLog, times: WorkerTimes) -> None:
         super().__init__(plan, Channel(), events, times)
         self.slot = 0
-        """Where the last step was written."""
+        """The slot of the memory that the last step was written to."""
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: WorkerRows | None = None
@@ -53,53 +53,65 @@ class WorkerHandle(RemoteWorker):
         elif command is _STEP_ROWS:
             self._send_step(command, payload, payload[1], payload[0])
         else:
-            data = b"" if payload is None else dumps_command(payload)
-            self.channel.ask(CODES[command], self.slot, data, self._ask(command))
+            super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
+        """Send a step by the shortest way. Only where interrupts are held."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._step_s
-        self.channel.step(CODES[command], slot, flags, data, deadline)
+        ticket = self.ticket + 1
+        message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
+        self.ticket = self.step_ticket = ticket  # not before there was memory for the message
+        try:
+            n_written = os.write(self.channel.fd, message)
+        except OSError:  # full, or gone
+            n_written = 0
+        if n_written < len(message):
+            self.channel.push(message[n_written:], deadline)
         self.slot = slot
-        self._await_step(deadline)
+        self._await(_STEP, deadline)
+
+    def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
+        data = b"" if payload is None else dumps_command(payload)
+        return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
 
     def attach(self, worker_rows: WorkerRows) -> None:
         """Use the shared memory from now on."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
-        deadline = time.monotonic() + self._timeouts.call_s
-        self.channel.send(ATTACH_CODE, self.slot, pickle.dumps(worker_rows.layout), deadline)
+        data = pickle.dumps(worker_rows.layout)
+        self.ticket += 1
+        message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
+        self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: WorkerRows | None, config: ResetConfig, slot: int) -> None:
-        """Once it has started, attach it to the memory and reset it.
+        """Attach a replacement to the memory and reset it, once it has started.
 
-        ``slot`` is where the others stand: in step with them, its rows and theirs make one view again.
+        ``slot`` is that of the other workers: in step with them, its rows and theirs make one view again.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
 
-    def _have_started_again(self) -> None:
+    def have_started_again(self) -> None:
         if self._rows_to_attach is not None:
             self.attach(self._rows_to_attach)
 
     def await_message(self) -> None:
-        """A record reports the end of the step; the message that follows it gets as long again to arrive."""
+        """Give a message as long again to arrive: a record has reported the end of the step."""
         self.due_at = time.monotonic() + self._step_s
 
-    def _send_close(self) -> None:
-        self.channel.send(CODES[CommandName.CLOSE], self.slot, b"", deadline=0.0)
-
-    def _let_go(self) -> None:
-        self._worker_rows = self._rows_to_attach = None
-        self.decoder.attach(None)
-
-    def _last_words(self) -> str:
-        """The end of its log, and the report of a crash in native code."""
+    def last_words(self) -> str:
+        """Return the end of its log, and the report of a crash in native code."""
         log = "" if self._log is None else self._log.tail()
         report = ""
         if descriptors.is_registered(self._plan.crash_fd):  # else close() came meanwhile
             with contextlib.suppress(OSError):
                 report = crash_report.take(self._plan.crash_fd, self.worker_id)
         return "\n".join(filter(None, [log, report]))
+
+    def release(self) -> None:
+        super().release()
+        self._worker_rows = self._rows_to_attach = None
+        self.decoder.attach(None)

@@ -1,14 +1,16 @@
-"""The manager's side of one worker in a process of its own: its life, its deadlines, its end.
+"""The manager's side of every worker that is not in this process: its life, its tickets, its deadlines, its end.
 
 ::
 
     STARTING ── first response ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
         └────────── died, timed out, killed ────────────────────────▶ GONE
 
-What travels, and how a step comes back, differs between kinds of workers; this does not.
+A ``Link`` drives a Python process, an engine, an actor, or a process at the other end of a network. They differ in
+three parts: the ``channel`` carries messages, the ``process`` reports and brings about the worker's end, and ``encode``
+and the ``decoder`` make messages of commands, and responses of messages.
 
-The rule: every message of a worker is matched by ticket (see ``channel``), and its end is reported once, by whoever
-waits.
+Every message is matched by ticket: a response to an older command is discarded and counted, so an interrupt or a
+time-out can never pair a response with the wrong command. A worker's end is reported once, by ``recv`` or the poller.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import enum
 import math
 import signal
 import time
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
 
 import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel, Message
-from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
+from envmanager._workers.wire import CODES, COMMAND, FAILED_CODE, dumps_command
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
@@ -33,10 +35,11 @@ from envmanager.system.interrupts import let_through
 
 WHILE_BYTES_COME_S = 1.0
 """A message that is on its way at its deadline gets so much longer with every part that arrives."""
+_STEP = CommandName.STEP
 
 
 class State(enum.Enum):
-    """Where a worker is in its life."""
+    """The state of a worker's life."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -52,11 +55,8 @@ _MOVES = {
 }
 
 
-_STEP = CommandName.STEP
-
-
 class Alarm:
-    """When the step queue must look for responses that are late: no later than the first is due."""
+    """The time (monotonic seconds) at which the poller must look for late responses: no later than the first is due."""
 
     __slots__ = ("at",)
 
@@ -66,7 +66,7 @@ class Alarm:
 
 @attrs.frozen(kw_only=True)
 class WorkerPlan:
-    """Which worker is to be, and how long it may take."""
+    """The identity of a worker that is to be started, and its time limits."""
 
     worker_id: int
     env_ids: tuple[int, ...]
@@ -75,33 +75,33 @@ class WorkerPlan:
 
 
 class WorkerProcess(Protocol):
-    """The process of a worker, or what stands for one that was not started here."""
+    """The process of a worker, or a stand-in for one that was not started here."""
 
     @property
     def pid(self) -> int | None:
-        """Its number; None when nobody knows it."""
+        """Its number; None when it is not known."""
         ...
 
     @property
     def pidfd(self) -> int:
-        """Readable when it has ended."""
+        """A descriptor that is readable when it has ended."""
         ...
 
     @property
     def is_buried(self) -> bool:
-        """Whether nothing is left of it."""
+        """True when nothing is left of it."""
         ...
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and what it has started."""
+        """Send a signal to it and what it has started. After SIGKILL it ends."""
         ...
 
     def core_wait_ns(self) -> int:
-        """How long it could have run and no core was free."""
+        """Return how long it could have run and no core was free; 0 when that is not known."""
         ...
 
     def exit_name(self) -> str:
-        """How it ended, by name."""
+        """Return how it ended, by name."""
         ...
 
     def release(self) -> None:
@@ -113,18 +113,22 @@ class ResponseDecoder(Protocol):
     """Makes responses of one worker's messages."""
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """The response that reports this error."""
+        """Return the response that reports this error."""
         ...
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """The response to what was ``asked``."""
+        """Return the response to the command ``asked``."""
         ...
 
 
-class RemoteWorker(ABC):
-    """A worker process: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
+class Link:
+    """Sends commands to one worker and receives its responses; those to steps come out of the poller.
 
-    FAILED: ClassVar[int]
+    Set ``process`` and ``decoder`` after construction. A subclass may override ``encode``, ``step_response``,
+    ``have_started_again`` and ``last_words``.
+    """
+
+    FAILED: ClassVar[int] = FAILED_CODE
     """The code of a message that reports a failure."""
 
     process: WorkerProcess
@@ -137,154 +141,191 @@ class RemoteWorker(ABC):
         self.state = State.STARTING
         self.times = times
         self.channel = channel
+        self.ticket = 0
+        """The ticket of the last command."""
+        self.step_ticket = 0
+        """The ticket of the step in flight; 0 when there is none."""
+        self.asked_ticket = 0
+        """The ticket of the last other command."""
         self.awaited: CommandName | None = None
-        """What the step queue waits for: the response to a step, or of a replacement to "start" or "reset"."""
+        """The command whose response the poller waits for: a step, or of a replacement "start" or "reset"."""
         self.due_at = math.inf
+        """The time (monotonic seconds) at which that response is late."""
         self.alarm = Alarm()
         self._events = events
-        self._launched_ns = self._ready_ns = time.monotonic_ns()
+        self._launched_ns = self._ready_ns = self._answered_ns = time.monotonic_ns()
         self._core_wait_ns = 0
         self._timeouts = plan.timeouts
         self._timeouts_s = {command: _timeout_s(plan.timeouts, command) for command in CommandName}
-        self._step_s = self._timeouts_s[CommandName.STEP]
+        self._step_s = self._timeouts_s[_STEP]
         self._asked = CommandName.START
         self._deadline = 0.0
         self._first_reset: ResetConfig | None = None
         self._released = False
-        channel.on_late = self._note_late
-
-    def _note_late(self, ticket: int) -> None:
-        self._events.add(LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=ticket))
 
     def move(self, to: State) -> None:
-        """The one place where a worker's state changes."""
+        """Change the state; RuntimeError for a move that makes no sense."""
         if to not in _MOVES[self.state]:
             raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
         self.state = to
 
-    # What the manager sees.
+    # Commands.
 
-    @abstractmethod
     def send(self, name: str, payload: Any = None) -> None:
-        """Send a command. A worker that is gone is sent nothing: its end is reported by ``recv`` or the step queue."""
+        """Send a command; UsageError, before anything is sent, when the payload cannot travel.
 
-    def _ask(self, command: CommandName) -> float:
-        """A command other than a step is about to be sent: the deadline of its response."""
-        self._asked, self._deadline = command, time.monotonic() + self._timeouts_s[command]
-        return self._deadline
+        A worker that is gone is sent nothing: its end is reported by ``recv`` or the poller.
+        """
+        command = name if name.__class__ is CommandName else CommandName(name)
+        ticket = self.ticket + 1
+        message = self.encode(ticket, command, payload)
+        deadline = time.monotonic() + self._timeouts_s[command]
+        self.ticket = ticket
+        if command in STEPPING:
+            self.step_ticket = ticket
+            self._await(_STEP, deadline)
+        else:
+            self.asked_ticket, self._asked, self._deadline = ticket, command, deadline
+        self.channel.push(message, deadline)
 
-    def _await_step(self, deadline: float) -> None:
-        """A step has been sent."""
-        self.awaited, self.due_at = _STEP, deadline
-        if deadline < self.alarm.at:
-            self.alarm.at = deadline
+    def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
+        """Return the message that asks for ``command``, for the channel; UsageError when the payload cannot travel."""
+        data = b"" if payload is None else dumps_command(payload)
+        return COMMAND.pack(ticket, CODES[command], 0, 0, 0, len(data)) + data
+
+    # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """The response to the last command; a "failed" response when it ends badly or not in time."""
+        """Return the response to the last command; a "failed" response when it ends badly or not in time."""
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
             if channel.pump():  # before believing a death or a deadline: the last response counts
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
-            message = channel.take(channel.asked_ticket)
+            message = self.take(self.asked_ticket)
             if message is not None:
                 return self._response(message)
             if channel.broken:
-                return self._failed(self.broke_protocol(self._asked))
+                return self.decoder.failed(self.broke_protocol(self._asked))
             if gone:
-                return self._failed(self.died(self._asked))
+                return self.decoder.failed(self.died(self._asked))
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
-                return self._failed(self.timed_out(self._asked))
+                return self.decoder.failed(self.timed_out(self._asked))
             with let_through():
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
-    def _failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        return self.decoder.failed(error)
+    def take(self, ticket: int) -> Message | None:
+        """Return the message with this ticket, once all of it is here. Discard the late ones."""
+        messages, found = self.channel.messages, None
+        for message in list(messages):
+            if message.ticket == ticket and found is None:
+                found = message
+                messages.remove(message)
+            elif message.ticket not in (self.step_ticket, self.asked_ticket):
+                messages.remove(message)
+                self._events.add(
+                    LateReplyDiscarded(worker_id=self.worker_id, generation=self.generation, ticket=message.ticket)
+                )
+        return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
+        """Return the response in the message to the last command that was no step."""
         if message.code != self.FAILED and self.state is State.STARTING:
-            self._note_start(message.ended_ns)
+            self.move(State.RUNNING)
+            self._ready_ns = self._answered_ns = message.ended_ns
+            self._core_wait_ns = self.process.core_wait_ns()
+            self.times.started(self._launched_ns, self._ready_ns, generation=self.generation)
+            self._events.add(
+                Started(
+                    worker_id=self.worker_id,
+                    generation=self.generation,
+                    pid=self.process.pid,
+                    start_s=self.times.start_s,
+                )
+            )
         elif message.code != self.FAILED:
             self.times.responded(self._asked, message.busy_ns, message.ended_ns)
         return self.decoder.response(message, self._asked)
 
-    def _note_start(self, ready_ns: int) -> None:
-        self.move(State.RUNNING)
-        self._ready_ns, self._core_wait_ns = ready_ns, self.process.core_wait_ns()
-        self.times.started(self._launched_ns, ready_ns, generation=self.generation)
-        start_s = self.times.start_s
-        self._events.add(
-            Started(worker_id=self.worker_id, generation=self.generation, pid=self.process.pid, start_s=start_s)
-        )
+    def step_response(self, message: Message) -> EnvironmentResponse:
+        """Return the response to the step in flight."""
+        self._note_step(message.busy_ns, message.ended_ns)
+        return self.decoder.response(message, _STEP)
+
+    def _note_step(self, busy_ns: int, ended_ns: int) -> None:
+        """Note that the step in flight has ended, and how long it took."""
+        self.await_nothing()
+        self.times.stepped(busy_ns, max(0, ended_ns - busy_ns - self._answered_ns), ended_ns)
+        self._answered_ns = ended_ns
 
     def core_wait_share(self) -> float:
-        """The share of the time since its start that it could have run and no core was free."""
+        """Return the share of the time since its start that it could have run and no core was free."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
 
-    # Taking another's place: the step queue waits for the responses, so nobody else does.
+    # Replacements: the poller waits for their responses to "start" and "reset", so that nobody else has to.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Once it has started, reset it; the response comes out of the step queue."""
+        """Reset the worker once it has started; the response comes out of the poller."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """One step further in that; its first observations, or why there are none, once they are here."""
-        message = self.channel.take(self.channel.asked_ticket)
+        """Go on with that: return the first observations, or why there are none, once they are here."""
+        message = self.take(self.asked_ticket)
         if message is None:
             return None
         response = self._response(message)
         if response.name is not CommandName.START:
             self.await_nothing()
             return response
-        self._have_started_again()
+        self.have_started_again()
         self.send(CommandName.RESET, self._first_reset)
         self._await(CommandName.RESET, self._deadline)
         return None
 
-    def _have_started_again(self) -> None:  # noqa: B027  (not all have something to do)
-        """A replacement has started, and is to be reset."""
+    def have_started_again(self) -> None:
+        """Prepare a replacement that has started, before it is reset. Does nothing unless overridden."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
-        self.alarm.at = min(self.alarm.at, due_at)
+        if due_at < self.alarm.at:
+            self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """The step queue waits for nothing of this worker: a response that still comes is late."""
-        self.awaited, self.due_at = None, math.inf
-        self.channel.step_ticket = 0
+        """Have the poller wait for nothing of this worker: a response that still comes is late."""
+        self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.
 
     def died(self, during: CommandName | None) -> EnvManagerError:
-        """Note that the process has ended, take along what it started, and report how it ended."""
+        """Note that the process has ended, kill what it started, and return the error that says how it ended."""
         self.kill()
         return WorkerDied(
             worker_id=self.worker_id,
             env_ids=self.env_ids,
             phase=_phase(during),
             exit=self.process.exit_name(),
-            output=self._last_words(),
-            ticket=self.channel.ticket,
+            output=self.last_words(),
+            ticket=self.ticket,
         )
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Stop a process that did not respond in time, and report that."""
+        """Kill a worker that did not respond in time, and return the error that says so."""
         self.kill()
-        return self._no_response(during, self._last_words())
+        return self._no_response(during, self.last_words())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Stop a process that sent what its protocol does not allow, and report that."""
+        """Kill a worker that sent what its protocol does not allow, and return the error that says so."""
         self.kill()
         return ProtocolError(
             worker_id=self.worker_id,
             env_ids=self.env_ids,
             phase=_phase(during),
             reason=self.channel.broken,
-            output=self._last_words(),
-            ticket=self.channel.ticket,
+            output=self.last_words(),
+            ticket=self.ticket,
         )
 
     def _no_response(self, during: CommandName, output: str) -> WorkerTimedOut:
@@ -294,47 +335,40 @@ class RemoteWorker(ABC):
             phase=phase_of(during),
             timeout_s=self._timeouts_s[during],
             output=output,
-            ticket=self.channel.ticket,
+            ticket=self.ticket,
         )
 
-    @abstractmethod
-    def _last_words(self) -> str:
-        """What the process left behind: the end of its output, the report of a crash."""
+    def last_words(self) -> str:
+        """Return what the process left behind: the end of its output, the report of a crash."""
+        return ""
 
     def kill(self) -> None:
-        """SIGKILL the process and whatever it started."""
+        """Kill the process and whatever it started. A second time does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(signal.SIGKILL)
             self.move(State.GONE)
 
     def ask_to_close(self) -> None:
-        """Ask the worker to close its environments and end."""
+        """Ask the worker to close its environments and end, without waiting for room."""
         if self.state in (State.STARTING, State.RUNNING):
-            self._send_close()
+            self.ticket += 1
+            self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
             self.move(State.CLOSING)
 
-    @abstractmethod
-    def _send_close(self) -> None:
-        """Send "close", without waiting for room."""
-
     def retire(self) -> None:
-        """Ask a healthy worker that is not needed any more to end; the step queue sees to it that it does."""
+        """Ask a healthy worker that is not needed any more to end; the poller kills it when it is late."""
         self.await_nothing()
         self.ask_to_close()
         self._await(CommandName.CLOSE, time.monotonic() + self._timeouts.close_s)
 
     def release(self) -> None:
-        """Kill what is left of it and give back its descriptors. A second time does nothing."""
+        """Kill what is left of the worker and give back its descriptors. A second time does nothing."""
         self.kill()
         if not self._released:
             self._released = True
-            self._let_go()
             self.process.release()
             self.channel.close()
-
-    def _let_go(self) -> None:  # noqa: B027  (not all have something to do)
-        """Give back what this kind of worker holds besides."""
 
 
 def _phase(during: CommandName | None) -> str:

@@ -17,16 +17,16 @@ from typing import Any, Generic
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.remote import RemoteWorker, State
+from envmanager._workers.remote import Link, State
 from envmanager._workers.resources import Resources
-from envmanager._workers.watch import Worker
+from envmanager._workers.watch import AnyLink
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
-from envmanager.data.steps import CommandName
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import WorkerError
 from envmanager.observe.stats import WorkerStats
-from envmanager.options import KindOptions
+from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.interrupts import held
 from envmanager.system.refusals import absolute, advice
 
@@ -37,7 +37,7 @@ _MORE_DESCRIPTORS = 32
 a moment, and room."""
 
 
-class RemoteHost(WorkerHost, Generic[Worker]):
+class RemoteHost(WorkerHost, Generic[AnyLink]):
     """Workers in processes of their own."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
@@ -45,7 +45,7 @@ class RemoteHost(WorkerHost, Generic[Worker]):
         self.env_factory = env_factory
         self._options = options
         self._log_dir = None if options.log_dir is None else absolute(options.log_dir)  # the trainer may move
-        self._starting: list[Worker] = []
+        self._starting: list[AnyLink] = []
 
     def open(self, context: HostContext) -> None:
         super().open(context)
@@ -56,7 +56,7 @@ class RemoteHost(WorkerHost, Generic[Worker]):
         self.step_queue = self._resources.step_queue
 
     @abstractmethod
-    def _make_resources(self) -> Resources[Worker]:
+    def _make_resources(self) -> Resources[AnyLink]:
         """Acquire what the workers of this kind share."""
 
     @abstractmethod
@@ -74,10 +74,10 @@ class RemoteHost(WorkerHost, Generic[Worker]):
 
     def _replace(self, worker: Any) -> None:
         """Another takes its place."""
-        if isinstance(worker, RemoteWorker):
+        if isinstance(worker, Link):
             self._resources.retire(worker)
 
-    def _care_for(self, make: Callable[[], Worker]) -> Worker:
+    def _care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """A worker that has just been made, watched over and asked to start."""
         with held():  # a worker that nobody watches would be left behind
             worker = make()
@@ -102,13 +102,20 @@ class RemoteHost(WorkerHost, Generic[Worker]):
     def await_start(self) -> dict[int, StartReport]:
         return {worker.worker_id: start_report(worker.recv()) for worker in self._starting}
 
+    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
+        worker = self.workers[worker_id]
+        if not isinstance(worker, Link):
+            return super().begin_again(worker_id, config)
+        worker.begin_again(config)
+        return None
+
     def is_gone(self, worker_id: int) -> bool:
         worker = self.workers[worker_id]
-        return isinstance(worker, RemoteWorker) and worker.state is not State.RUNNING
+        return isinstance(worker, Link) and worker.state is not State.RUNNING
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
         worker = self.workers[entry.worker_id]
-        if not isinstance(worker, RemoteWorker):
+        if not isinstance(worker, Link):
             return known
         return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
 

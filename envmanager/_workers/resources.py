@@ -15,31 +15,32 @@ from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.lifeline import NAME
 from envmanager._workers.remote import State
 from envmanager._workers.step_queue import ProcessStepQueue
-from envmanager._workers.watch import Watch, Worker
+from envmanager._workers.watch import AnyLink, Poller
 from envmanager.core.weak_calls import weakly
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
 from envmanager.system.interrupts import held
 
 
-class Resources(ABC, Generic[Worker]):
+class Resources(ABC, Generic[AnyLink]):
     """What must be given back, also when the manager is garbage or the program ends: processes, pipes, memory.
 
     It holds no reference to the host or the manager, which could otherwise never become garbage.
     """
 
-    step_queue: Watch[Worker]
+    step_queue: Poller[AnyLink]
 
     def __init__(self, close_s: float) -> None:
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
-        self._handles: set[Worker] = set()
+        self._handles: set[AnyLink] = set()
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
         self._guardian: Guardian | None = None
         descriptors.open_standard()
         self._open()
+        self.step_queue.on_retired = weakly(self.drop)
         self.life_read_fd, self._life_write_fd = map(descriptors.register, os.pipe())
 
     @abstractmethod
@@ -56,7 +57,7 @@ class Resources(ABC, Generic[Worker]):
                 self._guardian = Guardian(self.life_read_fd)
             return self._guardian.fd
 
-    def watch(self, handle: Worker) -> None:
+    def watch(self, handle: AnyLink) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
         with self._giving_back:
             if not self._closed:
@@ -66,7 +67,7 @@ class Resources(ABC, Generic[Worker]):
         handle.release()
         raise ManagerClosed("the start of a worker")
 
-    def drop(self, handle: Worker) -> None:
+    def drop(self, handle: AnyLink) -> None:
         """Give back a worker that has ended or must."""
         self._handles.discard(handle)
         self.step_queue.forget(handle)
@@ -74,7 +75,7 @@ class Resources(ABC, Generic[Worker]):
         if handle.process.is_buried and self._guardian is not None:
             self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
 
-    def retire(self, handle: Worker) -> None:
+    def retire(self, handle: AnyLink) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
         if handle.state is State.RUNNING:
             handle.retire()
@@ -100,7 +101,7 @@ class Resources(ABC, Generic[Worker]):
         with self._stopping:
             self._stop(list(self._handles))
 
-    def _stop(self, handles: list[Worker]) -> None:
+    def _stop(self, handles: list[AnyLink]) -> None:
         deadline = time.monotonic() + self._close_s
         for handle in handles:
             handle.ask_to_close()
@@ -135,7 +136,7 @@ class ProcessResources(Resources[WorkerHandle]):
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = ProcessStepQueue(self._events, on_retired=weakly(self.drop), spin_ns=self._spin_ns)
+        self.step_queue = ProcessStepQueue(self._events, spin_ns=self._spin_ns)
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
 
@@ -144,7 +145,7 @@ class ProcessResources(Resources[WorkerHandle]):
         descriptors.close(self.crash_fd)
 
 
-def _wait_for_ends(handles: list[Worker], deadline: float) -> list[Worker]:
+def _wait_for_ends(handles: list[AnyLink], deadline: float) -> list[AnyLink]:
     """Wait until all processes have ended or the time is up; those that have not."""
     left = {handle.process.pidfd: handle for handle in handles}
     while left:

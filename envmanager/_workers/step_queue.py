@@ -1,4 +1,4 @@
-"""The manager's end of the step queue of Python workers: one pipe for all of them.
+"""The poller of Python worker processes: one pipe brings the steps of all.
 
 ::
 
@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
 
 import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.handle import WorkerHandle
-from envmanager._workers.watch import Watch
+from envmanager._workers.watch import Poller
 from envmanager._workers.wire import FULL, IN_MEMORY, RECORD, WITH_MESSAGE
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 
 _READ_SIZE = 256 * RECORD.size
-_NOBODY = 2**32 - 1
-"""The worker_id of a record that only wakes."""
 _PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | WITH_MESSAGE
 """The flags of a record that no message follows, of a step that was written in place."""
 
@@ -42,80 +39,69 @@ class _Awaited:
     n_ended: int
 
 
-class ProcessStepQueue(Watch[WorkerHandle]):
+class ProcessStepQueue(Poller[WorkerHandle]):
     """Responses to "step", in order of completion."""
 
-    def __init__(self, events: EventLog, *, on_retired: Callable[[WorkerHandle], None], spin_ns: int) -> None:
-        super().__init__(on_retired=on_retired, spin_ns=spin_ns)
+    def __init__(self, events: EventLog, *, spin_ns: int) -> None:
+        super().__init__(spin_ns=spin_ns)
         self._read_fd, self.write_fd = os.pipe()
         descriptors.register(self._read_fd)
         descriptors.register(self.write_fd)
         self._has_records = select.poll()
         self._has_records.register(self._read_fd, select.POLLIN)
-        self._epoll.register(self._read_fd, select.EPOLLIN)
+        self.epoll.register(self._read_fd, select.EPOLLIN)
         self._awaited: list[_Awaited] = []
         self._events = events
 
-    def forget(self, handle: WorkerHandle) -> None:
-        super().forget(handle)
-        self._awaited = [awaited for awaited in self._awaited if awaited.handle is not handle]
+    def forget(self, link: WorkerHandle) -> None:
+        super().forget(link)
+        self._awaited = [awaited for awaited in self._awaited if awaited.handle is not link]
 
-    def _ring(self) -> None:
-        if self.write_fd != descriptors.CLOSED:
-            os.write(self.write_fd, RECORD.pack(0, _NOBODY, 0, 0, 0, 0, 0, 0, 0, 0))
-
-    def _look(self) -> bool:
-        arrived, handles = self._arrived, self._handles
+    def collect(self) -> bool:
+        """Read the records in the pipe; return whether there are responses now."""
+        arrived, links = self.arrived, self.links
         while self._has_records.poll(0):  # a read that raises takes several times as long
             data = os.read(self._read_fd, _READ_SIZE)
-            for record in RECORD.iter_unpack(data):
-                ticket, worker_id, generation, _, slot, flags, n_ended, busy, idle, ended = record
-                handle = handles.get(worker_id)
-                if handle is None:  # of nobody: it only wakes
-                    continue
-                if ticket != handle.channel.step_ticket or generation != handle.generation:
+            for ticket, worker_id, generation, code, slot, flags, n_ended, busy, idle, ended in RECORD.iter_unpack(
+                data
+            ):
+                link = links.get(worker_id)
+                if link is None or ticket != link.step_ticket or generation != link.generation:
                     self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
                     continue
-                handle.times.stepped(busy, idle, ended)
+                link.times.stepped(busy, idle, ended)
                 if flags & _PLAIN_MASK == _PLAIN:
-                    handle.await_nothing()
-                    arrived.append(handle.decoder.in_place(slot, n_ended))
+                    link.await_nothing()
+                    arrived.append(link.decoder.in_place(slot, n_ended))
+                elif flags & WITH_MESSAGE:
+                    link.await_message()
+                    self._awaited.append(_Awaited(link, ticket, code, slot, flags, n_ended))
+                    self.pump(link)
                 else:
-                    self._take_record(handle, record)
+                    link.await_nothing()
+                    arrived.append(link.decoder.step(code, slot, flags, n_ended, None))
             if len(data) < _READ_SIZE:
                 break
-        if self._awaited:  # a message may have been read by whoever waited for another response of that worker
+        if self._awaited:  # a message may have been read while another response of that worker was waited for
             self._take_awaited()
         return bool(arrived)
 
-    def _look_aside(self) -> None:
-        self._look()
+    look = collect
 
-    def _take_record(self, handle: WorkerHandle, record: tuple[int, ...]) -> None:
-        """A record that is not all of the step."""
-        ticket, _, _, code, slot, flags, n_ended, *_ = record
-        if flags & WITH_MESSAGE:
-            handle.await_message()
-            self._awaited.append(_Awaited(handle, ticket, code, slot, flags, n_ended))
-            self._pump(handle)
-        else:
-            handle.await_nothing()
-            self._arrived.append(handle.decoder.step(code, slot, flags, n_ended, None))
-
-    def _take_messages(self, handle: WorkerHandle) -> None:
+    def take_step(self, link: WorkerHandle) -> None:
+        """Finish the steps whose messages are there."""
         if self._awaited:
             self._take_awaited()
 
     def _take_awaited(self) -> None:
-        """Finish the steps whose messages are there."""
         for awaited in list(self._awaited):
-            handle = awaited.handle
-            message = handle.channel.take(awaited.ticket)
+            link = awaited.handle
+            message = link.take(awaited.ticket)
             if message is not None:
                 self._awaited.remove(awaited)
-                handle.await_nothing()
+                link.await_nothing()
                 where = (awaited.code, awaited.slot, awaited.flags, awaited.n_ended)
-                self._arrived.append(handle.decoder.step(*where, message.data))
+                self.arrived.append(link.decoder.step(*where, message.data))
 
     def close(self) -> None:
         super().close()

@@ -18,11 +18,12 @@ from typing import Any
 
 from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel, Message
-from envmanager.godot.frames import FROM_ENGINE, HEADER, PROTOCOL, BadFrame, Frame, FrameReader, Kind
+from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, BadFrame, Frame, FrameReader, Kind
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import Hello, read_note
 
-_TICKETS = 2**32
+TICKETS = 2**32
+"""A frame has the ticket of a command modulo this."""
 _MOST_BUSY = 10
 """How often an engine may say that it is still busy with one request."""
 
@@ -38,8 +39,10 @@ class EngineChannel(Channel):
         super().__init__()
         self.hello: Hello | None = None
         """What the engine said, once it is here."""
-        self.on_busy: Callable[[], None] = _nothing
-        """Called when the engine asks for more time."""
+        self.last_ticket = 0
+        """The ticket of the last command."""
+        self.on_busy: Callable[[int], None] = _nothing
+        """Called with a ticket when the engine asks for more time for its response."""
         self.on_note: Callable[[str, dict[str, Any]], None] = _nothing
         """Called with what the engine reports by itself."""
         self.on_arrived: Callable[[int], None] = _nothing
@@ -63,14 +66,11 @@ class EngineChannel(Channel):
 
     # Out.
 
-    def _packed(self, ticket: int, code: int, slot: int, flags: int, data: bytes) -> bytes:
-        return HEADER.pack(len(data), code, 0, 0, ticket % _TICKETS) + data
-
-    def _push(self, message: bytes, deadline: float) -> None:
+    def push(self, message: bytes, deadline: float) -> None:
         if self._lobby is not None:
             self._waiting.append(message)
         else:
-            super()._push(message, deadline)
+            super().push(message, deadline)
 
     # In.
 
@@ -103,7 +103,7 @@ class EngineChannel(Channel):
             return False
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self._push(message, time.monotonic() + 1.0)  # nothing fills so small a pipe
+            self.push(message, time.monotonic() + 1.0)  # nothing fills so small a pipe
         return True
 
     def _read(self) -> bool:
@@ -132,18 +132,11 @@ class EngineChannel(Channel):
         if frame.kind is Kind.NOTE:
             self.on_note(*read_note(frame.body))
             return
-        ticket = self._whole_ticket(frame.ticket)
+        ticket = self.last_ticket - (self.last_ticket - frame.ticket) % TICKETS
         if frame.kind is Kind.BUSY:
-            if ticket in (self.step_ticket, self.asked_ticket) and self._n_busy < _MOST_BUSY:
+            if self._n_busy < _MOST_BUSY:
                 self._n_busy += 1
-                self.on_busy()
+                self.on_busy(ticket)
             return
         self._n_busy = 0
-        self._sort(Message(ticket, int(frame.kind), 0, frame.body, 0, time.monotonic_ns()))
-
-    def _whole_ticket(self, ticket: int) -> int:
-        """A frame has the lower 32 bits of a ticket."""
-        for whole in (self.step_ticket, self.asked_ticket):
-            if whole % _TICKETS == ticket:
-                return whole
-        return ticket
+        self.messages.append(Message(ticket, int(frame.kind), 0, frame.body, 0, time.monotonic_ns()))

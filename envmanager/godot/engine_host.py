@@ -16,13 +16,11 @@ import numpy as np
 from envmanager._workers import descriptors
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import Resources
+from envmanager._workers.watch import Poller
 from envmanager.core.hosts import EnvWorker, HostContext
 from envmanager.core.table import Entry
-from envmanager.core.weak_calls import weakly
 from envmanager.data.seeding import derive_seed
-from envmanager.data.steps import EnvironmentResponse
 from envmanager.errors import UsageError
-from envmanager.godot.engine_queue import EngineQueue
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
 from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
@@ -37,14 +35,14 @@ _ENGINE_SEEDS = 2**31
 class EngineResources(Resources[EngineWorker]):
     """Those of engines: besides all others a folder for what games write."""
 
-    step_queue: EngineQueue
+    step_queue: Poller[EngineWorker]
 
     def __init__(self, close_s: float, *, spin_ns: int) -> None:
         self._spin_ns = spin_ns
         super().__init__(close_s)
 
     def _open(self) -> None:
-        self.step_queue = EngineQueue(on_retired=weakly(self.drop), spin_ns=self._spin_ns)
+        self.step_queue = Poller(spin_ns=self._spin_ns)
         self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
 
     def _close_own(self) -> None:
@@ -122,13 +120,6 @@ class EngineHost(RemoteHost[EngineWorker]):
         if self._options.seed is None:
             return int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         return derive_seed(self._options.seed, _ENGINE_SEEDS + entry.worker_id, entry.generation)
-
-    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        worker = self.workers[worker_id]
-        if not isinstance(worker, EngineWorker):
-            return super().begin_again(worker_id, config)
-        worker.begin_again(config)
-        return None
 
     def check_can_travel(self, payload: Any) -> None:
         """All but actions travels as JSON."""

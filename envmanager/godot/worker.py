@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from envmanager._workers.channel import Message
-from envmanager._workers.remote import RemoteWorker
+from envmanager._workers.remote import Link
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
 from envmanager.godot.attached import AttachedGame, open_lobby
-from envmanager.godot.channel import EngineChannel
+from envmanager.godot.channel import TICKETS, EngineChannel
 from envmanager.godot.codec import encode_step
 from envmanager.godot.decoding import EngineDecoder
 from envmanager.godot.engine_log import EngineLog
-from envmanager.godot.frames import BadFrame, Kind
+from envmanager.godot.frames import HEADER, BadFrame, Kind
 from envmanager.godot.launch import EnginePlan, launch
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import call_body, configure_body, reset_body
@@ -32,7 +32,7 @@ _VERBS: dict[CommandName, Any] = {
 }
 
 
-class EngineWorker(RemoteWorker):
+class EngineWorker(Link):
     """An engine: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
 
     FAILED = Kind.ERROR
@@ -46,7 +46,6 @@ class EngineWorker(RemoteWorker):
         channel.on_busy, channel.on_note = self._extend, self._note
         self.decoder = EngineDecoder(plan.worker_id, plan.env_ids, infos=plan.infos, check_values=plan.check_values)
         self._plan = plan
-        self._answered_ns = time.monotonic_ns()
         is_attached = plan.options.attach is not None
         self._log = EngineLog(None if is_attached else plan.log_dir, plan.worker_id, plan.generation)
         try:
@@ -70,22 +69,19 @@ class EngineWorker(RemoteWorker):
 
     # Out.
 
-    def send(self, name: str, payload: Any = None) -> None:
-        command = name if name.__class__ is CommandName else CommandName(name)
+    def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         if command is CommandName.STEP:
-            self._send_step(payload)
+            kind, body = Kind.STEP, encode_step(self.decoder.specs, payload, self.decoder.acting)
         elif command is CommandName.START:
-            self.channel.ask(Kind.CONFIGURE, 0, self._configure_body(), self._ask(command))
+            kind, body = Kind.CONFIGURE, self._configure_body()
         elif command is CommandName.RESET:
-            self.channel.ask(Kind.RESET, 0, self._reset_body(ResetConfig.of(payload)), self._ask(command))
+            kind, body = Kind.RESET, self._reset_body(ResetConfig.of(payload))
+        elif command is CommandName.CLOSE:
+            kind, body = Kind.CLOSE, b""
         else:
-            self.channel.ask(Kind.CALL, 0, self._call_body(command, payload), self._ask(command))
-
-    def _send_step(self, actions: Mapping[str, Any]) -> None:
-        body = encode_step(self.decoder.specs, actions, self.decoder.acting)
-        deadline = time.monotonic() + self._step_s
-        self.channel.step(Kind.STEP, 0, 0, body, deadline)
-        self._await_step(deadline)
+            kind, body = Kind.CALL, self._call_body(command, payload)
+        self.channel.last_ticket = ticket
+        return HEADER.pack(len(body), kind, 0, 0, ticket % TICKETS) + body
 
     def _configure_body(self) -> bytes:
         options = self._plan.options
@@ -119,8 +115,8 @@ class EngineWorker(RemoteWorker):
         self.decoder.asked_rows = rows
         return call_body(_VERBS[command], name, rows, args, kwargs)
 
-    def _send_close(self) -> None:
-        self.channel.send(Kind.CLOSE, 0, b"", deadline=0.0)
+    def ask_to_close(self) -> None:
+        super().ask_to_close()
         if isinstance(self.process, AttachedGame):
             self.process.asked_to_close()
 
@@ -133,21 +129,16 @@ class EngineWorker(RemoteWorker):
             return self._refuse(error, self._asked)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        """The response to the step in flight."""
-        now_ns = message.ended_ns
         try:
             response = self.decoder.response(message, CommandName.STEP)
         except BadFrame as error:
             return self._refuse(error, CommandName.STEP)
-        self.await_nothing()
-        busy_ns = self.decoder.busy_us * 1000
-        self.times.stepped(busy_ns, max(0, now_ns - busy_ns - self._answered_ns), now_ns)
-        self._answered_ns = now_ns
+        self._note_step(self.decoder.busy_us * 1000, message.ended_ns)
         return self._after_look_at_log(response, CommandName.STEP)
 
     def _refuse(self, error: BadFrame, asked: CommandName) -> EnvironmentResponse:
         self.channel.broken, self.channel.hung_up = error.reason, True
-        return self._failed(self.broke_protocol(asked))
+        return self.decoder.failed(self.broke_protocol(asked))
 
     def _after_look_at_log(self, response: EnvironmentResponse, asked: CommandName) -> EnvironmentResponse:
         """The response, unless a script has raised meanwhile: Godot goes on with null after that.
@@ -159,7 +150,7 @@ class EngineWorker(RemoteWorker):
         if printed is None or (response.name is CommandName.FAILED and (said is None or said.line is not None)):
             return response
         env_ids = None if said is None else self.decoder.env_ids_of(said)
-        return self._failed(self.decoder.raised(printed, asked, env_ids))
+        return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """As every worker; but when a script raised, that is why there was no answer."""
@@ -169,8 +160,10 @@ class EngineWorker(RemoteWorker):
             return self.decoder.raised(error, during)
         return super().timed_out(during)
 
-    def _extend(self) -> None:
-        """The engine is busy, and will answer: it has as long again."""
+    def _extend(self, ticket: int) -> None:
+        """Give the engine as long again: it is busy, and will answer."""
+        if ticket not in (self.step_ticket, self.asked_ticket):
+            return
         awaited = self._asked if self.awaited is None else self.awaited
         until = time.monotonic() + self._timeouts_s[awaited]
         self._deadline = max(self._deadline, until)
@@ -186,7 +179,7 @@ class EngineWorker(RemoteWorker):
         super().release()
         self._log.close()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
             return f"no game has connected to {self._plan.options.attach}: play it with ENVMANAGER_ADDRESS set to that"
         return self._log.tail()
