@@ -197,6 +197,12 @@ class Link:
 
     def recv(self) -> EnvironmentResponse:
         """Return the response to the last command; a "failed" response when it ends badly or not in time."""
+        try:
+            return self._received()
+        finally:
+            self.asked_ticket = 0  # a response that comes after an interrupt or a time-out is late
+
+    def _received(self) -> EnvironmentResponse:
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))

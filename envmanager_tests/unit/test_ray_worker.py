@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
+from envmanager._workers.descriptors import wait_for
 from envmanager._workers.hosting import GroupFactory, make_contexts
 from envmanager._workers.remote import State, WorkerPlan
 from envmanager.data.steps import CommandName, EnvironmentResponse
@@ -20,11 +22,22 @@ from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.ray_cluster.actor import EnvActor
-from envmanager.ray_cluster.answer_queue import AnswerQueue
-from envmanager.ray_cluster.worker import RayWorker
+from envmanager.ray_cluster.link import ActorLink
+from envmanager.ray_cluster.poller import ActorResources
 from envmanager.testing import EchoEnvironment, Raise, faulty
 
+_stages: list[Stage] = []
 STEP, RESET, CALL = CommandName.STEP, CommandName.RESET, CommandName.CALL
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    while _stages:
+        stage = _stages.pop()
+        stage.cluster.actors[-1].is_dead = True
+        stage.resources._close_s = 0.0
+        stage.resources.close()
 
 
 class ActorDiedError(Exception):
@@ -85,25 +98,33 @@ class PlayedCluster:
 
 
 class Stage:
-    """One worker, its actor, and the queue; the cluster is lost when the test says so."""
+    """One worker, its actor, and the poller; ``resources`` are those of another stage, to share its poller."""
 
-    def __init__(self, env_factory: Any = EchoEnvironment, timeouts: Timeouts | None = None) -> None:
-        import cloudpickle
-
+    def __init__(
+        self,
+        env_factory: Any = EchoEnvironment,
+        timeouts: Timeouts | None = None,
+        *,
+        close_s: float = 60.0,
+        resources: ActorResources | None = None,
+    ) -> None:
         self.events = EventLog()
         self.cluster = PlayedCluster()
-        self.queue = AnswerQueue(lambda: True)
+        self.resources = resources or ActorResources(close_s, lambda: True)
+        self.queue = self.resources.step_queue
+        worker_id = len(self.queue.links)
         contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
-        self.worker = RayWorker(
-            WorkerPlan(worker_id=0, env_ids=(0,), generation=0, timeouts=timeouts or Timeouts()),
+        self.worker = ActorLink(
+            WorkerPlan(worker_id=worker_id, env_ids=(0,), generation=0, timeouts=timeouts or Timeouts(close_s=close_s)),
             self.cluster,  # type: ignore[arg-type]
             cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False)),
-            answers=self.queue,
-            events=self.events,
-            times=WorkerTimes(),
+            self.queue.answers,
+            self.events,
+            WorkerTimes(),
         )
-        self.queue.register(self.worker)
+        self.resources.watch(self.worker)
         self.worker.send(CommandName.START)
+        _stages.append(self)
 
     @property
     def actor(self) -> PlayedActor:
@@ -183,7 +204,7 @@ def test_a_death_comes_out_of_the_queue_once(during: str) -> None:
         assert stage.taken() == []  # asks whether it lives
     stage.actor.die()
 
-    (response,) = stage.taken()
+    (response,) = stage.queue.wait(10)
     assert isinstance(response.payload, WorkerDied)
     assert (response.payload.phase, response.payload.exit) == (during, "NODE_DIED")
     assert stage.actor.killed
@@ -207,7 +228,7 @@ def test_a_death_that_an_interrupted_call_has_not_raised_comes_out_of_the_queue(
     stage.worker.send(CALL, ("who", ["you"], [0]))  # and the trainer is interrupted before recv
     stage.actor.die()
 
-    (response,) = stage.taken()
+    (response,) = stage.queue.wait(10)
     assert isinstance(response.payload, WorkerDied)
 
 
@@ -254,14 +275,12 @@ def test_what_takes_anothers_place_brings_its_first_observations_out_of_the_queu
 
 
 class Two:
-    """Two workers of one queue, each with a step in flight, and somebody who waits for both."""
+    """Two workers of one poller, each with a step in flight, and a thread that waits for both."""
 
     def __init__(self) -> None:
-        self.first, self.second = Stage().ready(), Stage().ready()
+        self.first = Stage().ready()
         self.queue = self.first.queue
-        self.second.worker._answers = self.queue
-        self.second.worker.worker_id = 1
-        self.queue.register(self.second.worker)
+        self.second = Stage(resources=self.first.resources).ready()
         for stage in (self.first, self.second):
             stage.step()
 
@@ -270,7 +289,7 @@ class Two:
         """Brings a function: the names of the responses, once the wait is over."""
         with ThreadPoolExecutor(1) as pool:
             wait = pool.submit(self.queue.wait, 30, 2)
-            while self.queue._n_wanted != 2:
+            while self.queue.answers.n_wanted != 2:
                 time.sleep(0)
             yield lambda: sorted(each.name for each in wait.result())
 
@@ -279,7 +298,7 @@ def test_who_waits_for_two_steps_is_woken_by_the_second() -> None:
     two = Two()
     with two.waiting() as responses:
         two.first.actor.go_on()
-        assert not two.queue._bell.acquire(blocking=False)
+        assert not wait_for([two.queue.answers.bell_fd], 0)
         two.second.actor.go_on()
         assert responses() == [STEP, STEP]
 
@@ -304,19 +323,19 @@ def test_closing_waits_for_the_environments_and_ends_the_actor() -> None:
     closing = stage.actor.obey
     stage.actor.obey = lambda *arguments: (closing(*arguments), stage.actor.go_on())  # type: ignore[method-assign]
     stage.queue.wake()
-    stage.queue.close_all(60)
+    stage.resources.close()
 
     assert stage.actor.killed
     assert stage.actor.inside._group is None
 
 
 def test_retired_workers_end_when_they_have_closed_or_are_late() -> None:
-    prompt, slow = Stage().ready(), Stage().ready()
-    prompt.queue.retire(prompt.worker, 60)
-    slow.queue.retire(slow.worker, 0.01)
+    prompt, slow = Stage().ready(), Stage(close_s=0.01).ready()
+    prompt.resources.retire(prompt.worker)
+    slow.resources.retire(slow.worker)
     prompt.actor.go_on()
 
-    assert prompt.taken() == []
+    assert list(prompt.queue.wait(0.01)) == []
     assert prompt.actor.killed
     assert list(slow.queue.wait(0.1)) == []
     assert slow.actor.killed
@@ -345,8 +364,8 @@ def test_an_actor_that_has_no_limit_is_never_late() -> None:
 
 
 def test_closing_does_not_wait_for_what_was_never_placed() -> None:
-    stage = Stage()
-    stage.queue.close_all(600)
+    stage = Stage(close_s=600)
+    stage.resources.close()
     assert stage.actor.killed
 
 
