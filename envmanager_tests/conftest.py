@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from envmanager._workers.processes import start_server
+from envmanager._workers import processes
 from envmanager.system.interrupts import held
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
@@ -32,7 +32,7 @@ PRELOADED = (
     "envmanager.adapters.dm_env",
     "ale_py",
 )
-"""What workers find in the fork server: an environment of a test comes with its module, and that with all of this."""
+"""What workers find in the helper: an environment of a test comes with its module, and that with all of this."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
     # It stays until the program ends, so it is there before the first test looks.
-    start_server(*PRELOADED)
+    processes.load("envmanager._workers.child", *PRELOADED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    main ──▶ set-up (group, signals, output, life pipe) ──▶ worker(connection, step queue, factory, worker_id)
+    helper.run ──▶ main: set-up (signals, output, seeds) ──▶ worker(connection, step queue, factory, worker_id)
 
 The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
 and shared memory belong to the two objects it is given (``child_transport``).
@@ -11,16 +11,14 @@ and shared memory belong to the two objects it is given (``child_transport``).
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import numpy.random  # here, so that the fork server has it: NumPy loads it late
+import numpy.random  # here, so that the helper has it: NumPy loads it late
 
 from envmanager._workers import crash_report, forks, lifeline
 from envmanager._workers.child_transport import (
@@ -42,6 +40,8 @@ from envmanager._workers.wire import Undecoded
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
 from envmanager.environment import EnvGroup
 
+FDS = ("connection", "steps", "memory", "crash")
+"""The descriptors that a worker inherits."""
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
 
 
@@ -101,17 +101,17 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         respond(EnvironmentResponse(_FAILED, worker_id, failure))
 
 
-def main(fds: dict[str, int], launch: Launch) -> None:
-    """Run one worker process to its end."""
-    os.setpgid(0, 0)
+def main(inherited: list[int], launch: Launch) -> None:
+    """Run one worker process to its end. It inherits what ``FDS`` names, in this order."""
+    fds = dict(zip(FDS, inherited, strict=True))
     # A Ctrl-C meant for the trainer: the worker obeys the trainer. Ignoring it drops one that is pending.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _redirect_output(fds)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
-    lifeline.arm(fds["life"], fds["guardian"], lifeline.NAME.pack(launch.worker_id, launch.generation))
-    # All workers have the fork server's generators, and would draw the same numbers.
+    # All workers have the helper's generators, and would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
     transport = Transport(fds, launch)
@@ -119,10 +119,7 @@ def main(fds: dict[str, int], launch: Launch) -> None:
     try:
         _obey_to_the_end(transport, launch)
     except TrainerGone:
-        # It may be noticed here before the life pipe tells; who ended now would leave its simulators behind.
-        lifeline.end_group()
-    finally:
-        lifeline.end_others()
+        lifeline.end_group()  # it may be noticed here before the life pipe tells
 
 
 def _leave_worker(transport: Transport, crash_fd: int) -> None:
@@ -140,19 +137,3 @@ def _obey_to_the_end(transport: Transport, launch: Launch) -> None:
         raise
     if forks.is_fork:
         forks.end(None)
-
-
-def _redirect_output(fds: Mapping[str, int]) -> None:
-    """Into the log file, or to where the trainer's output goes now; a forkserver's may go elsewhere.
-
-    Input is nobody's: else a simulator would take what is meant for the trainer.
-    """
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if name in fds:
-            os.dup2(fds[name], number)
-            os.close(fds[name])
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -99,7 +99,6 @@ class Transport:
         """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
         if self.block is not None:
             self.block.make_private(self.fds["memory"])
-        # Not "life": it dies with the trainer too.
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
 
     def specs_to_send(self) -> BehaviorSpecs | None:

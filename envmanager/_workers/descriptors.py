@@ -1,4 +1,4 @@
-"""File descriptors: handing them to a child, and closing those that a forked child should not have.
+"""File descriptors: waiting for them, and closing those that a forked child should not have.
 
 The rule: every descriptor the library opens in the trainer is registered here. A child that the user's code forks
 closes all of them, so that it can neither keep workers alive nor stop them. None of them is 0, 1 or 2: those are for
@@ -11,8 +11,6 @@ import contextlib
 import os
 import select
 from collections.abc import Iterable, Sequence
-from multiprocessing import reduction
-from typing import Any
 
 from envmanager.errors import UsageError
 from envmanager.system.forking import after_fork_in_child
@@ -119,23 +117,3 @@ def _after_fork_in_child() -> None:
 
 
 after_fork_in_child(_after_fork_in_child)
-
-
-class Fd:
-    """A descriptor that travels with a process object to a new process, under either start method.
-
-    ``DupFd`` works only while a process is being started, so only inside ``__reduce__``; and there must be one wrapper
-    per descriptor, because spawn refuses the same number twice.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self.fd),)
-
-
-def _receive(duplicate: Any) -> Fd:
-    fd = duplicate.detach()
-    os.set_inheritable(fd, False)  # it arrives inheritable, and the environment's own children must not have it
-    return Fd(fd)

@@ -107,8 +107,6 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             start_method=options.start_method or default_start_method(),
             memory_fd=resources.memory_fd,
             steps_fd=resources.step_queue.write_fd,
-            life_fd=resources.life_read_fd,
-            guardian_fd=self._guardian_fd(entry),
             crash_fd=resources.crash_fd,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,

@@ -1,62 +1,38 @@
-"""Starts processes under forkserver or spawn, without importing the user's main module in the child.
+"""Starts processes through the helper, without importing the user's main module in them.
 
-Multiprocessing's children import ``__main__`` again, which is why scripts need a guard. Ours need none: the factory
-travels by cloudpickle, so the two keys that ask for the import are dropped from the preparation data.
+What a process is to do is written to a file in memory, which it inherits: one that is stopped, or that ends before it
+has read all, keeps nobody waiting. The way of a start from here on is told in ``helper``.
 
-What a process is to do is written to a file in memory, which it inherits: a child that is stopped, or that ends before
-it has read all, keeps nobody waiting.
-
-The rule: this module and ``server`` may rely on multiprocessing's internals and no other may; a test per Python version
-guards it.
+The rule: a program has one helper and one life pipe (see ``lifeline``). The pipe stays open until the program ends,
+because closing it kills. A process that the user's code forks has neither; it makes its own when it needs them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import multiprocessing
 import os
+import pickle
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from multiprocessing import (
-    context,
-    popen_forkserver,
-    popen_spawn_posix,
-    process,
-    reduction,
-    resource_tracker,
-    spawn,
-    util,
-)
-from multiprocessing.context import set_spawning_popen
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
-
-from envmanager._workers import descriptors, groups
+from envmanager._workers import descriptors
 from envmanager._workers.descriptors import register, wait_for
-from envmanager._workers.server import Server, ServerGone
-from envmanager.system.interrupts import blocked_in_children
+from envmanager._workers.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
+from envmanager.system.forking import after_fork_in_child
+from envmanager.system.interrupts import blocked_in_children, let_through
+from envmanager.system.process_tree import state_of
 
-_util: Any = util  # type stubs leave out what is needed here
-_spawning: Any = popen_spawn_posix
-_serving: Any = popen_forkserver
-_server: Server | None = None
-_server_lock = threading.Lock()
-
-_REAP_S = 1.0
-"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be reported."""
-
-
-def _forget_server() -> None:
-    """In a forked child: the server is the parent's."""
-    global _server, _server_lock
-    _server, _server_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_server)
-
+THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables for the math libraries. Set to 1 in workers, because n_workers × n_cores threads would share the cores."""
 PRELOADABLE = {
     "gymnasium": "envmanager.adapters.gymnasium",
     "pettingzoo": "envmanager.adapters.pettingzoo",
@@ -64,182 +40,217 @@ PRELOADABLE = {
     "ale_py": "ale_py",
     "cv2": "cv2",
 }
-"""What the server imports besides a worker's own modules, for what the trainer has loaded when it starts its first."""
+"""What the helper imports before a fork besides a worker's own modules, if the trainer has loaded the key."""
+_REAP_S = 1.0
+"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be reported."""
+_LOOK_EVERY_S = 0.5
+"""How often to look whether a helper that does not respond is there and not stopped."""
+_STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
+_FLAGS = {
+    "debug": "-d",
+    "dont_write_bytecode": "-B",
+    "ignore_environment": "-E",
+    "isolated": "-I",
+    "no_site": "-S",
+    "no_user_site": "-s",
+    "optimize": "-O",
+    "safe_path": "-P",
+    "verbose": "-v",
+    "bytes_warning": "-b",
+}
+"""Options of Python that its own children get too, by their names in ``sys.flags``."""
 
 
-def default_start_method() -> str:
-    """Return ``forkserver``, which starts fastest, where there is one."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
-
-
-def start_server(*more: str) -> Server:
-    """The server that workers are forked from, a new one if there is none that responds; it ends with this process.
-
-    ``more``: modules that a new one imports too.
-    """
-    global _server
-    resource_tracker.ensure_running()  # its workers share the trainer's
-    with _server_lock:
-        if _server is not None and not _server.responds():
-            _server.stop()
-            _server = None
-        if _server is None:
-            also = [module for name, module in PRELOADABLE.items() if name in sys.modules]
-            _server = Server(["envmanager._workers.child", *also, *more])
-        return _server
-
-
-def _stop_server(server: Server) -> None:
-    """Have done with a server that does not respond; another is started when it is needed. Its children live on."""
-    global _server
-    with _server_lock:
-        server.stop()
-        if _server is server:
-            _server = None
-
-
-@attrs.frozen
-class Started:
-    """A process that has been started; its descriptors are registered."""
-
-    pid: int
-    pidfd: int
-    server: Server | None = None
-    """Its parent, when this process is not."""
-    response_fd: int = -1
-    """Where the server reports how it ended."""
-
-
-class _SpawnedFds:
-    """What pickling asks how descriptors travel to a process that is being described."""
-
-    DupFd = _spawning._DupFd
+class HelperGone(OSError):
+    """The helper has ended or is stopped, and cannot start processes."""
 
     def __init__(self) -> None:
-        self.fds: list[int] = []
-
-    def duplicate_for_child(self, fd: int) -> int:
-        """It is inherited under the same number."""
-        self.fds.append(fd)
-        return fd
+        super().__init__(errno.ECONNRESET, "the helper process has ended or is stopped")
 
 
-class _ServedFds(_SpawnedFds):
-    DupFd = _serving._DupFd
+class Helper:
+    """The trainer's side of one helper process. It ends with this process, or by ``stop``."""
 
-    def duplicate_for_child(self, fd: int) -> int:
-        """It is sent along, and known by its place among what is sent."""
-        self.fds.append(fd)
-        return len(self.fds) - 1
-
-
-def _describe(process_obj: Any, fds: _SpawnedFds) -> int:
-    """A file in memory that says what the process is to do."""
-    preparation = spawn.get_preparation_data(process_obj.name)
-    preparation.pop("init_main_from_name", None)
-    preparation.pop("init_main_from_path", None)
-    data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
-    set_spawning_popen(fds)  # type: ignore[arg-type]
-    try:
-        with open(data_fd, "wb", closefd=False) as file:
-            reduction.dump(preparation, file)
-            reduction.dump(process_obj, file)
-        os.lseek(data_fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(data_fd)
-        raise
-    finally:
-        set_spawning_popen(None)
-    return data_fd
-
-
-def _start_served(process_obj: Any, deadline: float) -> Started:
-    fds = _ServedFds()
-    data_fd = _describe(process_obj, fds)
-    try:
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                server = _ask_server(theirs.fileno(), data_fd, fds.fds, deadline)
-            try:
-                pid, pidfd = server.wait_for_response(ours.fileno(), deadline)
-            except (ServerGone, TimeoutError):
-                _stop_server(server)
-                raise
-            return Started(pid, register(pidfd), server, register(ours.detach()))
-    finally:
-        os.close(data_fd)
-
-
-def _ask_server(response_fd: int, data_fd: int, fds: list[int], deadline: float) -> Server:
-    while True:
-        server = start_server()
+    def __init__(self, life_fd: int) -> None:
+        """Start it, and do not wait for it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            server.ask(response_fd, data_fd, fds, deadline)
-            return server
-        except ServerGone:  # it was ending; it has not heard of this
-            _stop_server(server)
-        except TimeoutError:
-            _stop_server(server)
+            with theirs, blocked_in_children():
+                process = subprocess.Popen(
+                    [*_python("helper import main; main"), str(theirs.fileno()), str(life_fd)],
+                    env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
+                    pass_fds=(theirs.fileno(), life_fd),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
             raise
+        process.returncode = 0  # it is reaped here, so its object must not
+        self.session = process.pid
+        """The session that it leads, and that all processes which it starts belong to."""
+        self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
+        self._is_stopped = False
+
+    def responds(self) -> bool:
+        """Return whether it is there, and not stopped by a signal."""
+        if self._is_stopped:
+            return False
+        try:
+            options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PIDFD, self._pidfd, options) is None
+        except ChildProcessError:  # the user's code has reaped it
+            return False
+
+    def ask(self, request: str, fds: Sequence[int], deadline: float) -> None:
+        """Send a request; the other end of the first descriptor brings the response."""
+        with socket.socket(fileno=os.dup(self._fd)) as requests:
+            while True:
+                try:
+                    socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:  # it has much to do, or does not read
+                    self._wait([], deadline, writable=[self._fd])
+                except ConnectionError as error:
+                    raise HelperGone from error
+
+    def wait_for_response(self, fd: int, deadline: float) -> tuple[int, int]:
+        """Return the pid and a pidfd of the process that was asked for; OSError when it could not be started."""
+        self._wait([fd], deadline)
+        with socket.socket(fileno=os.dup(fd)) as responses:
+            data, fds, _, _ = socket.recv_fds(responses, RESPONSE.size, 1)
+        if not data:
+            raise HelperGone
+        (pid,) = RESPONSE.unpack(data)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        if not fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        os.set_inheritable(fds[0], False)
+        return pid, fds[0]
+
+    def _wait(self, readable: Iterable[int], deadline: float, *, writable: Iterable[int] = ()) -> None:
+        """Wait for one of these; HelperGone when the helper cannot respond, TimeoutError when it does not in time."""
+        while True:
+            left_s = deadline - time.monotonic()
+            with let_through():
+                watched = [*readable, self._pidfd]
+                ready = wait_for(watched, min(left_s, _LOOK_EVERY_S), writable=writable)
+            if ready - {self._pidfd}:
+                return
+            if not self.responds():
+                raise HelperGone
+            if left_s <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
+
+    def exit_code(self, fd: int, timeout_s: float) -> int | None:
+        """Return the exit code of the process whose responses come through ``fd``; None when it is not known in time.
+
+        A helper that has ended or is stopped is not waited for.
+        """
+        if not wait_for([fd], 0.0) and not (self.responds() and wait_for([fd], timeout_s)):
+            return None
+        with contextlib.suppress(OSError):
+            data = os.read(fd, RESPONSE.size)
+            if len(data) == RESPONSE.size:
+                return int(RESPONSE.unpack(data)[0])
+        return None
+
+    def stop(self) -> None:
+        """Kill it and give back what it took; what it started lives on. Twice does no harm."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        for fd in (self._fd, self._pidfd):
+            descriptors.close(fd)
 
 
-def _start_spawned(process_obj: Any, _: float) -> Started:
-    tracker_fd: Any = resource_tracker.getfd()
-    fds = _SpawnedFds()
-    data_fd = _describe(process_obj, fds)
-    try:
-        command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=data_fd)
-        with blocked_in_children():
-            pid = _util.spawnv_passfds(spawn.get_executable(), command, [tracker_fd, data_fd, *fds.fds])
-    finally:
-        os.close(data_fd)
-    return own_child(pid)
+_lock = threading.Lock()
+_life_fds: tuple[int, int] | None = None
+_helper: Helper | None = None
 
 
-def own_child(pid: int) -> Started:
-    """A child of this process, which nobody else may reap."""
-    try:
-        return Started(pid, register(os.pidfd_open(pid)))
-    except OSError:  # nobody could tell when it ends
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+def _forget_helper() -> None:
+    """In a forked process: helper and life pipe are the parent's."""
+    global _lock, _life_fds, _helper
+    _lock, _life_fds, _helper = threading.Lock(), None, None
 
 
-_STARTS: dict[str, tuple[type[process.BaseProcess], Callable[[Any, float], Started]]] = {
-    "spawn": (context.SpawnProcess, _start_spawned),
-    "forkserver": (context.ForkServerProcess, _start_served),
-}
+after_fork_in_child(_forget_helper)
+
+
+def find_helper() -> Helper:
+    """Return the helper; start one if there is none that responds."""
+    global _life_fds, _helper
+    with _lock:
+        if _life_fds is None:
+            read_fd, write_fd = os.pipe()
+            _life_fds = register(read_fd), register(write_fd)
+        if _helper is not None and not _helper.responds():
+            _helper.stop()
+            _helper = None
+        if _helper is None:
+            _helper = Helper(_life_fds[0])
+        return _helper
+
+
+def load(*modules: str) -> None:
+    """Have the helper import modules that workers will need."""
+    find_helper().ask(" ".join([LOAD, *modules]), [], math.inf)
 
 
 class Process:
-    """One process: its pid, a pidfd for its death, and how it ended."""
+    """A process that was started through the helper: its pid, a pidfd for its death, and how it ended."""
 
-    def __init__(self, started: Started) -> None:
-        self._started = started
+    def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
+        """Start it. TimeoutError when it is not there by the deadline, another OSError when it cannot be."""
+        modules = ["envmanager._workers.child"] if kind == FORK else []
+        modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
+        data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
+        try:
+            with open(data_fd, "wb", closefd=False) as file:
+                pickle.dump(birth, file)
+                pickle.dump(payload, file, protocol=5)
+            os.lseek(data_fd, 0, os.SEEK_SET)
+            self._start(" ".join([kind, *modules]), [data_fd, *fds], deadline)
+        finally:
+            os.close(data_fd)
         self._exit_code: int | None = None
         self._is_released = False
-        self.is_buried = False
-        """It was reaped, and its group is gone."""
 
-    @property
-    def pid(self) -> int:
-        """Its number, which may be another's once it has been reaped."""
-        return self._started.pid
-
-    @property
-    def pidfd(self) -> int:
-        """Readable when it has ended."""
-        return self._started.pidfd
+    def _start(self, request: str, fds: Sequence[int], deadline: float) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                while True:
+                    self._helper = find_helper()
+                    try:
+                        self._helper.ask(request, [theirs.fileno(), *fds], deadline)
+                        break
+                    except HelperGone:  # it was ending, and has not read this; another is asked
+                        self._helper.stop()
+                    except TimeoutError:
+                        self._helper.stop()
+                        raise
+            try:
+                self.pid, pidfd = self._helper.wait_for_response(ours.fileno(), deadline)
+            except (HelperGone, TimeoutError):
+                self._helper.stop()  # its children live on; another is started when it is needed
+                raise
+            self.pidfd, self._response_fd = register(pidfd), register(ours.detach())
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, and to its group unless a server is its parent; nothing when it is gone."""
+        """Send a signal to the process; nothing happens when it is gone. What it has started ends when it does."""
         if not self._is_released:
-            groups.send(self.pid, self.pidfd, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """How long it could have run and no core was free, since it began; 0 where the kernel does not report it."""
+        """Return how long it could have run and no core was free, since it began; 0 if the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb") as file:
                 _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns
@@ -247,9 +258,13 @@ class Process:
             return 0
         return int(waited_ns)
 
+    def state_name(self) -> str:
+        """Return the state of its main thread: running, asleep, stopped; "unknown" where /proc does not tell."""
+        return _STATES.get(state_of(self.pid), "unknown")
+
     def exit_name(self) -> str:
-        """How it ended, by name: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` when nobody can tell."""
-        self._bury()
+        """Return how it ended, by name: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` when the helper cannot tell."""
+        self._await_reaping()
         code = self._exit_code
         if code is None:
             return "EXIT(?)"
@@ -260,45 +275,87 @@ class Process:
                 return f"SIGNAL({-code})"
         return f"EXIT({code})"
 
-    def _bury(self) -> None:
-        """Reap a process that has ended or is about to, and end its group; its parent does so."""
-        if self.is_buried or self._is_released or not wait_for([self.pidfd], _REAP_S):
+    def _await_reaping(self) -> None:
+        """Let the helper reap a process that has ended or is about to; without the helper, end its group here."""
+        if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
             return
-        server = self._started.server
-        if server is None:
-            self._exit_code = groups.bury(self.pid, self.pidfd)
-        else:
-            self._exit_code = server.exit_code(self._started.response_fd, _REAP_S)
-        self.is_buried = self._exit_code is not None
+        self._exit_code = self._helper.exit_code(self._response_fd, _REAP_S)
+        if self._exit_code is None and not self._helper.responds():
+            _kill_members(self.pid, self._helper.session)
 
     def release(self) -> None:
         """Give back its descriptors and its entry in the process table. A second time does nothing."""
-        self._bury()
+        self._await_reaping()
         self._is_released = True
         descriptors.close(self.pidfd)
-        descriptors.close(self._started.response_fd)
+        descriptors.close(self._response_fd)
 
 
-class ChildProcess(Process):
-    """A process of this program, forked from the server or started with a new Python."""
+def start(
+    start_method: str,
+    name: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    fds: Sequence[int] = (),
+    output: tuple[int, int] = (1, 2),
+    environ: Mapping[str, str] = os.environ,
+    deadline: float = math.inf,
+) -> Process:
+    """Start a Python process that calls ``function(fds, *arguments)`` with SIGINT blocked.
 
-    def __init__(
-        self,
-        start_method: str,
-        name: str,
-        target: Callable[..., Any],
-        args: tuple[Any, ...],
-        *,
-        deadline: float = math.inf,
-    ) -> None:
-        """Start it. In the child, ``target(*args)`` runs with SIGINT blocked or ignored until it says otherwise.
+    ``fds`` are there under other numbers. ``output`` becomes its standard output and error output. TimeoutError when it
+    is not there by the deadline, another OSError when it cannot be started.
+    """
+    own = multiprocessing.current_process()
+    birth = Birth(
+        [] if start_method == "forkserver" else _python("helper import run; run"),
+        True,
+        dict(environ),
+        os.getcwd(),
+        os.sched_getaffinity(0),
+        list(sys.path),
+        list(sys.argv),
+        (name, bytes(own.authkey), multiprocessing.get_start_method(allow_none=True)),
+    )
+    kind = FORK if start_method == "forkserver" else EXECUTE
+    return Process(kind, birth, (function, arguments), [*output, *fds], deadline)
 
-        TimeoutError when it is not there by the deadline, another OSError when it cannot be.
-        """
-        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before it is blocked
-        kind, start = _STARTS[start_method]
-        described = kind(target=target, args=args, name=name)
-        described._config["daemon"] = False  # type: ignore[attr-defined]  # a simulator may be its child
-        # Not its own start(): that would register the child, and multiprocessing would wait for it at exit, for ever
-        # if it hangs. It would also refuse to work inside a daemonic process.
-        super().__init__(start(described, deadline))
+
+def execute(
+    command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
+) -> Process:
+    """Start another program, on these cores, with SIGINT blocked. OSError when it cannot be started."""
+    birth = Birth(list(command), False, dict(environ), os.getcwd(), cores, [], [], ("", b"", None))
+    return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)
+
+
+def default_start_method() -> str:
+    """Return ``forkserver``, which starts fastest, where there is one."""
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def _python(imports: str) -> list[str]:
+    """Return a command that calls a function of this package with the numbers that follow, in a Python like this one."""
+    options = [
+        option for name, option in _FLAGS.items() for _ in range(int(getattr(sys.flags, name, 0)))
+    ]  # safe_path is new in 3.11
+    options += [f"-W{each}" for each in sys.warnoptions]
+    options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
+    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager._workers.{imports}(*map(int, sys.argv[1:]))"
+    return [sys.executable, *options, "-c", code]
+
+
+def _kill_members(group: int, session: int) -> None:
+    """Kill what is left of a group whose leader no process could reap.
+
+    The number may be another group's by now, but not one in the helper's session: a process is in it only by birth.
+    """
+    with contextlib.suppress(FileNotFoundError):  # no /proc
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if (os.getpgid(pid), os.getsid(pid)) == (group, session):
+                    pidfd = os.pidfd_open(pid)
+                    if (os.getpgid(pid), os.getsid(pid)) == (group, session):  # else the number is another's now
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    os.close(pidfd)

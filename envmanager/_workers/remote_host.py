@@ -24,17 +24,16 @@ from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_repo
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
 from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.errors import WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.interrupts import held
-from envmanager.system.refusals import absolute, advice
+from envmanager.system.refusals import absolute
 
 _DESCRIPTORS_PER_WORKER = 3
-"""Its connection, its pidfd, and one more: under forkserver the socket that reports the exit code, an engine's log."""
+"""Its connection, its pidfd, and the socket that reports the exit code. An engine's log is one more."""
 _MORE_DESCRIPTORS = 32
-"""The manager's own (two pipes, two memories, an epoll, the guardian's socket), those that starting a process takes for
-a moment, and room."""
+"""The manager's own (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd), those that starting a
+process takes for a moment, and room."""
 
 
 class RemoteHost(WorkerHost, Generic[AnyLink]):
@@ -85,19 +84,6 @@ class RemoteHost(WorkerHost, Generic[AnyLink]):
         worker.send(CommandName.START)
         self._starting.append(worker)
         return worker
-
-    def _guardian_fd(self, entry: Entry) -> int:
-        try:
-            return int(self._resources.guardian_fd())
-        except OSError as error:
-            raise WorkerError(
-                f"worker {entry.worker_id} could not be started, because the process that guards workers could not: "
-                f"{error}. {advice(error)}".rstrip(),
-                worker_id=entry.worker_id,
-                env_ids=entry.env_ids,
-                phase="start",
-                cause=str(error),
-            ) from error
 
     def await_start(self) -> dict[int, StartReport]:
         return {worker.worker_id: start_report(worker.recv()) for worker in self._starting}

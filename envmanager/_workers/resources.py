@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Generic
 
 from envmanager._workers import descriptors
-from envmanager._workers.guardian import Guardian
 from envmanager._workers.handle import WorkerHandle
-from envmanager._workers.lifeline import NAME
 from envmanager._workers.remote import State
 from envmanager._workers.step_queue import ProcessStepQueue
 from envmanager._workers.watch import AnyLink, Poller
@@ -37,11 +35,9 @@ class Resources(ABC, Generic[AnyLink]):
         self._handles: set[AnyLink] = set()
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
-        self._guardian: Guardian | None = None
         descriptors.open_standard()
         self._open()
         self.step_queue.on_retired = weakly(self.drop)
-        self.life_read_fd, self._life_write_fd = map(descriptors.register, os.pipe())
 
     @abstractmethod
     def _open(self) -> None:
@@ -49,13 +45,6 @@ class Resources(ABC, Generic[AnyLink]):
 
     def _close_own(self) -> None:
         """Give back what ``_open`` made, but for the step queue."""
-
-    def guardian_fd(self) -> int:
-        """Where workers leave their lifelines; OSError when there can be no guardian."""
-        with held():
-            if self._guardian is None:
-                self._guardian = Guardian(self.life_read_fd)
-            return self._guardian.fd
 
     def watch(self, handle: AnyLink) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
@@ -72,8 +61,6 @@ class Resources(ABC, Generic[AnyLink]):
         self._handles.discard(handle)
         self.step_queue.forget(handle)
         handle.release()
-        if handle.process.is_buried and self._guardian is not None:
-            self._guardian.let_go(NAME.pack(handle.worker_id, handle.generation))
 
     def retire(self, handle: AnyLink) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
@@ -116,13 +103,8 @@ class Resources(ABC, Generic[AnyLink]):
             self._closed = True
         for handle in list(self._handles):
             self.drop(handle)
-        if self._guardian is not None:
-            os.write(self._life_write_fd, b"\0")  # groups whose leaders nobody could bury end now
-            self._guardian.end()
         self.step_queue.close()
         self._close_own()
-        for fd in (self.life_read_fd, self._life_write_fd):
-            descriptors.close(fd)
 
 
 class ProcessResources(Resources[WorkerHandle]):

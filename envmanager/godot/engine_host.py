@@ -98,8 +98,6 @@ class EngineHost(RemoteHost[EngineWorker]):
             seed=self._engine_seed(entry),
             infos=options.infos,
             check_values=options.check_values,
-            life_fd=self._resources.life_read_fd,
-            guardian_fd=descriptors.CLOSED if self._engine.attach is not None else self._guardian_fd(entry),
             user_data=user_data,
             core=self._cores[worker_id % len(self._cores)] if self._cores else None,
             may_spin=self._engines_may_spin,

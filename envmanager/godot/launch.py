@@ -5,16 +5,14 @@ The rule: an engine is started at once and awaited by nobody here; it comes to t
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
-from envmanager._workers import lifeline
-from envmanager._workers.processes import Process, own_child
+from envmanager._workers.processes import Process, execute
 from envmanager._workers.remote import WorkerPlan
 from envmanager._workers.spin import spin_ns
 from envmanager.errors import WorkerError
@@ -23,7 +21,6 @@ from envmanager.godot.engines import Game, command_for
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.options import EngineOptions
 from envmanager.system.cores import count_cores
-from envmanager.system.interrupts import blocked_in_children
 from envmanager.system.refusals import advice
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
@@ -42,8 +39,6 @@ class EnginePlan(WorkerPlan):
     seed: int
     infos: bool
     check_values: bool
-    life_fd: int
-    guardian_fd: int
     user_data: Path
     """A folder of its own for ``user://``."""
     core: int | None
@@ -67,62 +62,7 @@ def trainer_spin_ns(n_engines: int) -> int:
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
-class EngineProcess(Process):
-    """An engine that was started here."""
-
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], plan: EnginePlan, output_fd: int) -> None:
-        """OSError when it cannot be started."""
-        line = _open_line(plan.life_fd)
-        try:
-            with _pinned(plan.core), blocked_in_children():
-                started = subprocess.Popen(
-                    command,
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output_fd,
-                    stderr=output_fd,
-                    pass_fds=() if line is None else (line,),
-                    start_new_session=True,
-                    restore_signals=True,
-                )
-            started.returncode = 0  # it is buried here, and nobody else may reap it
-            super().__init__(own_child(started.pid))
-            if line is not None:
-                self._tie(line, plan)
-        finally:
-            if line is not None:
-                os.close(line)
-
-    def _tie(self, line: int, plan: EnginePlan) -> None:
-        """It ends when the trainer does, however that ends; what it starts too."""
-        with contextlib.suppress(OSError):  # where the kernel refuses, it notices the end of its connection
-            lifeline.aim(line, -self.pid)
-            name = lifeline.NAME.pack(plan.worker_id, plan.generation)
-            lifeline.leave_copies(plan.life_fd, plan.guardian_fd, name, self.pid)
-
-
-def _open_line(life_fd: int) -> int | None:
-    try:
-        return lifeline.open_line(life_fd)
-    except OSError:
-        return None
-
-
-@contextlib.contextmanager
-def _pinned(core: int | None) -> Iterator[None]:
-    """Whatever this thread starts in the block runs on this core, with all threads that it starts."""
-    if core is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
+def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> Process:
     """Start the engine; WorkerError when it cannot be."""
     environ = {**(os.environ if plan.environ is None else plan.environ), ADDRESS: lobby.address, TOKEN: lobby.token}
     if plan.options.user_data == "private":
@@ -130,8 +70,9 @@ def launch(plan: EnginePlan, lobby: Lobby, log: EngineLog) -> EngineProcess:
             environ[name] = str(plan.user_data / name.lower())
     assert plan.game is not None
     command = command_for(plan.game, plan.options)
+    cores = os.sched_getaffinity(0) if plan.core is None else {plan.core}
     try:
-        return EngineProcess(command, environ, plan, log.write_fd)
+        return execute(command, environ, log.write_fd, cores, time.monotonic() + plan.timeouts.start_s)
     except OSError as error:
         cause = f"{type(error).__name__}: {error}"
         raise WorkerError(

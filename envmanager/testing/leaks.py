@@ -21,8 +21,8 @@ from envmanager.system import process_tree
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
-_LASTING = ("envmanager._workers.server", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Servers of this library and of multiprocessing, which run until the program ends."""
+_LASTING = ("envmanager._workers.helper", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+"""The helper of this library, and the servers of multiprocessing, which run until the program ends."""
 
 
 def adopt_orphans() -> None:

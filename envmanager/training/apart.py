@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.descriptors import Fd, open_standard, wait_for
+from envmanager._workers.descriptors import open_standard, wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.extras import needed_by
@@ -40,7 +41,7 @@ from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
 if TYPE_CHECKING:
-    from envmanager._workers.tied import TiedProcess
+    from envmanager._workers.processes import Process
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -51,6 +52,8 @@ LEARNER_TIMEOUT_S = 40.0
 _START_S = 120.0
 """Least time in seconds that the learner may take to start: PyTorch is imported, and the trainer made."""
 _CLOSE_S = 10.0
+_ALIGNED_BYTES = 64
+"""Each tensor in shared memory begins at a multiple of this."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -86,7 +89,6 @@ class Apart(Trainer):
         self.options = getattr(self._here, "options", None)
         self.max_policy_lag = math.inf
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
-        self._model.share_memory()
         self._max_ahead = max_ahead
         self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
@@ -102,8 +104,7 @@ class Apart(Trainer):
         self._has_started = False
         self._failure = ""
         """Reason why the learner cannot be used any more; empty while it can."""
-        weights = dict(self._model.state_dict())
-        self._process, self._pipe = _start(cloudpickle.dumps(make), weights)
+        self._process, self._pipe = _start(cloudpickle.dumps(make), self._model)
         self._release = weakref.finalize(self, _release, self._process, self._pipe, self._owner_pid)
 
     def __enter__(self) -> Apart:
@@ -124,8 +125,7 @@ class Apart(Trainer):
             finally:
                 self._release()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
-            if tensor.is_shared():
-                tensor.data = tensor.data.clone()  # otherwise the shared memory and its descriptor stay open
+            tensor.data = tensor.data.clone()  # otherwise the shared memory and its descriptor stay open
 
     def add(self, info: StepInfo) -> int:
         own = _only(info, self.behavior)
@@ -251,23 +251,50 @@ class Apart(Trainer):
             raise LearnerFailed(self._failure)
 
 
-def _start(pickled: bytes, weights: dict[str, torch.Tensor]) -> tuple[TiedProcess, MessagePipe]:
-    """Start a learner; return its process and this end of the pipe to it."""
-    from envmanager._workers.tied import TiedProcess  # other systems have no such processes
+def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
+    """Start a learner that shares the model's weights; return its process and this end of the pipe to it."""
+    from envmanager._workers.processes import start  # other systems have no such processes
 
     open_standard()
     ours, theirs = socket.socketpair()
     pipe = MessagePipe(ours.detach())
+    weights_fd = os.memfd_create("envmanager-weights", os.MFD_CLOEXEC)
     try:
         with theirs:
-            arguments = (Fd(theirs.fileno()), pickled, weights, torch.get_num_threads())
-            return TiedProcess("envmanager-learner", _learn, arguments), pipe
+            state = model.state_dict(keep_vars=True)
+            os.ftruncate(weights_fd, max(1, sum(map(_room_for, state.values()))))
+            for name, shared in _lay_out(state, weights_fd).items():
+                shared.copy_(state[name].detach())
+                state[name].data = shared
+            arguments = pickled, torch.get_num_threads()
+            fds = theirs.fileno(), weights_fd
+            return start("spawn", "envmanager-learner", _learn, arguments, fds=fds), pipe
     except BaseException:
         pipe.close()
         raise
+    finally:
+        os.close(weights_fd)
 
 
-def _release(process: TiedProcess, pipe: MessagePipe, owner_pid: int) -> None:
+def _room_for(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _lay_out(state: Mapping[str, torch.Tensor], fd: int) -> dict[str, torch.Tensor]:
+    """Return tensors like those of a model's state, one after the other in the shared memory ``fd``."""
+    memory, offset = mmap.mmap(fd, 0), 0
+    tensors = {}
+    for name, tensor in state.items():
+        if tensor.numel() == 0:
+            tensors[name] = torch.empty_like(tensor)
+        else:
+            flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            tensors[name] = flat.view(tensor.shape)
+        offset += _room_for(tensor)
+    return tensors
+
+
+def _release(process: Process, pipe: MessagePipe, owner_pid: int) -> None:
     """Kill the learner if it has not ended, and release its process and pipe."""
     if os.getpid() == owner_pid:
         process.signal(signal.SIGKILL)
@@ -290,15 +317,18 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
     return StepInfo(previous, current, actions, info.worker_id, info.lost)
 
 
-def _learn(fd: Fd, pickled: bytes, weights: dict[str, torch.Tensor], n_threads: int) -> None:
+def _learn(fds: list[int], pickled: bytes, n_threads: int) -> None:
     """Run the learner's process."""
+    pipe_fd, weights_fd = fds
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    pipe = MessagePipe(fd.fd)
+    pipe = MessagePipe(pipe_fd)
     try:
         torch.set_num_threads(n_threads)
         trainer: Any = cloudpickle.loads(pickled)()
+        weights = _lay_out(trainer.model.state_dict(), weights_fd)
+        os.close(weights_fd)
         with torch.no_grad():
             trainer.model.load_state_dict(weights)
         _Learner(pipe, trainer, weights).run()

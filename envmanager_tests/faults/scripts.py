@@ -2,7 +2,7 @@
 
 ::
 
-    test ── program(function, …) ──▶ trainer (own session) ──▶ workers, simulators, a forkserver
+    test ── program(function, …) ──▶ trainer (own session) ──▶ workers, simulators, a helper
       ◀───────── announcements: one line each, written by whoever has something to say ─────────┘
 
 The rule: nobody sleeps to let others get somewhere; each says where it is and the test waits for that, with a deadline.
@@ -46,9 +46,8 @@ from envmanager import (
     WorkerDied,
     WorkerError,
 )
-from envmanager._workers import boot, launch
-from envmanager._workers.processes import ChildProcess
-from envmanager._workers.server import Server
+from envmanager._workers import child, launch, processes
+from envmanager._workers.processes import Helper
 from envmanager._workers.wire import COMMAND
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
@@ -361,7 +360,16 @@ def train_beside_a_loader(start_method: Any) -> None:
     manager.recv(Wait.all())
 
 
-def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
+def start_instead(function: Any, *before: Any) -> None:
+    """Have workers run ``function(fds, *before, …)`` instead of their own first function."""
+
+    def start(start_method: str, name: str, _: Any, arguments: tuple[Any, ...], **options: Any) -> processes.Process:
+        return processes.start(start_method, name, function, (*before, *arguments), **options)
+
+    vars(launch)["start"] = start
+
+
+def run_without_a_trainer(fds: list[int], trainer_pid: int, *arguments: Any) -> None:
     """What a worker does first, but only once the trainer is dead."""
     pidfd = os.pidfd_open(trainer_pid)
     announce("started", os.getpid())
@@ -369,14 +377,7 @@ def run_without_a_trainer(trainer_pid: int, *arguments: Any) -> None:
     poll.register(pidfd, select.POLLIN)
     poll.poll(int(SOON_S * 1000))
     os.close(pidfd)
-    boot.run(*arguments)
-
-
-class SlowChildProcess(ChildProcess):
-    """A worker whose process is there long before it can know whether its trainer lives."""
-
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
-        super().__init__(start_method, name, run_without_a_trainer, (os.getpid(), *args), **options)
+    child.main(fds, *arguments)
 
 
 def hang_at_the_start() -> None:
@@ -387,7 +388,7 @@ def hang_at_the_start() -> None:
 
 def train_with_workers_that_start_slowly(start_method: Any) -> None:
     """To be killed between the start of a worker's process and its first look at the life pipe."""
-    vars(launch)["ChildProcess"] = SlowChildProcess
+    start_instead(run_without_a_trainer, os.getpid())
     SubprocessEnvManager(hang_at_the_start, 2, start_method=start_method)
 
 
@@ -476,33 +477,26 @@ def train_for_ever(start_method: Any) -> None:
             manager.step()
 
 
-def run_after_an_interrupt(fds: dict[str, Any], *arguments: Any) -> None:
+def run_after_an_interrupt(fds: list[int], *arguments: Any) -> None:
     """What a worker does first, but only once a Ctrl-C has come.
 
-    One that was forked from the server is not in the group that gets it; its trainer, which is, asks it to close.
+    One that was forked from the helper is not in the group that gets it; its trainer, which is, asks it to close.
     """
     announce("started", os.getpid())
     until(
-        lambda: signal.SIGINT in signal.sigpending() or n_bytes_to_read(fds["connection"].fd) > COMMAND.size,
+        lambda: signal.SIGINT in signal.sigpending() or n_bytes_to_read(fds[0]) > COMMAND.size,
         "a Ctrl-C",
     )
-    boot.run(fds, *arguments)
+    child.main(fds, *arguments)
 
 
 def n_bytes_to_read(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
-class InterruptedChildProcess(ChildProcess):
-    """A worker that gets a Ctrl-C before it could do anything about it."""
-
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
-        super().__init__(start_method, name, run_after_an_interrupt, args, **options)
-
-
 def train_with_interrupts_at_the_start(start_method: Any) -> None:
     """To get a Ctrl-C between the start of its workers' processes and their set-up."""
-    vars(launch)["ChildProcess"] = InterruptedChildProcess
+    start_instead(run_after_an_interrupt)
     SubprocessEnvManager(FakeEnvironment, 2, start_method=start_method)
 
 
@@ -564,7 +558,7 @@ class LargeObservation(FakeEnvironment):
 def train_with_little_address_space() -> None:
     """The shared memory can be allocated, but not mapped into the trainer."""
     with SubprocessEnvManager(FakeEnvironment, 1):
-        pass  # the forkserver is there now, and the limit is not for it
+        pass  # the helper is there now, and the limit is not for it
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 23), resource.RLIM_INFINITY))
     try:
@@ -573,29 +567,29 @@ def train_with_little_address_space() -> None:
         announce("error", *(kind.__name__ for kind in type(error).__mro__))
 
 
-def pid_of_server() -> int:
-    """The process that workers are forked from."""
-    return next(pid for pid, command in descendants().items() if "envmanager._workers.server" in command)
+def pid_of_helper() -> int:
+    """The process that starts workers."""
+    return next(pid for pid, command in descendants().items() if "envmanager._workers.helper" in command)
 
 
-def train_across_a_forkserver_without_descriptors() -> None:
-    """The forkserver runs out of descriptors, and so ends, when it is asked for a worker."""
+def train_across_a_helper_without_descriptors() -> None:
+    """The helper runs out of descriptors, and so ends, when it is asked for a worker."""
     with SubprocessEnvManager(FakeEnvironment, 1):
         pass
-    server = pid_of_server()
-    n_open = len(os.listdir(f"/proc/{server}/fd"))
-    resource.prlimit(server, resource.RLIMIT_NOFILE, (n_open, n_open))
+    helper = pid_of_helper()
+    n_open = len(os.listdir(f"/proc/{helper}/fd"))
+    resource.prlimit(helper, resource.RLIMIT_NOFILE, (n_open, n_open))
     _step_once()
 
 
-def train_across_a_killed_forkserver() -> None:
-    """The forkserver is killed while it has workers."""
+def train_across_a_killed_helper() -> None:
+    """The helper is killed while it has workers."""
     with SubprocessEnvManager(FakeEnvironment, 2, restarts=NO_RESTARTS) as manager:
         manager.set_policy("default", Zeros())
         manager.reset()
-        server = pid_of_server()
-        os.kill(server, signal.SIGKILL)
-        until(lambda: not alive(server), "the end of the forkserver")
+        helper = pid_of_helper()
+        os.kill(helper, signal.SIGKILL)
+        until(lambda: not alive(helper), "the end of the helper")
         manager.step(Wait.all())
         announce("stepped", len(manager.step(Wait.all())))
         os.kill(pids_of(manager)[0], signal.SIGKILL)
@@ -703,26 +697,26 @@ def close_all_descriptors(_: int) -> None:
     os.closerange(3, 4096)
 
 
-def join_the_trainers_group(trainer_pid: int) -> None:
-    """As far as the kernel is concerned, this process is a part of the trainer now."""
-    os.setpgid(0, os.getpgid(trainer_pid))
+def join_another_group(_: int) -> None:
+    """As far as signals to groups are concerned, this process is a part of the helper now."""
+    os.setpgid(0, os.getpgid(os.getppid()))
 
 
 def begin_a_session(trainer_pid: int) -> None:
     """Only who leads no group may, and while nobody is in the group that it led."""
-    join_the_trainers_group(trainer_pid)
+    join_another_group(trainer_pid)
     os.setsid()
 
 
 def untie_all(trainer_pid: int) -> None:
     """All that can be done at once."""
     close_all_descriptors(trainer_pid)
-    join_the_trainers_group(trainer_pid)
+    join_another_group(trainer_pid)
 
 
 ESCAPES = {
     "closes all descriptors": close_all_descriptors,
-    "joins the trainer's group": join_the_trainers_group,
+    "joins another group": join_another_group,
     "begins a session": begin_a_session,
     "does it all": untie_all,
 }
@@ -774,19 +768,13 @@ def train_what_escapes_and_is_closed(start_method: Any, how: str) -> None:
     wait_to_go_on()
 
 
-def pid_of_guardian() -> int:
-    """The process that holds lifelines; there must be one."""
-    (pid,) = [pid for pid, command in descendants().items() if "guard.py" in command]
-    return pid
-
-
-def train_without_a_guardian(start_method: Any, signal_number: int) -> None:
-    """The guardian is killed or stopped; replace a worker, close, and do it again to be killed."""
+def train_without_a_helper(start_method: Any, signal_number: int) -> None:
+    """The helper is killed or stopped; replace a worker, close, and do it again to be killed."""
     for is_last in (False, True):
         restarts = RestartPolicy(backoff_s=0)
         with started(InALongStep if is_last else FakeEnvironment, 2, start_method=start_method, restarts=restarts) as m:
             m.reset()
-            os.kill(pid_of_guardian(), signal_number)
+            os.kill(pid_of_helper(), signal_number)
             if is_last:
                 m.send(actions(2), [0, 1])
                 announce("waiting")
@@ -798,28 +786,27 @@ def train_without_a_guardian(start_method: Any, signal_number: int) -> None:
 
 
 def train_and_count_lifelines(start_method: Any) -> None:
-    """Replace a worker many times, and tell what the guardian holds before and after."""
+    """Replace a worker many times, and compare what the helper holds before and after."""
     restarts = RestartPolicy(max_restarts=100, backoff_s=0)
     with started(FakeEnvironment, 2, start_method=start_method, restarts=restarts) as manager:
         manager.reset()
-        held = Path(f"/proc/{pid_of_guardian()}/fd")
-        until(lambda: len(os.listdir(held)) >= 4 + 2 * 2, "the lifelines of two workers")
+        held = Path(f"/proc/{pid_of_helper()}/fd")
         before = len(os.listdir(held))
         for _ in range(20):
             os.kill(pids_of(manager)[0], signal.SIGKILL)
             while not any(info.lost for info in manager.step(Wait.all())):
                 pass
-        until(lambda: len(os.listdir(held)) <= before, "as few lifelines as before")
+        until(lambda: len(os.listdir(held)) <= before, "as few descriptors as before")
     announce("done")
 
 
-def train_with_a_killed_server_and_a_crash() -> None:
-    """Nobody can bury a worker whose server has gone; its simulator ends with the manager at the latest."""
-    with started(CrashesBesideASimulator, 1) as manager:
+def train_with_a_killed_helper_and_a_crash(start_method: Any) -> None:
+    """Nobody can bury a worker whose helper has gone; its simulator ends with the manager at the latest."""
+    with started(CrashesBesideASimulator, 1, start_method=start_method) as manager:
         manager.reset()
-        server = pid_of_server()
-        os.kill(server, signal.SIGKILL)
-        until(lambda: not alive(server), "the end of the server")
+        helper = pid_of_helper()
+        os.kill(helper, signal.SIGKILL)
+        until(lambda: not alive(helper), "the end of the helper")
         manager.send(actions(1), [0])
         try:
             manager.recv()
@@ -832,56 +819,56 @@ def train_with_a_killed_server_and_a_crash() -> None:
 # Programs: starts that do not go on.
 
 
-def train_across_a_stopped_server() -> None:
-    """The server is stopped while there are workers, one of which is then replaced, while others start, and close."""
-    server_at_first = None
+def train_across_a_stopped_helper() -> None:
+    """The helper is stopped while there are workers, one of which is then replaced, while others start, and close."""
+    helper_at_first = None
     restarts = RestartPolicy(backoff_s=0)
     with started(FakeEnvironment, 2, restarts=restarts) as first:
         first.reset()
-        server_at_first = pid_of_server()
-        os.kill(server_at_first, signal.SIGSTOP)
+        helper_at_first = pid_of_helper()
+        os.kill(helper_at_first, signal.SIGSTOP)
         _step_once()
-        assert not alive(server_at_first)
-        os.kill(pid_of_server(), signal.SIGSTOP)
+        assert not alive(helper_at_first)
+        os.kill(pid_of_helper(), signal.SIGSTOP)
         os.kill(pids_of(first)[1], signal.SIGKILL)
         while not any(info.lost for info in first.step(Wait.all())):
             pass
         announce("stepped", len(first.step(Wait.all())))
-        os.kill(pid_of_server(), signal.SIGSTOP)
+        os.kill(pid_of_helper(), signal.SIGSTOP)
         closing_at = time.monotonic()
     announce("closed", time.monotonic() - closing_at < 5.0 + SLACK_S)
 
 
-def train_across_servers_that_stop_when_asked(n_times: int) -> None:
-    """Each of the first servers takes the request for a worker, and is stopped before it has forked one."""
+def train_across_helpers_that_stop_when_asked(n_times: int) -> None:
+    """Each of the first helpers takes the request for a worker, and is stopped before it has forked one."""
     left = [n_times]
-    ask = Server.ask
+    ask = Helper.ask
 
-    def ask_a_stopped_one(server: Server, *args: Any) -> None:
+    def ask_a_stopped_one(helper: Helper, *args: Any) -> None:
         if left[0]:
             left[0] -= 1
-            signal.pidfd_send_signal(server._pidfd, signal.SIGSTOP)
-            until(lambda: not server.responds(), "the stop of the server")
-        ask(server, *args)
+            signal.pidfd_send_signal(helper._pidfd, signal.SIGSTOP)
+            until(lambda: not helper.responds(), "the stop of the helper")
+        ask(helper, *args)
 
-    Server.ask = ask_a_stopped_one  # type: ignore[method-assign]
+    Helper.ask = ask_a_stopped_one  # type: ignore[method-assign]
     try:
         _step_once()
     except WorkerError as error:
         announce("error", error.phase, error.cause)
 
 
-def close_while_the_server_is_about_to_stop() -> None:
-    """The server was last seen at work, and is stopped before it tells how the worker has ended."""
+def close_while_the_helper_is_about_to_stop() -> None:
+    """The helper was last seen at work, and is stopped before it tells how the worker has ended."""
     with started(FakeEnvironment, 1) as manager:
         manager.reset()
-        os.kill(pid_of_server(), signal.SIGSTOP)
-        Server.responds = lambda _: True  # type: ignore[method-assign]
+        os.kill(pid_of_helper(), signal.SIGSTOP)
+        Helper.responds = lambda _: True  # type: ignore[method-assign]
     announce("closed")
 
 
-def train_with_a_server_that_hangs(start_s: float) -> None:
-    """What the server imports first does not end."""
+def train_with_a_helper_that_hangs(start_s: float) -> None:
+    """What the helper imports first does not end."""
     os.environ["TRAINER"] = str(os.getpid())
     __import__("cv2")
     announce("starting")
@@ -893,12 +880,12 @@ def train_with_a_server_that_hangs(start_s: float) -> None:
 
 
 def train_across_an_interrupted_replacement() -> None:
-    """The new server hangs while a worker is to be replaced, until a Ctrl-C; the next one does not."""
+    """The new helper hangs while a worker is to be replaced, until a Ctrl-C; the next one does not."""
     with started(FakeEnvironment, 2, restarts=RestartPolicy(backoff_s=0)) as manager:
         manager.reset()
         os.environ["TRAINER"] = str(os.getpid())
         __import__("cv2")
-        os.kill(pid_of_server(), signal.SIGKILL)
+        os.kill(pid_of_helper(), signal.SIGKILL)
         os.kill(pids_of(manager)[1], signal.SIGKILL)
         announce("replacing")
         try:
@@ -907,7 +894,7 @@ def train_across_an_interrupted_replacement() -> None:
         except KeyboardInterrupt:
             announce("interrupted")
         del sys.modules["cv2"]
-        os.kill(pid_of_server(), signal.SIGKILL)
+        os.kill(pid_of_helper(), signal.SIGKILL)
         while not any(info.lost for info in manager.step(Wait.all())):
             pass
         announce("stepped", len(manager.step(Wait.all())))
@@ -925,21 +912,14 @@ def _stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class StoppedChildProcess(ChildProcess):
-    """A worker that is stopped before it has read its factory."""
-
-    def __init__(self, start_method: str, name: str, target: Any, args: tuple[Any, ...], **options: Any) -> None:
-        super().__init__(start_method, name, run_second, (StopsWhenUnpickled(), *args), **options)
-
-
-def run_second(_: Any, *arguments: Any) -> None:
+def run_second(fds: list[int], _: Any, *arguments: Any) -> None:
     """What a worker does when somebody lets it go on."""
-    boot.run(*arguments)
+    child.main(fds, *arguments)
 
 
 def train_with_workers_that_are_stopped_early(start_method: Any) -> None:
     """The factory is larger than any pipe."""
-    vars(launch)["ChildProcess"] = StoppedChildProcess
+    start_instead(run_second, StopsWhenUnpickled())
     big = os.urandom(3_000_000)
     timeouts = Timeouts(start_s=2.0, close_s=0.5)
     before = time.monotonic()
@@ -953,7 +933,7 @@ def train_with_interpreters_that_end_at_once() -> None:
     """A worker ends before it has read its arguments, again and again."""
     with SubprocessEnvManager(FakeEnvironment, 1, start_method="spawn"):
         pass
-    multiprocessing.set_executable("/bin/false")
+    sys.executable = "/bin/false"
     big = bytes(200_000)
     for _ in range(3):
         try:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from envmanager import Wait, WorkerDied
-from envmanager._workers import groups
+from envmanager.system import process_tree
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import alive, pids_of, program, started, until, until_gone
 from envmanager_tests.start_methods import MARKED_START_METHODS
@@ -55,15 +54,19 @@ def test_case_11_the_simulator_of_a_crashed_worker_ends_when_the_crash_is_notice
         trainer.until_all_gone()
 
 
-def test_case_11_under_forkserver_it_ends_at_once() -> None:
-    with program(scripts.train_and_look_away, "forkserver", 1) as trainer:
+@every_start_method
+def test_case_11_it_ends_at_once(start_method: str) -> None:
+    with program(scripts.train_and_look_away, start_method, 1) as trainer:
         ((worker, simulator),) = trainer.announced("crashing")
 
         until_gone([int(worker), int(simulator)])
 
 
-def test_case_11_where_the_server_has_gone_the_simulator_of_a_crashed_worker_ends_with_the_manager() -> None:
-    with program(scripts.train_with_a_killed_server_and_a_crash) as trainer:
+@every_start_method
+def test_case_11_where_the_helper_has_gone_the_simulator_of_a_crashed_worker_ends_with_the_manager(
+    start_method: str,
+) -> None:
+    with program(scripts.train_with_a_killed_helper_and_a_crash, start_method) as trainer:
         ((worker, simulator),) = trainer.announced("crashing")
         assert trainer.announced("died") == [["EXIT(?)"]]
         trainer.announced("closed")
@@ -72,11 +75,10 @@ def test_case_11_where_the_server_has_gone_the_simulator_of_a_crashed_worker_end
 
 
 @every_start_method
-def test_a_trainer_whose_children_are_reaped_by_others_loses_only_the_exit_codes(start_method: str) -> None:
+def test_a_trainer_whose_children_are_reaped_by_others_loses_nothing(start_method: str) -> None:
     with program(scripts.train_while_children_are_reaped, start_method) as trainer:
         ((worker, simulator),) = trainer.announced("crashing")
-        expected = "SIGSEGV" if start_method == "forkserver" else "EXIT(?)"
-        assert trainer.announced("died") == [[expected]]
+        assert trainer.announced("died") == [["SIGSEGV"]]
         trainer.announced("closed")
 
         until_gone([int(worker), int(simulator)])
@@ -112,13 +114,13 @@ def test_an_environment_that_has_left_its_group_is_closed_and_the_trainer_lives(
         trainer.until_all_gone()
 
 
-# The guardian.
+# The helper.
 
 
 @every_start_method
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_without_its_guardian_a_manager_works_and_its_workers_go_with_the_trainer(start_method: str, name: str) -> None:
-    with program(scripts.train_without_a_guardian, start_method, int(signal.Signals[name])) as trainer:
+def test_without_the_helper_a_manager_works_and_its_workers_go_with_the_trainer(start_method: str, name: str) -> None:
+    with program(scripts.train_without_a_helper, start_method, int(signal.Signals[name])) as trainer:
         trainer.announced("closed")
         trainer.announced("waiting")
         trainer.announced("stepping", 2)
@@ -129,7 +131,7 @@ def test_without_its_guardian_a_manager_works_and_its_workers_go_with_the_traine
 
 
 @every_start_method
-def test_a_guardian_holds_nothing_for_workers_that_were_replaced(start_method: str) -> None:
+def test_the_helper_holds_nothing_for_workers_that_were_replaced(start_method: str) -> None:
     with program(scripts.train_and_count_lifelines, start_method) as trainer:
         trainer.announced("done")
         assert trainer.ended() == 0
@@ -137,62 +139,21 @@ def test_a_guardian_holds_nothing_for_workers_that_were_replaced(start_method: s
 
 
 @every_start_method
-def test_a_guardian_has_nothing_of_the_trainers_and_hears_no_signals(start_method: str) -> None:
-    with started(start_method=start_method) as manager:
-        guardian = scripts.pid_of_guardian()
-        status = dict(
-            line.split(":", 1) for line in Path(f"/proc/{guardian}/status").read_text().splitlines() if ":" in line
-        )
-        until(lambda: os.readlink(f"/proc/{guardian}/cwd") == "/", "the guardian to be up")
-        assert os.getsid(guardian) == guardian
-        own = {os.readlink(entry) for entry in Path(f"/proc/{guardian}/fd").iterdir()}
-        assert {target.partition(":")[0] for target in own} <= {"/dev/null", "socket", "pipe"}, status["Name"]
-        assert len([target for target in own if target.startswith("pipe")]) == 1
+def test_a_program_has_one_helper_in_a_session_of_its_own_that_ignores_signals(start_method: str) -> None:
+    with started(start_method=start_method) as manager, started(start_method=start_method):
+        helper = scripts.pid_of_helper()
+        workers = process_tree.children_of(helper)
+        assert process_tree.children_of(os.getpid()) == [helper]
+        assert len(workers) == 4
+        assert os.getsid(helper) == helper
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(guardian, number)
+            os.kill(helper, number)
         manager.reset()
         assert len(manager.step(Wait.all())) == 2
-        assert alive(guardian)
+        assert alive(helper)
 
 
 # Nobody else is hit.
-
-
-def test_a_group_whose_leader_was_reaped_is_nobodys_to_signal() -> None:
-    code = (
-        "import subprocess, sys; sleeper = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL); "
-        "print(sleeper.pid, flush=True); sys.stdin.read(1)"
-    )
-    leader = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert leader.stdin is not None
-    assert leader.stdout is not None
-    pidfd = os.pidfd_open(leader.pid)
-    member = int(leader.stdout.readline())
-    try:
-        assert groups.is_ours(pidfd)
-        leader.communicate(b"x")
-        groups.send(leader.pid, pidfd, signal.SIGKILL)
-        assert groups.bury(leader.pid, pidfd) is None
-        assert alive(member)
-    finally:
-        os.kill(member, signal.SIGKILL)
-        os.close(pidfd)
-
-
-def test_a_child_is_buried_with_its_group_and_its_exit_code_is_told() -> None:
-    leader = os.fork()
-    if leader == 0:
-        os.setpgid(0, 0)
-        os.execvp("sh", ["sh", "-c", "sleep 600 & exec sleep 600"])
-    pidfd = os.pidfd_open(leader)
-    (member,) = until(lambda: scripts.descendants(leader), "a child of the leader")
-    groups.send(leader, pidfd, signal.SIGTERM)
-    assert groups.bury(leader, pidfd) == -signal.SIGTERM
-    until_gone([leader, member])
-    assert groups.bury(leader, pidfd) is None
-    os.close(pidfd)
 
 
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
@@ -218,7 +179,7 @@ def test_a_stranger_who_got_the_number_of_a_dead_worker_is_left_alone() -> None:
         manager.reset()
         pid = pids_of(manager)[1]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{pid}").exists(), "the server to have buried the worker")
+        until(lambda: not Path(f"/proc/{pid}").exists(), "the helper to have reaped the worker")
         stranger = _with_pid(pid)
         if stranger is None:
             pytest.skip("only root can choose the number of a process")

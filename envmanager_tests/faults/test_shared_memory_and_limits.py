@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from envmanager import (
     WorkerError,
 )
 from envmanager._workers import memory
-from envmanager._workers.server import Server
+from envmanager._workers.processes import Helper
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers
@@ -241,26 +240,21 @@ def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(s
     assert strangers == set(), "errors that are not the library's"
 
 
-STARTERS: dict[str, tuple[Any, str]] = {"forkserver": (Server, "ask"), "spawn": (util, "spawnv_passfds")}
-"""What the kernel's refusal comes out of."""
-
-
 @contextmanager
-def refusing(start_method: str, calls: set[int], number: int = errno.EAGAIN) -> Iterator[None]:
+def refusing(calls: set[int], number: int = errno.EAGAIN) -> Iterator[None]:
     """The kernel refuses to start some of the next processes: ``calls``, counted from 0."""
-    owner, name = STARTERS[start_method]
-    original, counter = getattr(owner, name), itertools.count()
+    original, counter = Helper.ask, itertools.count()
 
     def refuse(*arguments: Any, **options: Any) -> Any:
         if next(counter) in calls:
             raise OSError(number, os.strerror(number))
         return original(*arguments, **options)
 
-    setattr(owner, name, refuse)
+    Helper.ask = refuse  # type: ignore[method-assign]
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        Helper.ask = original  # type: ignore[method-assign]
 
 
 @every_start_method
@@ -269,7 +263,7 @@ def test_case_46_when_the_kernel_refuses_the_third_process_the_first_two_are_sto
     start_method: Any, number: int
 ) -> None:
     before = set(living())
-    with nothing_left_behind(), refusing(start_method, {2}, number):
+    with nothing_left_behind(), refusing({2}, number):
         started_at = time.monotonic()
         with pytest.raises(EnvManagerError, match="worker 2"):
             SubprocessEnvManager(FakeEnvironment, 4, start_method=start_method)
@@ -289,7 +283,7 @@ def test_case_46_a_replacement_that_the_kernel_refuses_twice_is_tried_again_whil
         manager.reset()
         manager.step(Wait.all())
         descriptors = n_open()
-        with refusing(start_method, {0, 1}):
+        with refusing({0, 1}):
             os.kill(scripts.pids_of(manager)[0], signal.SIGKILL)
             infos: list[Any] = []
             deadline = time.monotonic() + SOON_S
@@ -313,7 +307,7 @@ def test_case_46_a_replacement_that_the_kernel_always_refuses_ends_in_an_error_a
     with started(start_method=start_method, restarts=restarts) as manager:
         manager.reset()
         manager.step(Wait.all())
-        with refusing(start_method, set(range(1000))):
+        with refusing(set(range(1000))):
             os.kill(scripts.pids_of(manager)[0], signal.SIGKILL)
             deadline = time.monotonic() + SOON_S
             with pytest.raises(RestartsExhausted) as raised:  # noqa: PT012  (any of the calls may be the one)
@@ -326,17 +320,17 @@ def test_case_46_a_replacement_that_the_kernel_always_refuses_ends_in_an_error_a
         assert len(manager.reset()) == 2
 
 
-def test_case_46_a_forkserver_that_runs_out_of_descriptors_is_replaced_and_nobody_notices() -> None:
-    with program(scripts.train_across_a_forkserver_without_descriptors) as trainer:
+def test_case_46_a_helper_that_runs_out_of_descriptors_is_replaced_and_nobody_notices() -> None:
+    with program(scripts.train_across_a_helper_without_descriptors) as trainer:
         assert trainer.announced("stepped") == [["2"]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
 
-def test_a_forkserver_that_is_killed_takes_no_worker_along_and_another_takes_its_place() -> None:
-    with program(scripts.train_across_a_killed_forkserver) as trainer:
+def test_a_helper_that_is_killed_takes_no_worker_along_and_another_takes_its_place() -> None:
+    with program(scripts.train_across_a_killed_helper) as trainer:
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
-        assert trainer.announced("exit") == [["EXIT(?)"]], "only the server knew how its children end"
+        assert trainer.announced("exit") == [["EXIT(?)"]], "only the helper knew how its children end"
         assert (trainer.ended(), trainer.errors()) == (0, "")
         trainer.until_all_gone()
 

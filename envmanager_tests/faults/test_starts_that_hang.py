@@ -1,6 +1,6 @@
-"""Starts that do not go on: a server that is stopped or hangs, workers that are stopped or end before they could look.
+"""Starts that do not go on: a helper that is stopped or hangs, workers that are stopped or end before they could look.
 
-No wait of a start is without a deadline or deaf to a Ctrl-C, and none leaves anything behind. Nor does a server that
+No wait of a start is without a deadline or deaf to a Ctrl-C, and none leaves anything behind. Nor does a helper that
 stops keep a manager from closing.
 """
 
@@ -20,33 +20,33 @@ from envmanager_tests.start_methods import MARKED_START_METHODS
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def test_a_server_that_is_stopped_is_replaced_and_the_workers_of_other_managers_live_on() -> None:
-    with program(scripts.train_across_a_stopped_server) as trainer:
+def test_a_helper_that_is_stopped_is_replaced_and_the_workers_of_other_managers_live_on() -> None:
+    with program(scripts.train_across_a_stopped_helper) as trainer:
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
         assert trainer.announced("closed") == [["True"]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
 
-def test_a_server_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() -> None:
-    with program(scripts.train_across_servers_that_stop_when_asked, 1) as trainer:
+def test_a_helper_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() -> None:
+    with program(scripts.train_across_helpers_that_stop_when_asked, 1) as trainer:
         assert trainer.announced("stepped") == [["2"]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
 
-def test_a_server_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
-    with program(scripts.close_while_the_server_is_about_to_stop) as trainer:
+def test_a_helper_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
+    with program(scripts.close_while_the_helper_is_about_to_stop) as trainer:
         assert trainer.announced("closed") == [[]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
 
-def test_when_the_next_server_stops_too_that_is_said() -> None:
-    with program(scripts.train_across_servers_that_stop_when_asked, 2) as trainer:
+def test_when_the_next_helper_stops_too_that_is_said() -> None:
+    with program(scripts.train_across_helpers_that_stop_when_asked, 2) as trainer:
         ((phase, *cause),) = trainer.announced("error")
         assert phase == "start"
-        assert " ".join(cause) == "ServerGone: [Errno 104] the fork server has ended or is stopped"
+        assert " ".join(cause) == "HelperGone: [Errno 104] the helper process has ended or is stopped"
         assert trainer.ended() == 0
         trainer.until_all_gone()
 
@@ -60,8 +60,8 @@ def hanging_import(tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path), str(scripts.ROOT)])
 
 
-def test_a_server_that_hangs_is_given_up_at_the_deadline(hanging_import: str) -> None:
-    with program(scripts.train_with_a_server_that_hangs, 2.0, PYTHONPATH=hanging_import) as trainer:
+def test_a_helper_that_hangs_is_given_up_at_the_deadline(hanging_import: str) -> None:
+    with program(scripts.train_with_a_helper_that_hangs, 2.0, PYTHONPATH=hanging_import) as trainer:
         ((kind, phase, took_s),) = trainer.announced("error")
         assert (kind, phase) == ("WorkerTimedOut", "start")
         assert 2.0 <= float(took_s) <= 2.0 + SLACK_S
@@ -69,14 +69,14 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(hanging_import: str) ->
         trainer.until_all_gone()
 
 
-def test_a_ctrl_c_ends_the_wait_for_a_server_that_hangs(hanging_import: str) -> None:
-    with program(scripts.train_with_a_server_that_hangs, 60.0, PYTHONPATH=hanging_import) as trainer:
+def test_a_ctrl_c_ends_the_wait_for_a_helper_that_hangs(hanging_import: str) -> None:
+    with program(scripts.train_with_a_helper_that_hangs, 60.0, PYTHONPATH=hanging_import) as trainer:
         trainer.announced("starting")
-        server = scripts.until(
-            lambda: [pid for pid, command in trainer.family().items() if "envmanager._workers.server" in command],
-            "the server",
+        helper = scripts.until(
+            lambda: [pid for pid, command in trainer.family().items() if "envmanager._workers.helper" in command],
+            "the helper",
         )
-        assert server
+        assert helper
 
         os.kill(trainer.pid, signal.SIGINT)
 

@@ -24,7 +24,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
-from envmanager._workers.tied import TiedProcess
+from envmanager._workers.processes import start
 from envmanager.cli.app import run_command_line
 from envmanager.testing.fault_checks import is_gone, returns_within, until
 from envmanager.training import apart
@@ -200,12 +200,16 @@ def test_a_learner_that_is_stopped_does_not_keep_the_others(manager: Any) -> Non
 Respond = Callable[[MessagePipe], None]
 
 
+def idle(_: Any) -> None:
+    time.sleep(600)
+
+
 @pytest.fixture
 def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Apart]]:
     """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
     monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
     monkeypatch.setattr(apart, "_START_S", 0.1)
-    monkeypatch.setattr(apart, "_start", lambda *_: (TiedProcess("idle", time.sleep, (600,)), ours))
+    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", idle, ()), ours))
     ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
     threads: list[threading.Thread] = []
 

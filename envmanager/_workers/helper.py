@@ -1,0 +1,326 @@
+"""The helper: the one process that a program has beside its workers. It starts, ties and reaps them.
+
+::
+
+    trainer ── one socket: requests, each with descriptors ──▶ helper ── fork ──▶ worker, engine, learner
+       ▲                                                         │
+       └──── one socket per process: its pid and pidfd, later its exit code
+
+How a process is born: ``processes.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
+``_Helper._start`` forks → ``_become`` turns the fork into what was asked for → ``run`` calls its function. With start
+method "forkserver" the fork goes on with the libraries that the helper has loaded. With "spawn" it executes a new
+Python, and ``run`` is called there. An engine executes its own program.
+
+The helper listens nowhere: it inherits the other end of the trainer's one socket. It is the parent of all that it
+starts: it kills what is left of a process's group and then reaps the process, at once and also while the trainer
+computes. A group's number cannot belong to a stranger while its leader is unreaped. Lifelines do the rest when the
+trainer dies (see ``lifeline``).
+
+The rule: the helper runs no code of the user's but imports, and waits for no process that runs any. Only the standard
+library is imported here, so that a program that needs the helper for lifelines alone has it soon.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import gc
+import importlib
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from envmanager._workers import lifeline
+
+RESPONSE = struct.Struct("<q")
+"""A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""
+LOAD, FORK, EXECUTE = "load", "fork", "execute"
+"""Requests, each followed by the names of modules to import before. Only the last two carry descriptors."""
+MOST_BYTES = 1 << 16
+_MOST_DESCRIPTORS = 64
+_COULD_NOT_EXECUTE = 127
+_exit_code_of_fork: int | None = None
+"""None in the helper."""
+
+
+class Birth(NamedTuple):
+    """What a new process needs before its function runs, or before it executes another program."""
+
+    command: list[str]
+    """The program to execute and its arguments; empty for a fork of the helper."""
+    is_python: bool
+    """Whether numbers of descriptors are appended to the command, for ``run``."""
+    environ: dict[str, str]
+    directory: str
+    cores: set[int]
+    path: list[str]
+    argv: list[str]
+    multiprocessing: tuple[str, bytes, str | None]
+    """The name of the process, the trainer's authkey, and its start method."""
+
+
+class _Child(NamedTuple):
+    pid: int
+    pidfd: int
+    response_fd: int
+    lines: list[int]
+
+
+def main(requests_fd: int, life_fd: int) -> None:
+    """Run the helper until the trainer has gone; in a process that it forks, run what that was forked for."""
+    atexit.register(_end_fork)  # before all others, so that it runs last
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
+    born = _Helper(requests_fd, life_fd).serve()
+    if born is not None:
+        global _exit_code_of_fork
+        _exit_code_of_fork = 1
+        run(*born)
+        _exit_code_of_fork = 0
+
+
+def _end_fork() -> None:
+    """End a fork of the helper once all has run that was registered for its end.
+
+    Taking apart all modules that it has from the helper would take longer than its start.
+    """
+    if _exit_code_of_fork is not None:
+        _flush_output()
+        os._exit(_exit_code_of_fork)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+class _Helper:
+    """The helper's loop, and the processes that it has started."""
+
+    def __init__(self, requests_fd: int, life_fd: int) -> None:
+        self._requests = socket.socket(fileno=requests_fd)
+        self._life_fd = life_fd
+        self._own_lines: list[int] = []
+        with contextlib.suppress(OSError):  # where the kernel refuses, the end of the life pipe is noticed below
+            # Before any other, because the kernel ends the owner of the oldest line last.
+            self._own_lines.append(lifeline.line_for(life_fd, os.getpid()))
+        self._children: dict[int, _Child] = {}
+        self._loaded: set[str] = set()
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
+        self._poll = select.poll()
+        self._poll.register(requests_fd, select.POLLIN)
+        self._poll.register(life_fd, select.POLLIN)
+
+    def serve(self) -> tuple[int, ...] | None:
+        """Obey requests, and reap what ends, until the trainer dies. Return arguments for ``run`` in a new process."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._life_fd:
+                    for child in self._children.values():
+                        _kill_group(child.pid)
+                    return None
+                if fd in self._children:
+                    self._reap(self._children.pop(fd))
+                    continue
+                goes_on, born = self._obey()
+                if not goes_on:
+                    return born
+
+    def _obey(self) -> tuple[bool, tuple[int, ...] | None]:
+        """Obey one request. Return whether this process goes on as the helper, else arguments for ``run``."""
+        data, fds, flags, _ = socket.recv_fds(self._requests, MOST_BYTES, _MOST_DESCRIPTORS)
+        if not data:  # the trainer is dying; the life pipe tells when it is dead
+            self._poll.unregister(self._requests)
+            return True, None
+        kind, *modules = data.decode().split()
+        self._load(modules)
+        if kind == LOAD:
+            return True, None
+        if flags & socket.MSG_CTRUNC or not fds:  # too few descriptors are left; another helper has more
+            return False, None
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        response_fd, *others = fds
+        try:
+            born = self._start(kind == EXECUTE, response_fd, others)
+            if born is not None:
+                return False, born
+        except OSError as error:
+            _respond(response_fd, -(error.errno or errno.EIO))
+            _close(response_fd)
+            if error.errno == errno.EMFILE:
+                return False, None
+        _close(*others)
+        return True, None
+
+    def _load(self, modules: Iterable[str]) -> None:
+        """Import modules; those that cannot be imported are left to the worker."""
+        missing = [name for name in modules if name not in self._loaded]
+        if missing:
+            self._loaded.update(missing)
+            for name in missing:
+                with contextlib.suppress(BaseException):
+                    importlib.import_module(name)
+            _flush_output()  # else each fork prints what an import has printed
+            gc.freeze()  # a collection in a worker then writes to none of the pages that it shares with this process
+
+    def _start(self, executes: bool, response_fd: int, fds: list[int]) -> tuple[int, ...] | None:
+        """Fork. Return arguments for ``run`` in the new process, and None in this one; OSError when it cannot be."""
+        failure_r, failure_w = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # a library's thread, which a worker does without
+                pid = os.fork()
+        except OSError:
+            _close(failure_r, failure_w)
+            raise
+        if pid == 0:
+            children = [fd for child in self._children.values() for fd in (child.pidfd, child.response_fd, *child.lines)]
+            _close(response_fd, failure_r, self._requests.detach(), *self._own_lines, *children)
+            return _become(fds, self._life_fd, failure_w, self._limits)
+        _close(failure_w)
+        lines = self._lines_for(pid)
+        failure = os.read(failure_r, RESPONSE.size) if executes else b""  # the end of the pipe says that it could
+        _close(failure_r)
+        try:
+            if failure:
+                (number,) = RESPONSE.unpack(failure)
+                raise OSError(number, os.strerror(number))
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            _close(*lines)
+            raise
+        self._children[pidfd] = _Child(pid, pidfd, response_fd, lines)
+        self._poll.register(pidfd, select.POLLIN)
+        if not _respond(response_fd, pid, pidfd):
+            os.kill(pid, signal.SIGKILL)  # nobody wants it any more
+        return None
+
+    def _lines_for(self, pid: int) -> list[int]:
+        """Lifelines for a child's group and for the child, which may leave the group, or lose its own line."""
+        lines: list[int] = []
+        with contextlib.suppress(OSError):  # it has executed a program already, after it has done so itself
+            os.setpgid(pid, pid)
+        with contextlib.suppress(OSError):
+            for owner in (-pid, pid):
+                lines.append(lifeline.line_for(self._life_fd, owner))
+        return lines
+
+    def _reap(self, child: _Child) -> None:
+        """Kill what is left of the group of a child that has ended, then reap the child and report its exit code."""
+        self._poll.unregister(child.pidfd)
+        _kill_group(child.pid)
+        _, status = os.waitpid(child.pid, 0)
+        _respond(child.response_fd, os.waitstatus_to_exitcode(status))
+        _close(child.pidfd, child.response_fd, *child.lines)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _respond(fd: int, number: int, *fds: int) -> bool:
+    """Send a response to the trainer; return whether it can still get it."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as trainer:
+            socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return False
+    return True
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+# In a process that was forked.
+
+
+def _become(fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]) -> tuple[int, ...]:
+    """Turn this fork into the process that was asked for. Return arguments for ``run``, or execute another program."""
+    try:
+        data_fd, stdout, stderr, *others = fds
+        with open(data_fd, "rb", closefd=False) as file:
+            birth: Birth = pickle.load(file)
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd, number in ((stdout, 1), (stderr, 2)):  # 0 is /dev/null: input is for the trainer
+            os.dup2(fd, number)
+            os.close(fd)
+        _set_environ(birth.environ)
+        os.chdir(birth.directory)
+        os.sched_setaffinity(0, birth.cores)
+        kept = [data_fd, life_fd, *others]
+        try:
+            line = lifeline.line_for(life_fd, -os.getpid())
+        except OSError:
+            pass  # a thread does it (see run)
+        else:
+            if lifeline.is_cut(line):  # the trainer went before the line was aimed
+                lifeline.end_group()
+            os.set_inheritable(line, True)  # it is for the program that is executed
+            os.close(life_fd)
+            kept[1] = -1
+        if not birth.command:
+            os.close(failure_w)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
+            return tuple(kept)
+        numbers = []
+        if birth.is_python:
+            numbers = [str(fd) for fd in kept]
+            for fd in kept:
+                if fd >= 0:
+                    os.set_inheritable(fd, True)
+        for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays so
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
+        os.execvpe(birth.command[0], [*birth.command, *numbers], os.environ)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            os.write(failure_w, RESPONSE.pack(error.errno or errno.EIO))
+        traceback.print_exc()
+    os._exit(_COULD_NOT_EXECUTE)
+
+
+def _set_environ(environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+def run(data_fd: int, life_fd: int, *fds: int) -> None:
+    """Run the function that this process was started for; it gets the list of its descriptors, and its arguments."""
+    for fd in (data_fd, *fds):
+        os.set_inheritable(fd, False)
+    os.lseek(data_fd, 0, os.SEEK_SET)
+    with open(data_fd, "rb") as file:
+        birth: Birth = pickle.load(file)
+        sys.path[:], sys.argv[:] = birth.path, birth.argv
+        _set_environ(birth.environ)  # a new Python has added LC_CTYPE where there is no locale
+        import multiprocessing  # here, because an engine needs none of it
+
+        name, authkey, start_method = birth.multiprocessing
+        process = multiprocessing.current_process()
+        process.name, process.authkey = name, authkey
+        multiprocessing.set_start_method(start_method, force=True)
+        if life_fd >= 0:
+            os.set_inheritable(life_fd, False)
+            lifeline.watch(life_fd)
+        function, arguments = pickle.load(file)
+    function(list(fds), *arguments)
