@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import hypothesis
@@ -42,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
-    # It stays until the program ends, so it is there before the first test looks.
+    # These stay until the program ends, so they are there before the first test looks.
+    resource_tracker.ensure_running()
     processes.load("envmanager._workers.child", *PRELOADED)
 
 

@@ -117,23 +117,18 @@ def main(inherited: list[int], launch: Launch) -> None:
     transport = Transport(fds, launch)
     forks.watch(lambda: _leave_worker(transport, crash_fd))
     try:
-        _obey_to_the_end(transport, launch)
-    except TrainerGone:
-        lifeline.end_group()  # it may be noticed here before the life pipe tells
+        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+    except BaseException as error:
+        # What an environment forks comes here too when it leaves the environment's code, and ends.
+        if forks.is_fork:
+            forks.end(None if isinstance(error, TrainerGone) else error)
+        if isinstance(error, TrainerGone):  # it may be noticed here before the life pipe tells
+            lifeline.end_group()
+        raise
+    if forks.is_fork:
+        forks.end(None)
 
 
 def _leave_worker(transport: Transport, crash_fd: int) -> None:
     transport.cut_off()
     crash_report.leave(crash_fd)
-
-
-def _obey_to_the_end(transport: Transport, launch: Launch) -> None:
-    """Be the worker. What an environment forks comes here when it leaves the environment's code, and ends."""
-    try:
-        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
-    except BaseException as error:
-        if forks.is_fork:
-            forks.end(None if isinstance(error, TrainerGone) else error)
-        raise
-    if forks.is_fork:
-        forks.end(None)

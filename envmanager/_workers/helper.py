@@ -187,7 +187,9 @@ class _Helper:
             _close(failure_r, failure_w)
             raise
         if pid == 0:
-            children = [fd for child in self._children.values() for fd in (child.pidfd, child.response_fd, *child.lines)]
+            children = [
+                fd for child in self._children.values() for fd in (child.pidfd, child.response_fd, *child.lines)
+            ]
             _close(response_fd, failure_r, self._requests.detach(), *self._own_lines, *children)
             return _become(fds, self._life_fd, failure_w, self._limits)
         _close(failure_w)
@@ -266,28 +268,22 @@ def _become(fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int,
         _set_environ(birth.environ)
         os.chdir(birth.directory)
         os.sched_setaffinity(0, birth.cores)
-        kept = [data_fd, life_fd, *others]
         try:
-            line = lifeline.line_for(life_fd, -os.getpid())
-        except OSError:
-            pass  # a thread does it (see run)
-        else:
-            if lifeline.is_cut(line):  # the trainer went before the line was aimed
-                lifeline.end_group()
-            os.set_inheritable(line, True)  # it is for the program that is executed
+            line, is_tied = lifeline.line_for(life_fd, -os.getpid()), 1
             os.close(life_fd)
-            kept[1] = -1
+        except OSError:
+            line, is_tied = life_fd, 0  # a thread waits for it (see run)
+        if lifeline.is_cut(line):  # the trainer went before the line was aimed
+            lifeline.end_group()
+        kept = (data_fd, line, *others)
         if not birth.command:
             os.close(failure_w)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
-            return tuple(kept)
-        numbers = []
-        if birth.is_python:
-            numbers = [str(fd) for fd in kept]
-            for fd in kept:
-                if fd >= 0:
-                    os.set_inheritable(fd, True)
+            return is_tied, *kept
+        for fd in kept if birth.is_python else (line,):
+            os.set_inheritable(fd, True)
+        numbers = map(str, (is_tied, *kept)) if birth.is_python else ()
         for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays so
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
@@ -304,9 +300,9 @@ def _set_environ(environ: dict[str, str]) -> None:
     os.environ.update(environ)
 
 
-def run(data_fd: int, life_fd: int, *fds: int) -> None:
+def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     """Run the function that this process was started for; it gets the list of its descriptors, and its arguments."""
-    for fd in (data_fd, *fds):
+    for fd in (data_fd, line, *fds):
         os.set_inheritable(fd, False)
     os.lseek(data_fd, 0, os.SEEK_SET)
     with open(data_fd, "rb") as file:
@@ -319,8 +315,7 @@ def run(data_fd: int, life_fd: int, *fds: int) -> None:
         process = multiprocessing.current_process()
         process.name, process.authkey = name, authkey
         multiprocessing.set_start_method(start_method, force=True)
-        if life_fd >= 0:
-            os.set_inheritable(life_fd, False)
-            lifeline.watch(life_fd)
+        if not is_tied:
+            lifeline.watch(line)
         function, arguments = pickle.load(file)
     function(list(fds), *arguments)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envmanager._workers import descriptors
@@ -46,19 +46,11 @@ _REAP_S = 1.0
 _LOOK_EVERY_S = 0.5
 """How often to look whether a helper that does not respond is there and not stopped."""
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
-_FLAGS = {
-    "debug": "-d",
-    "dont_write_bytecode": "-B",
-    "ignore_environment": "-E",
-    "isolated": "-I",
-    "no_site": "-S",
-    "no_user_site": "-s",
-    "optimize": "-O",
-    "safe_path": "-P",
-    "verbose": "-v",
-    "bytes_warning": "-b",
-}
-"""Options of Python that its own children get too, by their names in ``sys.flags``."""
+_FLAGS = (
+    "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
+    "v:verbose b:bytes_warning"
+)
+"""Options of Python that its own children get too, with their names in ``sys.flags``; safe_path is new in 3.11."""
 
 
 class HelperGone(OSError):
@@ -102,59 +94,26 @@ class Helper:
         except ChildProcessError:  # the user's code has reaped it
             return False
 
-    def ask(self, request: str, fds: Sequence[int], deadline: float) -> None:
-        """Send a request; the other end of the first descriptor brings the response."""
-        with socket.socket(fileno=os.dup(self._fd)) as requests:
-            while True:
-                try:
-                    socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                    return
-                except BlockingIOError:  # it has much to do, or does not read
-                    self._wait([], deadline, writable=[self._fd])
-                except ConnectionError as error:
-                    raise HelperGone from error
+    def ask(self, request: str, fds: Sequence[int] = ()) -> None:
+        """Send a request, without a wait; the other end of the first descriptor brings the response."""
+        try:
+            with socket.socket(fileno=os.dup(self._fd)) as requests:
+                socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except (BlockingIOError, ConnectionError) as error:  # it has read none of the last hundred, or has ended
+            raise HelperGone from error
 
-    def wait_for_response(self, fd: int, deadline: float) -> tuple[int, int]:
-        """Return the pid and a pidfd of the process that was asked for; OSError when it could not be started."""
-        self._wait([fd], deadline)
-        with socket.socket(fileno=os.dup(fd)) as responses:
-            data, fds, _, _ = socket.recv_fds(responses, RESPONSE.size, 1)
-        if not data:
-            raise HelperGone
-        (pid,) = RESPONSE.unpack(data)
-        if pid < 0:
-            raise OSError(-pid, os.strerror(-pid))
-        if not fds:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        os.set_inheritable(fds[0], False)
-        return pid, fds[0]
-
-    def _wait(self, readable: Iterable[int], deadline: float, *, writable: Iterable[int] = ()) -> None:
-        """Wait for one of these; HelperGone when the helper cannot respond, TimeoutError when it does not in time."""
+    def wait_for(self, fd: int, deadline: float) -> None:
+        """Wait until ``fd`` can be read; HelperGone when the helper cannot respond, TimeoutError at the deadline."""
         while True:
             left_s = deadline - time.monotonic()
             with let_through():
-                watched = [*readable, self._pidfd]
-                ready = wait_for(watched, min(left_s, _LOOK_EVERY_S), writable=writable)
-            if ready - {self._pidfd}:
+                ready = wait_for([fd, self._pidfd], min(left_s, _LOOK_EVERY_S))
+            if fd in ready:
                 return
             if not self.responds():
                 raise HelperGone
             if left_s <= 0:
                 raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
-
-    def exit_code(self, fd: int, timeout_s: float) -> int | None:
-        """Return the exit code of the process whose responses come through ``fd``; None when it is not known in time.
-
-        A helper that has ended or is stopped is not waited for.
-        """
-        if not wait_for([fd], 0.0) and not (self.responds() and wait_for([fd], timeout_s)):
-            return None
-        with contextlib.suppress(OSError):
-            data = os.read(fd, RESPONSE.size)
-            if len(data) == RESPONSE.size:
-                return int(RESPONSE.unpack(data)[0])
-        return None
 
     def stop(self) -> None:
         """Kill it and give back what it took; what it started lives on. Twice does no harm."""
@@ -200,7 +159,7 @@ def find_helper() -> Helper:
 
 def load(*modules: str) -> None:
     """Have the helper import modules that workers will need."""
-    find_helper().ask(" ".join([LOAD, *modules]), [], math.inf)
+    find_helper().ask(" ".join([LOAD, *modules]))
 
 
 class Process:
@@ -226,22 +185,28 @@ class Process:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                while True:
+                self._helper = find_helper()
+                try:
+                    self._helper.ask(request, [theirs.fileno(), *fds])
+                except HelperGone:  # it was ending, and has not read this; another is asked
+                    self._helper.stop()
                     self._helper = find_helper()
-                    try:
-                        self._helper.ask(request, [theirs.fileno(), *fds], deadline)
-                        break
-                    except HelperGone:  # it was ending, and has not read this; another is asked
-                        self._helper.stop()
-                    except TimeoutError:
-                        self._helper.stop()
-                        raise
+                    self._helper.ask(request, [theirs.fileno(), *fds])
             try:
-                self.pid, pidfd = self._helper.wait_for_response(ours.fileno(), deadline)
+                self._helper.wait_for(ours.fileno(), deadline)
+                data, received, _, _ = socket.recv_fds(ours, RESPONSE.size, 1)
+                if not data:
+                    raise HelperGone
             except (HelperGone, TimeoutError):
                 self._helper.stop()  # its children live on; another is started when it is needed
                 raise
-            self.pidfd, self._response_fd = register(pidfd), register(ours.detach())
+            (self.pid,) = RESPONSE.unpack(data)
+            if self.pid < 0:
+                raise OSError(-self.pid, os.strerror(-self.pid))
+            if not received:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            os.set_inheritable(received[0], False)
+            self.pidfd, self._response_fd = register(received[0]), register(ours.detach())
 
     def signal(self, number: int) -> None:
         """Send a signal to the process; nothing happens when it is gone. What it has started ends when it does."""
@@ -250,7 +215,7 @@ class Process:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """Return how long it could have run and no core was free, since it began; 0 if the kernel does not report it."""
+        """Return how long it has waited for a free core since it began; 0 if the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb") as file:
                 _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns
@@ -279,8 +244,11 @@ class Process:
         """Let the helper reap a process that has ended or is about to; without the helper, end its group here."""
         if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
             return
-        self._exit_code = self._helper.exit_code(self._response_fd, _REAP_S)
-        if self._exit_code is None and not self._helper.responds():
+        timeout_s = _REAP_S if self._helper.responds() else 0.0
+        data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], timeout_s) else b""
+        if len(data) == RESPONSE.size:
+            (self._exit_code,) = RESPONSE.unpack(data)
+        elif not self._helper.responds():
             _kill_members(self.pid, self._helper.session)
 
     def release(self) -> None:
@@ -336,10 +304,9 @@ def default_start_method() -> str:
 
 
 def _python(imports: str) -> list[str]:
-    """Return a command that calls a function of this package with the numbers that follow, in a Python like this one."""
-    options = [
-        option for name, option in _FLAGS.items() for _ in range(int(getattr(sys.flags, name, 0)))
-    ]  # safe_path is new in 3.11
+    """Return a command that calls a function of this package, in a Python like this one, with appended numbers."""
+    flags = [each.split(":") for each in _FLAGS.split()]
+    options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
     options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
     code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager._workers.{imports}(*map(int, sys.argv[1:]))"

@@ -87,11 +87,6 @@ class WorkerProcess(Protocol):
         """A descriptor that is readable when it has ended."""
         ...
 
-    @property
-    def is_buried(self) -> bool:
-        """True when nothing is left of it."""
-        ...
-
     def signal(self, number: int) -> None:
         """Send a signal to it and what it has started. After SIGKILL it ends."""
         ...

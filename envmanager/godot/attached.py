@@ -26,8 +26,6 @@ class AttachedGame:
     """Stands for the game's process, of which nothing is known but its connection."""
 
     pid = None
-    is_buried = True
-    """There is nothing to reap, and nothing that it started is ours to end."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

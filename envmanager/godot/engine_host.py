@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from envmanager._workers import descriptors
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import Resources
 from envmanager._workers.watch import Poller

@@ -78,9 +78,6 @@ class Answers:
 class ActorConnection(Channel):
     """An actor as a link's channel and process: its calls are the messages, and a failed call is its end."""
 
-    is_buried = True
-    """Ray ends what it started."""
-
     def __init__(self, make_actor: Callable[[], ActorHandle], answers: Answers) -> None:
         super().__init__()
         self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))

@@ -277,7 +277,8 @@ def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
 
 
 def _room_for(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    n_bytes: int = tensor.numel() * tensor.element_size()
+    return math.ceil(n_bytes / _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
 def _lay_out(state: Mapping[str, torch.Tensor], fd: int) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -143,14 +144,26 @@ def test_every_public_name_can_be_had() -> None:
         _ = envmanager.nonsense
 
 
-def test_the_guardians_program_loads_no_module_that_is_written_in_python() -> None:
-    code = f"""
+def test_only_documented_parts_of_multiprocessing_are_used() -> None:
+    used = set()
+    for node in (node for path in ROOT.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            used |= {each.name for each in node.names if each.name.startswith("multiprocessing.")}
+        elif isinstance(node, ast.ImportFrom) and re.match(r"multiprocessing\b", node.module or ""):
+            used |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "multiprocessing":
+            used.add(ast.unparse(node))
+    assert used <= {f"multiprocessing.{name}" for name in multiprocessing.__all__}
+
+
+def test_the_helper_loads_nothing_but_the_standard_library() -> None:
+    code = """
 import sys
-there = {{*sys.modules, "guard"}}
-sys.path.insert(0, {str(ROOT / "_workers")!r})
-import guard
-files = {{name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name not in there}}
-print(*(name for name, file in files.items() if file and file.endswith(".py")))
+before = set(sys.modules)
+import envmanager._workers.helper
+print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
-    command = [sys.executable, "-S", "-c", code]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout.split() == []
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT.parent)!r})\n{code}"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stdout.split() == [
+        "envmanager"
+    ]

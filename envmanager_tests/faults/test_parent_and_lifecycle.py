@@ -579,7 +579,7 @@ def test_case_45_workers_have_none_of_the_trainers_threads(start_method: Any) ->
         busy.join()
 
 
-READ_ONLY, WRITE_ONLY = os.O_RDONLY, os.O_WRONLY
+WRITE_ONLY = os.O_WRONLY
 
 
 def open_files(pid: int | str) -> dict[str, set[int]]:
@@ -623,7 +623,7 @@ def test_case_45_a_worker_holds_no_descriptor_of_its_siblings_or_of_another_mana
     shared = set(held[0]) & set(held[1]) & set(held[2])
     pipes = {target for target in shared if "pipe:" in target}
     modes = Counter(frozenset(held[0][pipe]) for pipe in pipes)
-    assert modes == {frozenset({READ_ONLY}): 1, frozenset({WRITE_ONLY}): 1}, "the life pipe and the step pipe"
+    assert modes == {frozenset({WRITE_ONLY}): 1}, "the step pipe; the life pipe is the whole program's"
     for one, another in ((0, 1), (0, 2), (1, 2)):
         assert set(held[one]) & set(held[another]) == shared
 
@@ -640,7 +640,7 @@ def test_case_45_a_simulator_gets_no_descriptor_of_the_library(start_method: Any
         (worker,) = pids_of(manager)
         held = set(open_files(worker)) - of_the_user
         of_the_library = (held & set(open_files("self"))) | {target for target in held if "socket:" in target}
-        assert count(of_the_library, "pipe:") >= 2
+        assert count(of_the_library, "pipe:") >= 1
         assert count(of_the_library, "memfd:") >= 1
         assert not of_the_library & set(open_files(simulator))
     until_gone([simulator])

@@ -14,8 +14,8 @@ OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
-    *(f"_workers.{name}" for name in ("guard", "guardian", "handle", "launch", "process_host", "processes")),
-    *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue", "tied")),
+    *(f"_workers.{name}" for name in ("handle", "helper", "launch", "process_host", "processes")),
+    *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue")),
     *(f"godot.{name}" for name in ("engine_host", "engine_queue", "launch", "worker")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
