@@ -29,6 +29,7 @@ import gc
 import importlib
 import os
 import pickle
+import pkgutil
 import resource
 import select
 import signal
@@ -318,4 +319,4 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
         if not is_tied:
             lifeline.watch(line)
         function, arguments = pickle.load(file)
-    function(list(fds), *arguments)
+    pkgutil.resolve_name(function)(list(fds), *arguments)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.child import main
 from envmanager._workers.child_transport import Launch
 from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import THREAD_CAPS, HelperGone, Process, start
@@ -81,7 +80,7 @@ def _start(plan: LaunchPlan, pickled_factory: bytes, output: tuple[int, int]) ->
             process = start(
                 plan.start_method,
                 f"envmanager-worker-{plan.worker_id}",
-                main,
+                "envmanager._workers.child:main",
                 (Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),),
                 fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
                 output=output,

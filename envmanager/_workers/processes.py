@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envmanager._workers import descriptors
@@ -262,7 +262,7 @@ class Process:
 def start(
     start_method: str,
     name: str,
-    function: Callable[..., Any],
+    function: str,
     arguments: tuple[Any, ...],
     *,
     fds: Sequence[int] = (),
@@ -270,7 +270,7 @@ def start(
     environ: Mapping[str, str] = os.environ,
     deadline: float = math.inf,
 ) -> Process:
-    """Start a Python process that calls ``function(fds, *arguments)`` with SIGINT blocked.
+    """Start a Python process that calls ``function(fds, *arguments)`` with SIGINT blocked; its name is "module:name".
 
     ``fds`` are there under other numbers. ``output`` becomes its standard output and error output. TimeoutError when it
     is not there by the deadline, another OSError when it cannot be started.

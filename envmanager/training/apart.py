@@ -268,7 +268,7 @@ def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
                 state[name].data = shared
             arguments = pickled, torch.get_num_threads()
             fds = theirs.fileno(), weights_fd
-            return start("spawn", "envmanager-learner", _learn, arguments, fds=fds), pipe
+            return start("spawn", "envmanager-learner", f"{__name__}:_learn", arguments, fds=fds), pipe
     except BaseException:
         pipe.close()
         raise

@@ -364,7 +364,8 @@ def start_instead(function: Any, *before: Any) -> None:
     """Have workers run ``function(fds, *before, …)`` instead of their own first function."""
 
     def start(start_method: str, name: str, _: Any, arguments: tuple[Any, ...], **options: Any) -> processes.Process:
-        return processes.start(start_method, name, function, (*before, *arguments), **options)
+        named = f"{function.__module__}:{function.__name__}"
+        return processes.start(start_method, name, named, (*before, *arguments), **options)
 
     vars(launch)["start"] = start
 

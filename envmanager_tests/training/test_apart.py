@@ -209,7 +209,7 @@ def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
     monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
     monkeypatch.setattr(apart, "_START_S", 0.1)
-    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", idle, ()), ours))
+    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours))
     ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
     threads: list[threading.Thread] = []
 
