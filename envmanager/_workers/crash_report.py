@@ -17,7 +17,7 @@ _STDERR = 2
 
 
 def enable(fd: int, worker_id: int) -> int:
-    """In a worker: write what happened into its part of the file when it crashes. The descriptor for that."""
+    """Let a worker write its stacks into its part of the file when it crashes; return the descriptor for that."""
     try:
         # Opened anew, for a position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
@@ -30,13 +30,13 @@ def enable(fd: int, worker_id: int) -> int:
 
 
 def leave(own_fd: int) -> None:
-    """In a process forked from a worker: its crash is not the worker's, and is reported on stderr."""
+    """Let a process that was forked from a worker report its own crash on stderr."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 
 
 def take(fd: int, worker_id: int) -> str:
-    """In the trainer: what a worker that has ended wrote, which is then erased; empty when it did not crash."""
+    """Return and erase the report of a worker that has ended; empty when it did not crash. For the trainer."""
     start = worker_id * _PART_BYTES
     data = os.pread(fd, _READ_BYTES, start)
     written = data[: data.find(b"\0")] if b"\0" in data else data

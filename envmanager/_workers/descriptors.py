@@ -16,7 +16,7 @@ from envmanager.errors import UsageError
 from envmanager.system.forking import after_fork_in_child
 
 CLOSED = -1
-"""In place of the number of a descriptor that was closed: the number may be somebody else's now."""
+"""Placeholder for the number of a closed descriptor; another file may have the number now."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 _STDERR = 2
@@ -34,7 +34,7 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Those that can be read or written, or whose other end is gone, within the time, or within an hour.
+    """Return the descriptors that can be read or written, or whose other end is gone, after ``timeout_s`` or an hour.
 
     (``select`` ends at descriptor 1024, and ``poll`` at waits of 24 days.)
     """
@@ -78,7 +78,7 @@ def open_standard() -> None:
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
-    """Have descriptors lead to /dev/null: whoever still uses them does no harm, and nobody else gets their numbers."""
+    """Let descriptors lead to /dev/null, so that code which still uses them does no harm, and no file gets the numbers."""
     with contextlib.suppress(OSError):
         os.close(fds[0])  # there is room for one more then
     null = os.open(os.devnull, os.O_RDWR)

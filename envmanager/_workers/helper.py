@@ -47,20 +47,20 @@ RESPONSE = struct.Struct("<q")
 """A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
 """Requests, each followed by the names of modules to import before. Only the last two carry descriptors."""
-MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
 _exit_code_of_fork: int | None = None
-"""None in the helper."""
+"""Exit code of a process that the helper has forked; None in the helper."""
 
 
 class Birth(NamedTuple):
-    """What a new process needs before its function runs, or before it executes another program."""
+    """All that a new process needs before its function runs, or before it executes another program."""
 
     command: list[str]
-    """The program to execute and its arguments; empty for a fork of the helper."""
+    """The program to execute and its arguments; unused by a fork of the helper."""
     is_python: bool
-    """Whether numbers of descriptors are appended to the command, for ``run``."""
+    """Whether arguments for ``run`` are appended to the command."""
     environ: dict[str, str]
     directory: str
     cores: set[int]
@@ -82,11 +82,12 @@ def main(requests_fd: int, life_fd: int) -> None:
     atexit.register(_end_fork)  # before all others, so that it runs last
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
-    born = _Helper(requests_fd, life_fd).serve()
-    if born is not None:
+    helper = _Helper(requests_fd, life_fd)
+    helper.serve()
+    if helper.born:
         global _exit_code_of_fork
         _exit_code_of_fork = 1
-        run(*born)
+        run(*helper.born)
         _exit_code_of_fork = 0
 
 
@@ -117,6 +118,8 @@ class _Helper:
             # Before any other, because the kernel ends the owner of the oldest line last.
             self._own_lines.append(lifeline.line_for(life_fd, os.getpid()))
         self._children: dict[int, _Child] = {}
+        self.born: tuple[int, ...] = ()
+        """Arguments for ``run``, in a process that has just been forked; empty in the helper."""
         self._loaded: set[str] = set()
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
@@ -124,47 +127,45 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
         self._poll.register(life_fd, select.POLLIN)
 
-    def serve(self) -> tuple[int, ...] | None:
-        """Obey requests, and reap what ends, until the trainer dies. Return arguments for ``run`` in a new process."""
+    def serve(self) -> None:
+        """Obey requests, and reap what ends, until the trainer dies. Return in each process that is forked, too."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
                     for child in self._children.values():
                         _kill_group(child.pid)
-                    return None
+                    return
                 if fd in self._children:
                     self._reap(self._children.pop(fd))
-                    continue
-                goes_on, born = self._obey()
-                if not goes_on:
-                    return born
+                elif not self._obey():
+                    return
 
-    def _obey(self) -> tuple[bool, tuple[int, ...] | None]:
-        """Obey one request. Return whether this process goes on as the helper, else arguments for ``run``."""
-        data, fds, flags, _ = socket.recv_fds(self._requests, MOST_BYTES, _MOST_DESCRIPTORS)
+    def _obey(self) -> bool:
+        """Obey one request. Return whether this process goes on as the helper."""
+        data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not data:  # the trainer is dying; the life pipe tells when it is dead
             self._poll.unregister(self._requests)
-            return True, None
+            return True
         kind, *modules = data.decode().split()
         self._load(modules)
         if kind == LOAD:
-            return True, None
+            return True
         if flags & socket.MSG_CTRUNC or not fds:  # too few descriptors are left; another helper has more
-            return False, None
+            return False
         for fd in fds:
             os.set_inheritable(fd, False)
         response_fd, *others = fds
         try:
-            born = self._start(kind == EXECUTE, response_fd, others)
-            if born is not None:
-                return False, born
+            self._start(kind == EXECUTE, response_fd, others)
+            if self.born:
+                return False
         except OSError as error:
             _respond(response_fd, -(error.errno or errno.EIO))
             _close(response_fd)
             if error.errno == errno.EMFILE:
-                return False, None
+                return False
         _close(*others)
-        return True, None
+        return True
 
     def _load(self, modules: Iterable[str]) -> None:
         """Import modules; those that cannot be imported are left to the worker."""
@@ -177,8 +178,8 @@ class _Helper:
             _flush_output()  # else each fork prints what an import has printed
             gc.freeze()  # a collection in a worker then writes to none of the pages that it shares with this process
 
-    def _start(self, executes: bool, response_fd: int, fds: list[int]) -> tuple[int, ...] | None:
-        """Fork. Return arguments for ``run`` in the new process, and None in this one; OSError when it cannot be."""
+    def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
+        """Fork, and return in both processes unless the new one executes a program; OSError when it cannot be."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -188,11 +189,11 @@ class _Helper:
             _close(failure_r, failure_w)
             raise
         if pid == 0:
-            children = [
-                fd for child in self._children.values() for fd in (child.pidfd, child.response_fd, *child.lines)
-            ]
-            _close(response_fd, failure_r, self._requests.detach(), *self._own_lines, *children)
-            return _become(fds, self._life_fd, failure_w, self._limits)
+            _close(response_fd, failure_r, self._requests.detach(), *self._own_lines)
+            for child in self._children.values():
+                _close(child.pidfd, child.response_fd, *child.lines)
+            self.born = _become(executes, fds, self._life_fd, failure_w, self._limits)
+            return
         _close(failure_w)
         lines = self._lines_for(pid)
         failure = os.read(failure_r, RESPONSE.size) if executes else b""  # the end of the pipe says that it could
@@ -210,11 +211,10 @@ class _Helper:
         self._children[pidfd] = _Child(pid, pidfd, response_fd, lines)
         self._poll.register(pidfd, select.POLLIN)
         if not _respond(response_fd, pid, pidfd):
-            os.kill(pid, signal.SIGKILL)  # nobody wants it any more
-        return None
+            os.kill(pid, signal.SIGKILL)  # the trainer does not wait for it any more
 
     def _lines_for(self, pid: int) -> list[int]:
-        """Lifelines for a child's group and for the child, which may leave the group, or lose its own line."""
+        """Return lifelines for a child's group, and for the child, which may leave the group or lose its own line."""
         lines: list[int] = []
         with contextlib.suppress(OSError):  # it has executed a program already, after it has done so itself
             os.setpgid(pid, pid)
@@ -255,7 +255,9 @@ def _close(*fds: int) -> None:
 # In a process that was forked.
 
 
-def _become(fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]) -> tuple[int, ...]:
+def _become(
+    executes: bool, fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]
+) -> tuple[int, ...]:
     """Turn this fork into the process that was asked for. Return arguments for ``run``, or execute another program."""
     try:
         data_fd, stdout, stderr, *others = fds
@@ -277,7 +279,7 @@ def _become(fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int,
         if lifeline.is_cut(line):  # the trainer went before the line was aimed
             lifeline.end_group()
         kept = (data_fd, line, *others)
-        if not birth.command:
+        if not executes:
             os.close(failure_w)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
@@ -290,9 +292,10 @@ def _become(fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int,
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
         os.execvpe(birth.command[0], [*birth.command, *numbers], os.environ)
     except BaseException as error:
-        if isinstance(error, OSError):
+        if executes and isinstance(error, OSError):
             os.write(failure_w, RESPONSE.pack(error.errno or errno.EIO))
-        traceback.print_exc()
+        else:
+            traceback.print_exc()
     os._exit(_COULD_NOT_EXECUTE)
 
 

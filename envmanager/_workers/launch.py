@@ -1,4 +1,4 @@
-"""Starting the process of one worker: its ends of the channels, its environment, its output."""
+"""Starts the process of one worker: its ends of the channels, its environment variables, its output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DESCRIPTORS_TO_START = 16
 
 @attrs.frozen(kw_only=True)
 class LaunchPlan(WorkerPlan):
-    """What a worker process is started with, besides its factory."""
+    """The arguments of the start of a worker process, but for its factory."""
 
     seed: int
     start_method: str
@@ -32,7 +32,7 @@ class LaunchPlan(WorkerPlan):
     crash_fd: int
     n_slots: int
     spin_ns: int
-    """How long it may look again before it sleeps."""
+    """Longest time in ns that the worker polls for a command before it sleeps."""
     environ: Mapping[str, str] = attrs.field(repr=False)  # it may hold secrets
     log_dir: str | None
 

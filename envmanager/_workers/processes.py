@@ -40,11 +40,11 @@ PRELOADABLE = {
     "ale_py": "ale_py",
     "cv2": "cv2",
 }
-"""What the helper imports before a fork besides a worker's own modules, if the trainer has loaded the key."""
+"""Modules that the helper imports before a fork besides a worker's own, each if the trainer has loaded its key."""
 _REAP_S = 1.0
-"""How long the end of a process that was killed, or whose pidfd says it has ended, may take to be reported."""
+"""Longest wait, in seconds, for the pidfd of a process that was killed, and then for the report of its exit code."""
 _LOOK_EVERY_S = 0.5
-"""How often to look whether a helper that does not respond is there and not stopped."""
+"""Time in seconds after which a helper that does not respond is looked at: it may have ended, or be stopped."""
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
@@ -96,6 +96,8 @@ class Helper:
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
         """Send a request, without a wait; the other end of the first descriptor brings the response."""
+        if self._is_stopped:  # by another thread
+            raise HelperGone
         try:
             with socket.socket(fileno=os.dup(self._fd)) as requests:
                 socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -134,7 +136,7 @@ _helper: Helper | None = None
 
 
 def _forget_helper() -> None:
-    """In a forked process: helper and life pipe are the parent's."""
+    """Forget helper and life pipe in a process that the user's code has forked: they are its parent's."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
 
@@ -158,7 +160,7 @@ def find_helper() -> Helper:
 
 
 def load(*modules: str) -> None:
-    """Have the helper import modules that workers will need."""
+    """Ask the helper to import modules that workers will need; do not wait for it."""
     find_helper().ask(" ".join([LOAD, *modules]))
 
 
@@ -275,9 +277,10 @@ def start(
     ``fds`` are there under other numbers. ``output`` becomes its standard output and error output. TimeoutError when it
     is not there by the deadline, another OSError when it cannot be started.
     """
+    kind = FORK if start_method == "forkserver" else EXECUTE
     own = multiprocessing.current_process()
     birth = Birth(
-        [] if start_method == "forkserver" else _python("helper import run; run"),
+        _python("helper import run; run"),
         True,
         dict(environ),
         os.getcwd(),
@@ -286,7 +289,6 @@ def start(
         list(sys.argv),
         (name, bytes(own.authkey), multiprocessing.get_start_method(allow_none=True)),
     )
-    kind = FORK if start_method == "forkserver" else EXECUTE
     return Process(kind, birth, (function, arguments), [*output, *fds], deadline)
 
 

@@ -1,4 +1,4 @@
-"""What worker processes need of the trainer's process, and what must be given back whatever happens."""
+"""Resources of the trainer's process that workers need, and that are given back whatever happens."""
 
 from __future__ import annotations
 

@@ -802,7 +802,7 @@ def train_and_count_lifelines(start_method: Any) -> None:
 
 
 def train_with_a_killed_helper_and_a_crash(start_method: Any) -> None:
-    """Nobody can bury a worker whose helper has gone; its simulator ends with the manager at the latest."""
+    """No process reaps a worker whose helper has gone; its simulator ends with the manager at the latest."""
     with started(CrashesBesideASimulator, 1, start_method=start_method) as manager:
         manager.reset()
         helper = pid_of_helper()
