@@ -78,7 +78,7 @@ def open_standard() -> None:
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
-    """Let descriptors lead to /dev/null, so that code which still uses them does no harm, and no file gets the numbers."""
+    """Let descriptors lead to /dev/null, so that code that still uses them does no harm and no file gets a number."""
     with contextlib.suppress(OSError):
         os.close(fds[0])  # there is room for one more then
     null = os.open(os.devnull, os.O_RDWR)

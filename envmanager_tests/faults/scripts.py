@@ -49,6 +49,7 @@ from envmanager import (
 from envmanager._workers import child, launch, processes
 from envmanager._workers.processes import Helper
 from envmanager._workers.wire import COMMAND
+from envmanager.system import process_tree
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager.testing.leaks import Traces, descendants, settle
@@ -767,6 +768,15 @@ def train_what_escapes_and_is_closed(start_method: Any, how: str) -> None:
                 announce("error", type(error).__name__)
         announce("closed")
     wait_to_go_on()
+
+
+def train_two_managers(start_method: Any) -> None:
+    """Tell which children the trainer has, and which the helper has."""
+    with started(start_method=start_method) as one, started(start_method=start_method) as another:
+        one.reset()
+        another.reset()
+        announce("children", *process_tree.children_of(os.getpid()))
+        announce("workers", *process_tree.children_of(pid_of_helper()))
 
 
 def train_without_a_helper(start_method: Any, signal_number: int) -> None:

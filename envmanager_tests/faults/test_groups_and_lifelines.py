@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from envmanager import Wait, WorkerDied
-from envmanager.system import process_tree
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import alive, pids_of, program, started, until, until_gone
 from envmanager_tests.start_methods import MARKED_START_METHODS
@@ -139,12 +138,19 @@ def test_the_helper_holds_nothing_for_workers_that_were_replaced(start_method: s
 
 
 @every_start_method
-def test_a_program_has_one_helper_in_a_session_of_its_own_that_ignores_signals(start_method: str) -> None:
-    with started(start_method=start_method) as manager, started(start_method=start_method):
-        helper = scripts.pid_of_helper()
-        workers = process_tree.children_of(helper)
-        assert process_tree.children_of(os.getpid()) == [helper]
+def test_two_managers_have_one_process_besides_their_workers(start_method: str) -> None:
+    with program(scripts.train_two_managers, start_method) as trainer:
+        ((*children,),) = trainer.announced("children")
+        ((*workers,),) = trainer.announced("workers")
+        assert len(children) == 1
         assert len(workers) == 4
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def test_the_helper_leads_a_session_and_ignores_signals() -> None:
+    with started() as manager:
+        helper = scripts.pid_of_helper()
         assert os.getsid(helper) == helper
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(helper, number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import sys
 import threading
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,32 @@ def test_seventeen_environments_over_six_workers(start_method: Any) -> None:
 
     assert [len(block) for block in blocks] == [3, 3, 3, 3, 3, 2]
     assert batch.env_ids.tolist() == list(range(17))
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_environments_may_use_multiprocessing_and_atexit(
+    start_method: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Uses(FakeEnvironment):
+        def use(self) -> tuple[bool, bytes, int, int]:
+            atexit.register((tmp_path / str(os.getpid())).touch)
+            memory = shared_memory.SharedMemory(create=True, size=8)
+            memory.buf[0] = 7
+            value = memory.buf[0]
+            memory.close()
+            memory.unlink()
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                result = pool.apply(abs, (-3,))
+            process = multiprocessing.current_process()
+            return process.daemon, bytes(process.authkey), value, result
+
+    with SubprocessEnvManager(Uses, 2, start_method=start_method) as manager:
+        used = manager.call("use")
+        workers = {str(pid) for pid in pids(manager)}
+
+    assert used == [(False, bytes(multiprocessing.current_process().authkey), 7, 3)] * 2
+    assert {path.name for path in tmp_path.iterdir()} == workers
+    assert capfd.readouterr().err == ""
 
 
 def test_a_factory_learns_its_context(tmp_path: Path) -> None:
