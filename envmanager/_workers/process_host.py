@@ -47,7 +47,6 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         super().__init__(env_factory, options)
         self._factories = factories_for(env_factory, options.n_envs)
         self._n_slots = 3 if options.zero_copy else 1
-        self._slots = 0
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
@@ -81,16 +80,8 @@ class ProcessHost(RemoteHost[WorkerHandle]):
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
-        entry, env_ids = self.context.entries[worker_id], self.context.entries[worker_id].env_ids
-        factory = GroupFactory.of(
-            self._factories,
-            env_ids,
-            self._options,
-            worker_id=worker_id,
-            generation=entry.generation,
-            first_slot=self._slots,
-        )
-        self._slots += len(env_ids)
+        entry = self.context.entries[worker_id]
+        factory = self._group_factory(entry)
         if worker_id == self._local_id:
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self._options.zero_copy)
         return self._start_process(entry, factory)

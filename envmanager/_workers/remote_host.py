@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.remote import Link, State
+from envmanager._workers.hosting import GroupFactory
+from envmanager._workers.remote import Link, State, WorkerPlan
 from envmanager._workers.resources import Resources
 from envmanager._workers.watch import AnyLink
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
@@ -44,6 +45,10 @@ class RemoteHost(WorkerHost, Generic[AnyLink]):
         self.env_factory = env_factory
         self._options = options
         self._log_dir = None if options.log_dir is None else absolute(options.log_dir)  # the trainer may move
+        self._factories: Sequence[Any] = ()
+        """The factories of all environments, for hosts whose workers are made of them."""
+        self._slots = 0
+        """The number of environments that were ever to be made: each has a slot of its own."""
         self._starting: list[AnyLink] = []
 
     def open(self, context: HostContext) -> None:
@@ -84,6 +89,27 @@ class RemoteHost(WorkerHost, Generic[AnyLink]):
         worker.send(CommandName.START)
         self._starting.append(worker)
         return worker
+
+    def _group_factory(self, entry: Entry) -> GroupFactory:
+        """Return what makes the environments of a worker's present generation."""
+        first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
+        return GroupFactory.of(
+            self._factories,
+            entry.env_ids,
+            attrs.evolve(self._options, log_dir=self._log_dir),
+            worker_id=entry.worker_id,
+            generation=entry.generation,
+            first_slot=first_slot,
+        )
+
+    def _plan(self, entry: Entry) -> WorkerPlan:
+        """Return the identity of a worker's present generation."""
+        return WorkerPlan(
+            worker_id=entry.worker_id,
+            env_ids=entry.env_ids,
+            generation=entry.generation,
+            timeouts=self._options.timeouts,
+        )
 
     def await_start(self) -> dict[int, StartReport]:
         return {worker.worker_id: start_report(worker.recv()) for worker in self._starting}

@@ -8,8 +8,6 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from envmanager._workers.hosting import GroupFactory
-from envmanager._workers.remote import WorkerPlan
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel
@@ -31,7 +29,6 @@ class RayHost(RemoteHost[ActorLink]):
         check_travel(factories)
         self._factories = factories
         self._cluster = cluster
-        self._slots = 0
         # What Ray has put into its object store is read-only; the copy makes it the trainer's own.
         self.rewrites_arrays = True
 
@@ -41,20 +38,8 @@ class RayHost(RemoteHost[ActorLink]):
     def make_worker(self, worker_id: int) -> ActorLink:
         """Ask for an actor, and do not wait for it: one wait is then enough to see that there is no room for all."""
         self.context.calls.require_open("the start of a worker")
-        entry, options, poller = self.context.entries[worker_id], self._options, self._resources.step_queue
-        factory = GroupFactory.of(
-            self._factories,
-            entry.env_ids,
-            attrs.evolve(options, log_dir=self._log_dir),
-            worker_id=worker_id,
-            generation=entry.generation,
-            first_slot=self._slots,
-        )
-        self._slots += len(entry.env_ids)
-        plan = WorkerPlan(
-            worker_id=worker_id, env_ids=entry.env_ids, generation=entry.generation, timeouts=options.timeouts
-        )
-        pickled = cloudpickle.dumps(factory, protocol=5)
+        entry, poller = self.context.entries[worker_id], self._resources.step_queue
+        plan, pickled = self._plan(entry), cloudpickle.dumps(self._group_factory(entry), protocol=5)
         events, times = self.context.events, entry.times
         return self._care_for(lambda: ActorLink(plan, self._cluster, pickled, poller.answers, events, times))
 

@@ -1,0 +1,220 @@
+"""A kind of manager of your own: workers that connect over TCP, with deaths, deadlines and replacements.
+
+::
+
+    TcpEnvManager ── starts ──▶ python tcp_manager.py ADDRESS     (or a program on another machine starts it)
+         ▲                              │ connects, and shows the token
+         └──── commands, responses ─────┘
+
+The manager's side is the first part of this file, the worker's side the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import secrets
+import socket
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+
+from envmanager import EnvironmentCommand, EnvironmentResponse, EnvManager
+from envmanager._workers import descriptors
+from envmanager._workers.channel import Channel
+from envmanager._workers.child import worker
+from envmanager._workers.decoding import Decoder
+from envmanager._workers.output_log import OutputLog
+from envmanager._workers.processes import execute
+from envmanager._workers.remote import Link, WorkerPlan
+from envmanager._workers.remote_host import RemoteHost
+from envmanager._workers.resources import Resources
+from envmanager._workers.watch import Poller
+from envmanager._workers.wire import (
+    CODES,
+    COMMAND,
+    FAILED_CODE,
+    MESSAGE,
+    NAMES,
+    Undecoded,
+    dumps_command,
+    dumps_failure,
+    response_message,
+)
+from envmanager.adapters.factories import check_travel, factories_for
+from envmanager.data.env_rows import deal
+from envmanager.data.steps import CommandName
+from envmanager.options import KindOptions, takes
+
+TOKEN_BYTES = 32
+TOKEN = "TCP_WORKER_TOKEN"
+
+
+class TcpChannel(Channel):
+    """Waits for its worker at a port of its own, and then carries the messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        listener = socket.create_server(("127.0.0.1", 0))  # the worker shows a token, but its bytes are not encrypted
+        listener.setblocking(False)
+        self.address = "{}:{}".format(*listener.getsockname())
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self.waiting: list[tuple[bytes, float]] | None = []
+        self.fd = descriptors.register(listener.detach())
+
+    def push(self, message: bytes, deadline: float) -> None:
+        if self.waiting is None:
+            super().push(message, deadline)
+        else:
+            self.waiting.append((message, deadline))
+
+    def pump(self) -> bool:
+        return super().pump() if self.waiting is None or self.accept() else False
+
+    def accept(self) -> bool:
+        """Return whether the worker is here now; then send what has waited for it."""
+        listener = socket.socket(fileno=self.fd)
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return False
+        finally:
+            listener.detach()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(1.0)
+            if not secrets.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_WAITALL), self.token.encode()):
+                return False
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            before, after = self.fd, descriptors.register(connection.detach())
+            self.on_moved(before, after)
+            self.fd = after
+            descriptors.close(before)
+            waiting, self.waiting = self.waiting or [], None
+            for message, deadline in waiting:
+                super().push(message, deadline)
+        return self.waiting is None
+
+
+class TcpLink(Link):
+    """The link to one worker, which is started here."""
+
+    channel: TcpChannel
+
+    def __init__(self, plan: WorkerPlan, factory: bytes, options: KindOptions, events: Any, times: Any) -> None:
+        super().__init__(plan, TcpChannel(), events, times)
+        self.decoder = Decoder(plan.worker_id, plan.env_ids)
+        self.log, output_fd = None, os.dup(2)
+        if options.log_dir is not None:
+            os.close(output_fd)
+            self.log, output_fd = OutputLog.open(options.log_dir, plan.worker_id, plan.generation)
+        environ = {**(os.environ if options.worker_env is None else options.worker_env), TOKEN: self.channel.token}
+        command = [sys.executable, __file__, self.channel.address, *sys.path]
+        try:
+            self.process = execute(command, environ, output_fd, os.sched_getaffinity(0))
+        except BaseException:
+            self.channel.close()
+            raise
+        finally:
+            os.close(output_fd)
+        self.channel.pidfd = self.process.pidfd
+        self.channel.push(COMMAND.pack(0, plan.worker_id, 0, 0, 0, len(factory)) + factory, float("inf"))
+
+    def last_words(self) -> str:
+        return "" if self.log is None else self.log.tail()
+
+
+class TcpHost(RemoteHost[TcpLink]):
+    """Starts, replaces and ends the workers."""
+
+    _options: KindOptions
+
+    def __init__(self, env_factory: Any, options: KindOptions) -> None:
+        super().__init__(env_factory, options)
+        self._factories = factories_for(env_factory, options.n_envs)
+        self.rewrites_arrays = False  # each response brings arrays of its own
+
+    def _make_resources(self) -> Resources[TcpLink]:
+        return Resources(self._options.timeouts.close_s, Poller())
+
+    def make_worker(self, worker_id: int) -> TcpLink:
+        if not self.workers:
+            check_travel(self._factories)
+        entry = self.context.entries[worker_id]
+        plan, pickled = self._plan(entry), cloudpickle.dumps(self._group_factory(entry), protocol=5)
+        return self._care_for(lambda: TcpLink(plan, pickled, self._options, self.context.events, entry.times))
+
+    def check_can_travel(self, payload: Any) -> None:
+        if payload is not None:
+            dumps_command(payload)
+
+
+class TcpEnvManager(EnvManager):
+    """Runs environments in processes that it reaches over TCP. The options are those of KindOptions."""
+
+    @takes(KindOptions)
+    def __init__(self, env_factory: Any, options: KindOptions) -> None:
+        n_workers = options.n_workers or options.n_envs
+        super().__init__(deal(options.n_envs, n_workers), **options.of_the_manager)
+        self.start(TcpHost(env_factory, options))
+
+
+# The worker's side.
+
+
+class Connection:
+    """The worker's end: commands come in, responses go out."""
+
+    def __init__(self, address: str, token: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(token.encode())
+        self.incoming = self.socket.makefile("rb")
+        self.group: Any = None
+        self.ticket = self.n_reported = self.began_ns = 0
+
+    def use_group(self, group: Any) -> None:
+        """Remember the environments, whose specs are reported."""
+        self.group, self.n_reported = group, len(group.behavior_specs)
+
+    def read(self) -> tuple[int, bytes]:
+        """Return the code and the payload of the next command; EOFError when there is none any more."""
+        head = self.incoming.read(COMMAND.size)
+        if len(head) < COMMAND.size:
+            raise EOFError
+        self.ticket, code, _, _, _, length = COMMAND.unpack(head)
+        return code, self.incoming.read(length)
+
+    def recv(self) -> EnvironmentCommand:
+        code, payload = self.read()
+        self.began_ns = time.monotonic_ns()
+        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None)
+
+    def send(self, response: EnvironmentResponse) -> None:
+        code, flags, specs = CODES[response.name], 0, None
+        if code == FAILED_CODE:
+            data = dumps_failure(response.payload)
+        else:
+            if response.name is not CommandName.START and len(self.group.behavior_specs) != self.n_reported:
+                specs = dict(self.group.behavior_specs)
+            flags, data = response_message(response.payload, specs)
+            self.n_reported = len(self.group.behavior_specs)
+        now_ns = time.monotonic_ns()  # 0 from another machine, whose clock is another one
+        self.socket.sendall(
+            MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.began_ns, now_ns) + data
+        )
+
+    put = send
+    """A step is answered like anything else."""
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    sys.path[:] = sys.argv[2:]
+    connection = Connection(sys.argv[1], os.environ.pop(TOKEN))
+    worker_id, factory = connection.read()
+    worker(connection, connection, factory, worker_id)
