@@ -31,8 +31,6 @@ from envmanager._workers.output_log import OutputLog
 from envmanager._workers.processes import execute
 from envmanager._workers.remote import Link, WorkerPlan
 from envmanager._workers.remote_host import RemoteHost
-from envmanager._workers.resources import Resources
-from envmanager._workers.watch import Poller
 from envmanager._workers.wire import (
     CODES,
     COMMAND,
@@ -136,9 +134,6 @@ class TcpHost(RemoteHost[TcpLink]):
         super().__init__(env_factory, options)
         self._factories = factories_for(env_factory, options.n_envs)
         self.rewrites_arrays = False  # each response brings arrays of its own
-
-    def _make_resources(self) -> Resources[TcpLink]:
-        return Resources(self._options.timeouts.close_s, Poller())
 
     def make_worker(self, worker_id: int) -> TcpLink:
         if not self.workers:

@@ -60,7 +60,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         self._local_id = len(context.entries) - 1 if self._options.local_envs else None
         super().open(context)
         if self._local_id is not None:
-            self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.step_queue)
+            self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
 
     def _make_resources(self) -> ProcessResources:
         return ProcessResources(self.context.events, self._options.timeouts.close_s, spin_ns=self._spin_ns)
@@ -97,7 +97,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method or default_start_method(),
             memory_fd=resources.memory_fd,
-            steps_fd=resources.step_queue.write_fd,
+            steps_fd=resources.poller.write_fd,
             crash_fd=resources.crash_fd,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,

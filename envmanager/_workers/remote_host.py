@@ -20,7 +20,7 @@ from envmanager._workers import descriptors
 from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.remote import Link, State, WorkerPlan
 from envmanager._workers.resources import Resources
-from envmanager._workers.watch import AnyLink
+from envmanager._workers.watch import AnyLink, Poller
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.core.table import Entry
 from envmanager.data.reports import StartReport
@@ -54,14 +54,15 @@ class RemoteHost(WorkerHost, Generic[AnyLink]):
     def open(self, context: HostContext) -> None:
         super().open(context)
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
+        descriptors.open_standard()
         with held():
             self._resources: Any = self._make_resources()  # each kind of host uses more of its own
             self._finalizer = weakref.finalize(self, self._resources.close)
-        self.step_queue = self._resources.step_queue
+        self.step_queue = self._resources.poller
 
-    @abstractmethod
     def _make_resources(self) -> Resources[AnyLink]:
-        """Acquire what the workers of this kind share."""
+        """Acquire what the workers of this kind share: a poller, and in subclasses more."""
+        return Resources(self._options.timeouts.close_s, Poller())
 
     @abstractmethod
     def make_worker(self, worker_id: int) -> EnvWorker:
@@ -132,7 +133,7 @@ class RemoteHost(WorkerHost, Generic[AnyLink]):
         return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
 
     def wake(self) -> None:
-        self._resources.step_queue.wake()
+        self._resources.poller.wake()
 
     def stop(self) -> None:
         self._resources.stop()

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
 from typing import Generic
 
 from envmanager._workers import descriptors
@@ -20,55 +19,49 @@ from envmanager.observe.events import EventLog
 from envmanager.system.interrupts import held
 
 
-class Resources(ABC, Generic[AnyLink]):
-    """What must be given back, also when the manager is garbage or the program ends: processes, pipes, memory.
+class Resources(Generic[AnyLink]):
+    """The links of one manager, their poller, and in subclasses the memory and folders that the workers share.
 
-    It holds no reference to the host or the manager, which could otherwise never become garbage.
+    It gives all of that back, also when the manager is garbage or the program ends, and holds no reference to the host
+    or the manager, which could otherwise never become garbage.
     """
 
-    step_queue: Poller[AnyLink]
-
-    def __init__(self, close_s: float) -> None:
+    def __init__(self, close_s: float, poller: Poller[AnyLink]) -> None:
+        self.poller = poller
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
-        self._handles: set[AnyLink] = set()
+        self._links: set[AnyLink] = set()
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
-        descriptors.open_standard()
-        self._open()
-        self.step_queue.on_retired = weakly(self.drop)
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Make the step queue, and whatever else this kind of worker needs."""
+        poller.on_retired = weakly(self.drop)
 
     def _close_own(self) -> None:
-        """Give back what ``_open`` made, but for the step queue."""
+        """Give back what a subclass holds, after the workers have gone."""
 
-    def watch(self, handle: AnyLink) -> None:
+    def watch(self, link: AnyLink) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
         with self._giving_back:
             if not self._closed:
-                self._handles.add(handle)
-                self.step_queue.register(handle)
+                self._links.add(link)
+                self.poller.register(link)
                 return
-        handle.release()
+        link.release()
         raise ManagerClosed("the start of a worker")
 
-    def drop(self, handle: AnyLink) -> None:
+    def drop(self, link: AnyLink) -> None:
         """Give back a worker that has ended or must."""
-        self._handles.discard(handle)
-        self.step_queue.forget(handle)
-        handle.release()
+        self._links.discard(link)
+        self.poller.forget(link)
+        link.release()
 
-    def retire(self, handle: AnyLink) -> None:
+    def retire(self, link: AnyLink) -> None:
         """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
-        if handle.state is State.RUNNING:
-            handle.retire()
-            self.step_queue.retire(handle)
+        if link.state is State.RUNNING:
+            link.retire()
+            self.poller.retire(link)
         else:
-            self.drop(handle)
+            self.drop(link)
 
     def close(self) -> None:
         """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
@@ -86,39 +79,34 @@ class Resources(ABC, Generic[AnyLink]):
     def stop(self) -> None:
         """End all workers, inside ``close_s``; what belongs to them is still there. One thread does it at a time."""
         with self._stopping:
-            self._stop(list(self._handles))
+            self._stop(list(self._links))
 
-    def _stop(self, handles: list[AnyLink]) -> None:
+    def _stop(self, links: list[AnyLink]) -> None:
         deadline = time.monotonic() + self._close_s
-        for handle in handles:
-            handle.ask_to_close()
+        for link in links:
+            link.ask_to_close()
         for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
-            left = _wait_for_ends(handles, deadline - (1 - share) * self._close_s)
-            for handle in left:
-                handle.process.signal(number)
-        _wait_for_ends(handles, deadline)
+            left = _wait_for_ends(links, deadline - (1 - share) * self._close_s)
+            for link in left:
+                link.process.signal(number)
+        _wait_for_ends(links, deadline)
 
     def _give_back(self) -> None:
         with self._giving_back:
             self._closed = True
-        for handle in list(self._handles):
-            self.drop(handle)
-        self.step_queue.close()
+        for link in list(self._links):
+            self.drop(link)
+        self.poller.close()
         self._close_own()
 
 
 class ProcessResources(Resources[WorkerHandle]):
-    """Those of workers that share memory with the trainer."""
+    """The links of worker processes, and the memory that these share with the trainer."""
 
-    step_queue: ProcessStepQueue
+    poller: ProcessStepQueue
 
     def __init__(self, events: EventLog, close_s: float, *, spin_ns: int) -> None:
-        self._events = events
-        self._spin_ns = spin_ns
-        super().__init__(close_s)
-
-    def _open(self) -> None:
-        self.step_queue = ProcessStepQueue(self._events, spin_ns=self._spin_ns)
+        super().__init__(close_s, ProcessStepQueue(events, spin_ns=spin_ns))
         self.memory_fd = descriptors.create_memory("envmanager")
         self.crash_fd = descriptors.create_memory("envmanager-crashes")
 
@@ -127,16 +115,16 @@ class ProcessResources(Resources[WorkerHandle]):
         descriptors.close(self.crash_fd)
 
 
-def _wait_for_ends(handles: list[AnyLink], deadline: float) -> list[AnyLink]:
+def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
     """Wait until all processes have ended or the time is up; those that have not."""
-    left = {handle.process.pidfd: handle for handle in handles}
+    left = {link.process.pidfd: link for link in links}
     while left:
         left_s = deadline - time.monotonic()
-        ready = descriptors.wait_for([fd for handle in left.values() for fd in handle.channel.watched_fds()], left_s)
+        ready = descriptors.wait_for([fd for link in left.values() for fd in link.channel.watched_fds()], left_s)
         for fd in ready & left.keys():
             del left[fd]
         if not ready and left_s <= 0:
             break
-        for handle in left.values():
-            handle.channel.pump()  # a worker that blocks on a full pipe cannot end
+        for link in left.values():
+            link.channel.pump()  # a worker that blocks on a full pipe cannot end
     return list(left.values())

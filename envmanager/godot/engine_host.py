@@ -32,16 +32,10 @@ _ENGINE_SEEDS = 2**31
 
 
 class EngineResources(Resources[EngineWorker]):
-    """Those of engines: besides all others a folder for what games write."""
-
-    step_queue: Poller[EngineWorker]
+    """The links of engines, and a folder for what games write."""
 
     def __init__(self, close_s: float, *, spin_ns: int) -> None:
-        self._spin_ns = spin_ns
-        super().__init__(close_s)
-
-    def _open(self) -> None:
-        self.step_queue = Poller(spin_ns=self._spin_ns)
+        super().__init__(close_s, Poller(spin_ns=spin_ns))
         self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
 
     def _close_own(self) -> None:

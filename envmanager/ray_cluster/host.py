@@ -38,7 +38,7 @@ class RayHost(RemoteHost[ActorLink]):
     def make_worker(self, worker_id: int) -> ActorLink:
         """Ask for an actor, and do not wait for it: one wait is then enough to see that there is no room for all."""
         self.context.calls.require_open("the start of a worker")
-        entry, poller = self.context.entries[worker_id], self._resources.step_queue
+        entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self._plan(entry), cloudpickle.dumps(self._group_factory(entry), protocol=5)
         events, times = self.context.events, entry.times
         return self._care_for(lambda: ActorLink(plan, self._cluster, pickled, poller.answers, events, times))

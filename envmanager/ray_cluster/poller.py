@@ -61,17 +61,14 @@ class ActorPoller(Poller[ActorLink]):
 
 
 class ActorResources(Resources[ActorLink]):
-    """The actors of one manager, and their poller."""
+    """The links of actors."""
 
-    step_queue: ActorPoller
+    poller: ActorPoller
 
     def __init__(self, close_s: float, is_connected: Callable[[], bool]) -> None:
         """``is_connected``: returns whether this program is still a driver of the cluster."""
-        super().__init__(close_s)
+        super().__init__(close_s, ActorPoller())
         self._is_connected = is_connected
-
-    def _open(self) -> None:
-        self.step_queue = ActorPoller()
 
     def stop(self) -> None:
         if self._is_connected():  # else the actors have gone

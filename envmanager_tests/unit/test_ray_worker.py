@@ -111,7 +111,7 @@ class Stage:
         self.events = EventLog()
         self.cluster = PlayedCluster()
         self.resources = resources or ActorResources(close_s, lambda: True)
-        self.queue = self.resources.step_queue
+        self.queue = self.resources.poller
         worker_id = len(self.queue.links)
         contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
         self.worker = ActorLink(
