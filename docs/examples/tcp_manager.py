@@ -119,7 +119,7 @@ class TcpLink(Link):
         finally:
             os.close(output_fd)
         self.channel.pidfd = self.process.pidfd
-        self.channel.push(COMMAND.pack(0, plan.worker_id, 0, 0, 0, len(factory)) + factory, float("inf"))
+        self.channel.push(COMMAND.pack(plan.worker_id, 0, 0, 0, 0, len(factory)) + factory, float("inf"))
 
     def last_words(self) -> str:
         return "" if self.log is None else self.log.tail()
@@ -211,5 +211,5 @@ if __name__ == "__main__":
     faulthandler.enable()
     sys.path[:] = sys.argv[2:]
     connection = Connection(sys.argv[1], os.environ.pop(TOKEN))
-    worker_id, factory = connection.read()
-    worker(connection, connection, factory, worker_id)
+    _, factory = connection.read()  # its ticket is the number of the worker
+    worker(connection, connection, factory, connection.ticket)

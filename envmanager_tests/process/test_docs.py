@@ -30,6 +30,8 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 TIMEOUT_S = 500
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
+INCLUDED = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
+"""A line for which the site shows a file of the project."""
 SHOWN = re.compile(r"# -> (.*)$", re.M)
 NOT_RUN = re.compile(r"(make|pip install) ")
 """Commands that install something, or run these tests again."""
@@ -89,7 +91,8 @@ def of_languages(*languages: str) -> list[Path]:
 def save_titled(blocks: list[Block], folder: Path) -> None:
     for block in blocks:
         if block.title is not None:
-            (folder / block.title).write_text(block.text, encoding="utf-8")
+            text = INCLUDED.sub(lambda found: (ROOT / found["path"]).read_text("utf-8"), block.text)
+            (folder / block.title).write_text(text, encoding="utf-8")
 
 
 def require_libraries(page: Path) -> None:
