@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper has it: NumPy loads it late
 
-from envmanager._workers import crash_report, forks, lifeline
+from envmanager._workers import forks, lifeline, output
 from envmanager._workers.child_transport import (
     CannotObey,
     Connection,
@@ -110,7 +110,7 @@ def main(inherited: list[int], launch: Launch) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    crash_fd = crash_report.enable(fds["crash"], launch.worker_id)
+    crash_fd = output.enable_crash_report(fds["crash"], launch.worker_id)
     # All workers have the helper's generators, and would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
@@ -131,4 +131,4 @@ def main(inherited: list[int], launch: Launch) -> None:
 
 def _leave_worker(transport: Transport, crash_fd: int) -> None:
     transport.cut_off()
-    crash_report.leave(crash_fd)
+    output.leave_crash_report(crash_fd)

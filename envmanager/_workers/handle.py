@@ -11,7 +11,7 @@ import pickle
 import time
 from typing import Any
 
-from envmanager._workers import crash_report, descriptors
+from envmanager._workers import descriptors, output
 from envmanager._workers.channel import Channel
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.launch import LaunchPlan, launch
@@ -108,7 +108,7 @@ class WorkerHandle(Link):
         report = ""
         if descriptors.is_registered(self._plan.crash_fd):  # else close() came meanwhile
             with contextlib.suppress(OSError):
-                report = crash_report.take(self._plan.crash_fd, self.worker_id)
+                report = output.take_crash_report(self._plan.crash_fd, self.worker_id)
         return "\n".join(filter(None, [log, report]))
 
     def release(self) -> None:

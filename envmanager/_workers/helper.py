@@ -268,6 +268,8 @@ def _become(
         for fd, number in ((stdout, 1), (stderr, 2)):  # 0 is /dev/null: input is for the trainer
             os.dup2(fd, number)
             os.close(fd)
+        # A new Python may need variables such as LD_LIBRARY_PATH to begin; ``run`` removes them.
+        environ = {**os.environ, **birth.environ} if birth.is_python else birth.environ
         _set_environ(birth.environ)
         os.chdir(birth.directory)
         os.sched_setaffinity(0, birth.cores)
@@ -290,7 +292,7 @@ def _become(
         for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays so
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
-        os.execvpe(birth.command[0], [*birth.command, *numbers], os.environ)
+        os.execvpe(birth.command[0], [*birth.command, *numbers], environ)
     except BaseException as error:
         if executes and isinstance(error, OSError):
             os.write(failure_w, RESPONSE.pack(error.errno or errno.EIO))
@@ -312,7 +314,7 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     with open(data_fd, "rb") as file:
         birth: Birth = pickle.load(file)
         sys.path[:], sys.argv[:] = birth.path, birth.argv
-        _set_environ(birth.environ)  # a new Python has added LC_CTYPE where there is no locale
+        _set_environ(birth.environ)  # before NumPy is imported, which reads some
         import multiprocessing  # here, because an engine needs none of it
 
         name, authkey, start_method = birth.multiprocessing

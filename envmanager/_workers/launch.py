@@ -11,7 +11,7 @@ import attrs
 
 from envmanager._workers import descriptors
 from envmanager._workers.child_transport import Launch
-from envmanager._workers.output_log import OutputLog
+from envmanager._workers.output import OutputLog
 from envmanager._workers.processes import THREAD_CAPS, HelperGone, Process, start
 from envmanager._workers.remote import WorkerPlan
 from envmanager.errors import WorkerError

@@ -14,7 +14,7 @@ import os
 import re
 
 from envmanager._workers import descriptors
-from envmanager._workers.output_log import OutputLog
+from envmanager._workers.output import OutputLog
 from envmanager.godot.messages import EngineError
 
 _MOST_BYTES = 16 << 20

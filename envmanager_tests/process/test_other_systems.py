@@ -16,7 +16,8 @@ NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
     *(f"_workers.{name}" for name in ("handle", "helper", "launch", "process_host", "processes")),
     *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue")),
-    *(f"godot.{name}" for name in ("engine_host", "engine_queue", "launch", "worker")),
+    *(f"godot.{name}" for name in ("engine_host", "launch", "worker")),
+    *(f"ray_cluster.{name}" for name in ("host", "poller")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 

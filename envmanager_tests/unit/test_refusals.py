@@ -13,7 +13,7 @@ import pytest
 
 from envmanager import SubprocessEnvManager, UsageError, WorkerError
 from envmanager._workers import descriptors, memory
-from envmanager._workers.output_log import OutputLog
+from envmanager._workers.output import OutputLog
 from envmanager.system.refusals import advice
 from envmanager.testing import FakeEnvironment
 

@@ -1,0 +1,98 @@
+"""Output of workers that goes into errors: the end of a log, and Python's report of a crash in native code.
+
+With ``log_dir`` each generation of a worker has a log. All workers share one nameless file for crash reports, in which
+each has a part of its own. So a crash costs no descriptor, blocks on no pipe, and its text is there after the process
+has gone.
+
+The rule: the trainer opens a log, so that one which cannot be used is refused before a process starts; and what was in
+it before is no part of an error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+
+import attrs
+
+from envmanager.errors import UsageError
+from envmanager.system.private_files import open_privately
+from envmanager.system.refusals import advice
+
+_TAIL_BYTES = 2000
+_PART_BYTES = 1 << 20
+"""More than faulthandler writes for a hundred threads. The file has holes: only what is written takes memory."""
+_READ_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 4000
+_STDERR = 2
+
+
+@attrs.frozen
+class OutputLog:
+    """The log of one worker process: where it is, and where this process's output begins."""
+
+    path: str
+    start: int
+    file_id: tuple[int, int]
+
+    @classmethod
+    def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
+        """The log, and a descriptor to append to it; UsageError when it cannot be written, or not by us alone."""
+        path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
+        try:
+            os.makedirs(log_dir, exist_ok=True)
+            fd = open_privately(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise UsageError(
+                f"the output of worker {worker_id} cannot be written to {path!r}: {error.strerror}. "
+                + (advice(error) or "Choose a log_dir that only you can write to.")
+            ) from error
+        found = os.fstat(fd)
+        return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
+
+    def tail(self) -> str:
+        """The end of what this process wrote; empty when the file is gone or another is in its place."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return ""
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) != self.file_id:
+                return ""
+            start = self.start if found.st_size >= self.start else 0  # else somebody has cut it short
+            start = max(start, found.st_size - _TAIL_BYTES)
+            return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
+        finally:
+            os.close(fd)
+
+
+def enable_crash_report(fd: int, worker_id: int) -> int:
+    """Let a worker write its stacks into its part of the file when it crashes; return the descriptor for that."""
+    try:
+        # Opened anew, for a position of its own.
+        own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # no /proc: reported on stderr
+        own_fd = os.dup(_STDERR)
+    else:
+        os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
+    faulthandler.enable(file=own_fd, all_threads=True)
+    return own_fd
+
+
+def leave_crash_report(own_fd: int) -> None:
+    """Let a process that was forked from a worker report its own crash on stderr."""
+    faulthandler.enable(file=_STDERR, all_threads=True)
+    os.close(own_fd)
+
+
+def take_crash_report(fd: int, worker_id: int) -> str:
+    """Return and erase the report of a worker that has ended; empty when it did not crash. For the trainer."""
+    start = worker_id * _PART_BYTES
+    data = os.pread(fd, _READ_BYTES, start)
+    written = data[: data.find(b"\0")] if b"\0" in data else data
+    if not written:
+        return ""
+    os.pwrite(fd, bytes(len(data)), start)
+    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a list of all that is loaded
+    return stacks[:_SHOWN_CHARACTERS].strip()
