@@ -27,7 +27,7 @@ from envmanager._workers import descriptors
 from envmanager._workers.channel import Channel
 from envmanager._workers.child import worker
 from envmanager._workers.decoding import Decoder
-from envmanager._workers.output_log import OutputLog
+from envmanager._workers.output import OutputLog
 from envmanager._workers.processes import execute
 from envmanager._workers.remote import Link, WorkerPlan
 from envmanager._workers.remote_host import RemoteHost
