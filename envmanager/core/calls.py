@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 import threading
 import time
 import weakref
@@ -16,8 +17,20 @@ from typing import Any
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
 from envmanager.system.forking import after_fork_in_child
-from envmanager.system.interrupts import begin_held, end_held, held, let_through
+from envmanager.system.interrupts import (
+    Handler,
+    end_held,
+    handler_of,
+    held,
+    leave,
+    let_through,
+    levels,
+    state,
+    take_over,
+    thread_id,
+)
 
+_SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
 """Time for which close() waits for another thread's call to end; after it, that call releases everything at its end."""
 _TURN_S = 0.1
@@ -32,7 +45,7 @@ class Use(enum.Enum):
     """Ways of stepping between two resets: policies inside the manager, or actions from outside."""
 
     RESETTING = enum.auto()
-    """None: a reset has begun and not ended; only another one may follow."""
+    """Neither: a reset has begun and not ended, and only another reset may follow."""
     UNDECIDED = enum.auto()
     STEP = enum.auto()
     SEND_RECV = enum.auto()
@@ -164,7 +177,10 @@ class _Call:
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
-        begin_held()
+        if thread_id() == state.main_thread:  # begin_held(), in line
+            if handler_of(_SIGINT).__class__ is not Handler:
+                take_over()
+            levels[-1] += 1
         try:
             if not self._acquire(False):
                 calls.wait_for_turn(self._what)
@@ -185,7 +201,10 @@ class _Call:
             return
         self._on_their_way.pop()
         self._release()
-        end_held()
+        if levels[-1] and thread_id() == state.main_thread:  # end_held(), in line
+            levels[-1] -= 1
+            if levels[-1] == 0 and (state.was_interrupted or state.found_another or not state.managers):
+                leave()
 
 
 class _DrawnCall(_Call):

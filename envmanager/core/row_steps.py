@@ -21,7 +21,7 @@ from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
-from envmanager.data.specs import BehaviorSpec
+from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.tree_rows import take_rows
 from envmanager.data.trees import Tree
@@ -97,7 +97,11 @@ class RowSteps:
         if not is_begun or len(self._table.specs) != self._n_specs:
             self._find_behavior(is_begun=is_begun)
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        own = checked_actions(self._spec, actions, n, "send", self._check_values)
+        only = None if self._spec is None else self._spec.action
+        if only.__class__ is ArraySpec and only.is_choices(actions) and len(actions) == n:
+            own = actions.copy()
+        else:
+            own = checked_actions(self._spec, actions, n, "send", self._check_values)
         entries = self._table.entries
         for group in groups:
             entry = entries[group.worker_id]
@@ -174,13 +178,17 @@ class RowSteps:
             batch = self._joined(parts, holders)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
-        batches: list[tuple[Entry, Sequence[Batch]]] = []
-        for entry, steps in zip(holders, parts, strict=True):
-            has_all = len(steps.agent_id) == len(entry.env_ids)
-            batches.append((entry, (batch,) if has_all else batches_with(entry, batch)))
+        only_this = (batch,)
+        earlier_too: list[tuple[Entry, Sequence[Batch]]] = []
+        if len(batch.env_ids) < n_envs:
+            for entry, steps in zip(holders, parts, strict=True):
+                if len(steps.agent_id) < len(entry.env_ids):
+                    earlier_too.append((entry, batches_with(entry, batch)))
         self._table.delivered(entries)
-        for entry, own in batches:
-            entry.batches = own
+        for entry in holders:
+            entry.batches = only_this
+        for entry, batches in earlier_too:
+            entry.batches = batches
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:

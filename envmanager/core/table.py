@@ -55,6 +55,13 @@ _MOVES = (
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """1 for each state in which a response is outstanding."""
+_USUAL: dict[_S, tuple[_S | None, int]] = {
+    **dict.fromkeys(_S, (None, 0)),
+    _S.IN_FLIGHT: (_S.IDLE, 1),
+    _S.READY: (_S.IN_FLIGHT, 0),
+    _S.IDLE: (_S.READY, -1),
+}
+"""The usual state before each state, and by how many the outstanding responses grow with that move."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
@@ -205,6 +212,27 @@ class WorkerTable:
 
         The outbox of each is set before: READY means that it is not empty.
         """
+        usual, n_waiting = _USUAL[to]
+        for entry in entries:
+            if entry.state is not usual:
+                n_left_ready, n_waiting = self._checked_move(entries, to)
+                break
+        else:
+            n_left_ready = len(entries) if usual is _READY else 0
+            n_waiting *= len(entries)
+        if n_left_ready == len(self.ready):
+            self.ready = []
+        elif n_left_ready:
+            gone = set(entries)
+            self.ready = [entry for entry in self.ready if entry not in gone]
+        if to is _READY:
+            self.ready.extend(entries)
+        self.n_waiting += n_waiting
+        for entry in entries:
+            entry.state = to
+
+    def _checked_move(self, entries: Sequence[Entry], to: WorkerState) -> tuple[int, int]:
+        """Return how many of these workers are READY, and by how many ``n_waiting`` grows with such a move."""
         n_left_ready = n_waiting = 0
         for entry in entries:
             before = entry.state
@@ -212,18 +240,7 @@ class WorkerTable:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {before.name} to {to.name}")
             n_left_ready += before is _READY
             n_waiting += _IS_WAITING[to] - _IS_WAITING[before]
-        ready = self.ready
-        if n_left_ready == len(ready):
-            ready = []
-        elif n_left_ready:
-            gone = set(entries)
-            ready = [entry for entry in ready if entry not in gone]
-        if to is _READY:
-            ready.extend(entries)
-        self.ready = ready
-        self.n_waiting += n_waiting
-        for entry in entries:
-            entry.state = to
+        return n_left_ready, n_waiting
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
         """Set the responses (two at most) to deliver of a worker next, in this order.
