@@ -109,7 +109,7 @@ class WorkerHost(ABC):
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
         """End the workers although a call is in progress, in another thread or around this one; ``close`` follows."""
 
-    def wake(self) -> None:  # noqa: B027  (a host whose queue nobody waits for needs none)
+    def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
         """Unblock a thread that waits on the step queue; it gets no response. The manager is closed."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:

@@ -141,9 +141,9 @@ class Recovery:
         replacement = entry.replacement
         if response.name is CommandName.FAILED:
             self.fail(entry, response.payload)
-        elif replacement is not None and replacement.is_started and not replacement.has_begun:
+        elif replacement is not None and not replacement.has_begun:
             last = entry.last_responses
-            replacement.has_begun = True
+            replacement.is_started = replacement.has_begun = True
             self._table.set_pending(entry, *last, response)
         elif entry.state is WorkerState.IN_FLIGHT:
             entry.outbox = (response,)
