@@ -8,11 +8,10 @@
     reset(), call() every worker, or some ◀──▶ send and recv                          core.resetting, core.asking
 
 A manager is this class and a :class:`WorkerHost`, which starts and ends its workers. ``core.table`` has the state of
-each worker, ``core.recovery`` replaces those that fail.
+each worker, ``core.recovery`` replaces the workers that fail.
 
-The rule: at most one step per worker is in flight, and a step that was received but not returned is kept, so an error
-loses no step. Ctrl-C is raised only while the manager waits or a policy runs; the next call returns the steps that were
-ready.
+The rule: at most one step per worker is in flight, and an error or a Ctrl-C loses no step. A Ctrl-C is raised while the
+manager waits, while a policy runs, or at the end of a call; the next call returns the steps that were ready.
 """
 
 from __future__ import annotations
@@ -25,18 +24,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from envmanager.core.asking import Asker, one_for_each
-from envmanager.core.calls import Calls
+from envmanager.core.calls import Calls, Use, weakly
 from envmanager.core.collecting import Collector
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost
-from envmanager.core.launching import Launcher
 from envmanager.core.policy_steps import PolicySteps
 from envmanager.core.recovery import Recovery
 from envmanager.core.resetting import Resets
 from envmanager.core.row_steps import RowSteps
 from envmanager.core.sources import ResponseSource, StepQueue, as_source
 from envmanager.core.table import WorkerTable
-from envmanager.core.use import RESETTING, SEND_RECV, STEP, UNDECIDED
-from envmanager.core.weak_calls import weakly
 from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.specs import BehaviorSpec, describe_value
@@ -54,6 +50,8 @@ from envmanager.system.interrupts import let_through
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # in Python 3.11 looking one up takes as long as a call
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
 
@@ -84,22 +82,22 @@ class EnvManager(ABC):
         """
         self._env_rows = EnvRows(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
-        self._use = UNDECIDED
+        self._use = _UNDECIDED
         self._undelivered: Any = None
-        """Result or error of a call until it returns. The next call returns what an interrupted one has left."""
+        """Result or error of ``step()`` or ``recv()`` until it is returned or raised, in one instruction: a Ctrl-C that
+        was deferred is raised before, and the next call returns what the interrupted one has left."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
         self._calls = Calls(weakly(self._give_back))
         self._named = self._calls.named
-        self._launcher = launcher = Launcher(seed)
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
-        self._recovery = recovery = Recovery(table, policy, launcher.launch_again)
+        self._recovery = recovery = Recovery(table, policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicySteps(table, recovery, self._calls, check_values=check_values)
         self._row_steps = RowSteps(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
-        self._resets = Resets(table, recovery, collector, launcher, seed)
+        self._resets = Resets(table, recovery, collector, seed)
         self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
         self._leave_interrupts = interrupts.stay_for(self)
         self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
@@ -125,7 +123,7 @@ class EnvManager(ABC):
 
         host.open(HostContext(self._table.entries, self._calls, self.events, create))
         self._host = host
-        for part in (self._launcher, self._policy_steps, self._row_steps, self._resets, self._asker):
+        for part in (self._recovery, self._policy_steps, self._row_steps, self._resets, self._asker):
             part.host = host
         self.step_queue = host.step_queue
         try:
@@ -192,7 +190,7 @@ class EnvManager(ABC):
         first step. It counts steps of ``step()`` and of ``send()`` and ``recv()``.
         """
         if self._episodes is None:
-            begun = [] if self._use in (UNDECIDED, RESETTING) else self._table.entries
+            begun = [] if self._use in (_UNDECIDED, _RESETTING) else self._table.entries
             last = [entry.previous_step for entry in begun]
             self._episodes = Episodes.of_manager([info for info in last if info is not None], self.n_envs)
         return self._episodes
@@ -227,14 +225,14 @@ class EnvManager(ABC):
         try:
             with self._named["reset"]:
                 config, parsed = self._resets.checked(ResetConfig.given(config, seed=seed, options=options))
-                has_begun, self._use, self._undelivered = True, RESETTING, None
+                has_begun, self._use, self._undelivered = True, _RESETTING, None
                 infos = self._resets.reset(config, parsed)
                 if self._episodes is not None:
                     self._episodes.add_all(infos)
-                self._use = UNDECIDED
+                self._use = _UNDECIDED
         except BaseException:
             if has_begun:  # an interrupt may come at the very end: the first observations were not returned
-                self._use = RESETTING
+                self._use = _RESETTING
             raise
         return infos
 
@@ -246,28 +244,7 @@ class EnvManager(ABC):
         policy), BadAction (the policy's action does not fit; nothing was sent), or the WorkerError of a worker in place
         of its step; the next call returns the other workers' steps.
         """
-        with self._named["step"]:
-            if self._use is not STEP:
-                self._use.require(STEP)
-            chosen = self._wait if wait is None else Wait.parse(wait)
-            if self._undelivered is None:
-                self._policy_steps.send_actions(chosen)
-                self._use = STEP
-                try:
-                    self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
-                    if self._episodes is not None:
-                        self._episodes.add_all(self._undelivered)
-                except WorkerError as error:
-                    self._undelivered = error
-            made = self._undelivered
-            is_error = isinstance(made, WorkerError)
-        if self._undelivered is not made or made is None:
-            return self.step(wait)  # another thread has taken it
-        if is_error:
-            self._undelivered = None
-            raise made
-        self._undelivered = None  # no call and no jump from here on, so no interrupt comes, and no other thread
-        return made  # type: ignore[no-any-return]
+        return self._deliver("step", _STEP, wait)  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with your own actions: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
@@ -276,9 +253,9 @@ class EnvManager(ABC):
         has a step in flight; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
         with self._named["send"]:
-            is_begun = self._use is SEND_RECV
+            is_begun = self._use is _SEND_RECV
             if not is_begun:
-                self._use.require(SEND_RECV)
+                self._use.require(_SEND_RECV)
             if self._undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
@@ -286,13 +263,8 @@ class EnvManager(ABC):
                 )
             actions, groups = self._row_steps.checked(actions, env_ids, is_begun)
             if not is_begun:
-                self._begin_send_recv(offers_first=False)
+                self._begin(_SEND_RECV, offers_first=False)
             self._row_steps.send(actions, groups)
-
-    def _begin_send_recv(self, *, offers_first: bool) -> None:
-        self._use, self._collector.holds_back = SEND_RECV, True
-        if self._episodes is not None:
-            self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """Return the steps that are ready, one row per environment; after a reset first the first observations.
@@ -300,29 +272,59 @@ class EnvManager(ABC):
         Raises UsageError when no step is in flight or ready, and for multi-agent environments; WorkerErrors as
         ``step()`` does.
         """
-        with self._named["recv"]:
-            chosen = self._wait if wait is None else Wait.parse(wait)
-            if self._use is not SEND_RECV:
-                self._use.require(SEND_RECV)
-                self._row_steps.offer_first_observations()
-                self._begin_send_recv(offers_first=True)
-            if self._undelivered is None:
-                try:
-                    self._undelivered = self._row_steps.batch_of(self._collector.collect(chosen))
-                    if self._episodes is not None:
-                        behavior = self._row_steps.behavior(is_begun=True)[0]
-                        self._episodes.add_batch(behavior, self._undelivered)
-                except WorkerError as error:
-                    self._undelivered = error
-            made = self._undelivered
-            is_error = isinstance(made, WorkerError)
-        if self._undelivered is not made or made is None:
-            return self.recv(wait)  # another thread has taken it
+        return self._deliver("recv", _SEND_RECV, wait)  # type: ignore[no-any-return]
+
+    def _deliver(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
+        """Return the StepInfos or the batch of the responses that ``wait`` asks for, or raise a WorkerError among them.
+
+        ``_undelivered`` holds either from the moment at which it is made.
+        """
+        while True:
+            with self._named[call]:
+                is_begun = self._use is use
+                if not is_begun:
+                    self._use.require(use)
+                chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
+                if self._undelivered is None:
+                    if use is _STEP:
+                        self._policy_steps.send_actions(chosen)
+                    elif not is_begun:
+                        self._row_steps.offer_first_observations()
+                    if not is_begun:
+                        self._begin(use, offers_first=True)
+                    try:
+                        if use is _STEP:
+                            self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
+                        else:
+                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
+                            self._undelivered = self._row_steps.batch_of(ready)
+                    except WorkerError as error:
+                        self._undelivered = error
+                    else:
+                        if self._episodes is not None:
+                            self._count_episodes(self._undelivered)
+                made = self._undelivered
+                is_error = isinstance(made, WorkerError)
+            if self._undelivered is made and made is not None:
+                break  # else another thread has returned it
         if is_error:
             self._undelivered = None
             raise made
-        self._undelivered = None  # as in step()
-        return made  # type: ignore[no-any-return]
+        self._undelivered = None  # no call and no jump from here on, so no interrupt comes, and no other thread
+        return made
+
+    def _begin(self, use: Use, *, offers_first: bool) -> None:
+        """Begin one of the two ways of stepping, after a reset."""
+        self._use = use
+        if use is _SEND_RECV and self._episodes is not None:
+            self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
+
+    def _count_episodes(self, made: Batch | list[StepInfo]) -> None:
+        assert self._episodes is not None
+        if isinstance(made, Batch):
+            self._episodes.add_batch(self._row_steps.behavior, made)
+        else:
+            self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
         """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
@@ -367,7 +369,7 @@ class EnvManager(ABC):
             steps_lost=self._recovery.steps_lost,
             wait_share=wait_share([entry.times for entry in entries], self._collector.waits),
             placement=self.placement,
-            random_policy=self._use is STEP and all(getattr(each, "is_random", False) for each in policies.values()),
+            random_policy=self._use is _STEP and all(getattr(each, "is_random", False) for each in policies.values()),
         )
         return host.describe_all(known)
 

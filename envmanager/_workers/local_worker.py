@@ -161,7 +161,18 @@ class LocalWorker:
         (name, actions), self._step = self._step, None
         self._begun = name
         started_ns = time.monotonic_ns()
-        response = self._obey(name, actions)
+        group = self.group
+        try:
+            with self._user_code:
+                result = group.step(actions) if name is _STEP else COMMANDS[name](group, actions)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            response = self._failed(error, name)
+        else:
+            response = EnvironmentResponse(_STEP, self.worker_id, result)
+            if len(group.behavior_specs) != self._n_reported:
+                self._report_specs(response)
         self._begun = None
         ended_ns = time.monotonic_ns()
         self.times.stepped(ended_ns - started_ns, started_ns - self._ended_ns, ended_ns)
@@ -190,16 +201,19 @@ class LocalWorker:
         group = self.group
         try:
             with self._user_code:
-                result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
+                result = COMMANDS[name](group, payload)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return self._failed(error, name)
-        response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
+        response = EnvironmentResponse(name, self.worker_id, result)
         if len(group.behavior_specs) != self._n_reported:
-            response.specs = dict(group.behavior_specs)
-            self._n_reported = len(response.specs)
+            self._report_specs(response)
         return response
+
+    def _report_specs(self, response: EnvironmentResponse) -> None:
+        response.specs = dict(self.group.behavior_specs)
+        self._n_reported = len(response.specs)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         env_ids = env_ids_of_failure(self.group, self.worker_id)

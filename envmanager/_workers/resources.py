@@ -13,7 +13,7 @@ from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.remote import State
 from envmanager._workers.step_queue import ProcessStepQueue
 from envmanager._workers.watch import AnyLink, Poller
-from envmanager.core.weak_calls import weakly
+from envmanager.core.calls import weakly
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
 from envmanager.system.interrupts import held

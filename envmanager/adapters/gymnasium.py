@@ -6,14 +6,17 @@ therefore made once; a step only compares and assigns.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_number, flag, real_number
-from envmanager.adapters.spaces import behavior_spec, rows_reader
+from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
 from envmanager.data.fitting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
@@ -43,6 +46,8 @@ class GymnasiumEnvironment(EnvGroup):
     ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
     """
 
+    behavior_specs: BehaviorSpecs = MappingProxyType({})
+
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
     ) -> None:
@@ -58,8 +63,9 @@ class GymnasiumEnvironment(EnvGroup):
         first = self._envs[0]
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
-        self._specs = {BEHAVIOR: spec}
+        self.behavior_specs = {BEHAVIOR: spec}
         self._read_actions = rows_reader(first.action_space)
+        self._known_actions = known_actions(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
         self._plain_obs = (_usual(spec.observation.dtype), spec.observation.shape) if is_plain else (None, None)
@@ -71,10 +77,6 @@ class GymnasiumEnvironment(EnvGroup):
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
         """Wrap one environment. It returns infos; a manager without ``infos`` drops them."""
         return cls([env], infos=True)
-
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return self._specs
 
     @property
     def subjects(self) -> Sequence[Any]:
@@ -137,7 +139,8 @@ class GymnasiumEnvironment(EnvGroup):
         out.terminated.fill(False)  # the same memory also receives copied steps of some rows
         out.truncated.fill(False)
         try:
-            actions = self._read_actions(batch, len(envs))
+            known = self._known_actions
+            actions = self._read_actions(batch, len(envs)) if known is None else map(known, batch.tolist())
             for env, action, view in zip(envs, actions, out.first_leaf):  # noqa: B905  (strict costs as much as a step)
                 result = env.step(action)
                 try:
@@ -163,8 +166,15 @@ class GymnasiumEnvironment(EnvGroup):
         except BaseException:
             self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
             raise
-        out.reward[...] = rewards
-        return out.finish(infos if keeps_infos else None, ended)
+        if out.rewards is None:
+            out.reward[...] = rewards
+        else:
+            out.pack_rewards(out.rewards, 0, *rewards)
+        if ended or keeps_infos:
+            return out.finish(infos if keeps_infos else None, ended)
+        steps = out.steps
+        steps.final_obs = steps.info = steps.reset_info = None
+        return steps
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # Copied for each environment: Gymnasium's vector environments remove keys from them.
@@ -199,6 +209,11 @@ def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return usual if usual == dtype else dtype
 
 
+@functools.cache
+def _packer(n: int) -> Callable[..., None]:
+    return struct.Struct(f"{n}f").pack_into
+
+
 class _BufferViews:
     """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long."""
 
@@ -210,6 +225,9 @@ class _BufferViews:
         self.first_leaf: list[Any] = [own[0] if own else None for own in self.obs]
         self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
         self.reward = buffer.steps.reward
+        self.rewards = memoryview(self.reward) if self.reward.flags.c_contiguous else None  # type: ignore[arg-type]
+        self.pack_rewards = _packer(len(self.reward))
+        """Writes all rewards at once; NumPy would make an array of them first."""
         self.terminated = buffer.steps.terminated
         self.truncated = buffer.steps.truncated
 

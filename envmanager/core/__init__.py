@@ -1,1 +1,1 @@
-"""What every manager does, whoever hosts its workers: who may be asked, waited for, handed out and replaced."""
+"""The part that all kinds of managers share: states of workers, waiting, delivery, replacement, resets and calls."""

@@ -1,4 +1,4 @@
-"""Carries out ``call``, ``get_attr``, ``set_attr`` and ``render``; what comes back is in the order of ``env_ids``."""
+"""``call``, ``get_attr``, ``set_attr``, ``render``: commands to some workers; results in the order of ``env_ids``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from envmanager.core.hosts import WorkerHost
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import WorkerTable
 from envmanager.data.env_rows import EnvRows
-from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.data.steps import CommandName
 from envmanager.errors import UsageError
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """``n`` values: those of a sequence or an array, and of anything else the same ``n`` times.
+    """Return ``n`` values: the items of a sequence or an array; anything else is repeated ``n`` times.
 
-    The type decides, never the length: a list with one value too few must not become one for all.
+    The type decides, never the length: a list with one value too few must not become one value for all.
     """
     if not _is_many(values):
         return [values] * n
@@ -48,7 +48,7 @@ def _is_many(values: Any) -> bool:
 
 
 class Asker:
-    """Asks the workers of one manager."""
+    """Sends commands to the workers of one manager and returns their results."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Asker:
         env_rows: EnvRows,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
-        """``calls``: what each kind of call is made in, by name."""
+        """``calls``: the context manager of each kind of call, by name."""
         self.host: WorkerHost
         self._calls = calls
         self._table = table
@@ -67,42 +67,38 @@ class Asker:
         self._env_rows = env_rows
 
     def ids(self, env_ids: Any) -> np.ndarray:
-        """``env_ids`` as int64[n], all when None; UsageError when some are not known or named twice."""
+        """Return ``env_ids`` as int64[n], all if None; UsageError if some are unknown or named twice."""
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Each worker is asked ``payload(rows, places)``: its own rows, and where they stand in ``env_ids``.
+        """Send each worker ``payload(rows, places)``: its own rows, and their places in ``env_ids``.
 
-        Waits for a worker that is being replaced. All respond before the first failure is raised.
+        Waits for workers that are being replaced. All respond before the first failure is raised: an exception leaves
+        its worker usable, and a worker that is gone is replaced.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)
 
     def _ask(self, name: CommandName, ids: np.ndarray, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        groups = self._env_rows.by_worker(ids)
+        groups, entries, workers = self._env_rows.by_worker(ids), self._table.entries, self.host.workers
         for group in groups:
-            entry = self._table.entries[group.worker_id]
-            self._collector.await_replacement(entry)
-            entry.require_alive()
+            self._collector.await_replacement(entries[group.worker_id])
+            entries[group.worker_id].require_alive()
         payloads = [payload(group.rows.tolist(), group.list_of_places) for group in groups]
         self.host.check_can_travel(payloads)
-        workers = self.host.workers
         for group, own in zip(groups, payloads, strict=True):
             workers[group.worker_id].send(name, own)
         learned = self._table.with_specs_learned
         responses = [learned(workers[group.worker_id].recv()) for group in groups]
-        errors = [self._after_failure(response) for response in responses if response.name is CommandName.FAILED]
-        if errors:
-            raise errors[0]
+        failed = [response for response in responses if response.name is CommandName.FAILED]
+        if failed:
+            gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
+            self._recovery.fail_quietly(gone)
+            given_up_for = entries[failed[0].worker_id].error
+            raise given_up_for or failed[0].payload
         results: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
             own_results = response.payload or [None] * len(group.rows)
             for place, result in zip(group.list_of_places, own_results, strict=True):
                 results[place] = result
         return results
-
-    def _after_failure(self, response: EnvironmentResponse) -> Exception:
-        """What a failed call raises. An exception leaves the worker usable; one that is gone is replaced."""
-        if self.host.is_gone(response.worker_id):
-            return self._recovery.fail_quietly(self._table.entries[response.worker_id], response.payload)
-        return response.payload  # type: ignore[no-any-return]

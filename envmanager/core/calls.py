@@ -1,34 +1,76 @@
-"""Guards the calls of one manager: one at a time, refused where they make no sense, and a Ctrl-C waits for their end.
+"""The guard of a manager's calls: one at a time, refused where they make no sense; a Ctrl-C waits for their end.
 
-The rule: interrupts are held before the lock is taken and until it has been given back, so none can leave it taken.
+The rule: interrupts are deferred before the lock is taken and until it has been released, so none can leave it taken.
 """
 
 from __future__ import annotations
 
+import enum
 import os
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
 from envmanager.system.forking import after_fork_in_child
-from envmanager.system.interrupts import begin_held, end_held, held, let_through
+from envmanager.system.interrupts import (
+    Handler,
+    end_held,
+    handler_of,
+    held,
+    leave,
+    let_through,
+    levels,
+    state,
+    take_over,
+    thread_id,
+)
 
+_SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
-"""How long close() waits for another thread to leave its call; then that call gives back what it may still use."""
+"""Time for which close() waits for another thread's call to end; after it, that call releases everything at its end."""
 _TURN_S = 0.1
-"""How long a call that waits for another thread's is deaf to a Ctrl-C."""
+"""Time for which a call that waits for another thread's call defers a Ctrl-C."""
 _MOVES = ("reset", "step", "send", "recv")
-"""The calls that move the environments on: they are never made inside another call."""
+"""Calls that step or reset environments: refused inside another call."""
 _QUESTIONS = ("call", "get_attr", "set_attr", "render")
-"""Those that a policy may make."""
+"""Calls that a policy may make."""
+
+
+class Use(enum.Enum):
+    """Ways of stepping between two resets: policies inside the manager, or actions from outside."""
+
+    RESETTING = enum.auto()
+    """Neither: a reset has begun and not ended, and only another reset may follow."""
+    UNDECIDED = enum.auto()
+    STEP = enum.auto()
+    SEND_RECV = enum.auto()
+
+    def require(self, wanted: Use) -> None:
+        """Raise UsageError unless ``wanted`` can be used now."""
+        if self is Use.RESETTING:
+            raise UsageError("the last reset() did not end: call reset() again.")
+        if self not in (wanted, Use.UNDECIDED):
+            raise UsageError("use either step() or send()/recv() between two resets, not both.")
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method without keeping its object alive; None once the object is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        alive = reference()
+        return None if alive is None else alive(*args)
+
+    return call
 
 
 class _Forks:
-    """How many forks lie between the first process of this program and this one; asking for the pid takes as long as
-    all the rest of a call's beginning.
-    """
+    """Number of forks between the first process of this program and this one. Asking for the pid is slower."""
 
     __slots__ = ("count",)
 
@@ -44,26 +86,26 @@ after_fork_in_child(_forks.one_more)
 
 
 class Calls:
-    """Whether calls may be made, and which are on their way."""
+    """The lock of one manager's calls, and the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        """``give_back()`` is called when the manager is closed and no call is on its way any more."""
+        """``give_back()`` releases everything; called once the manager is closed and no call is in progress."""
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
-        """Each inside the one before it."""
+        """Names of the calls in progress, each inside the one before it."""
         self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
-        """``with`` one of these, around all of a call."""
+        """Context managers, one for each kind of call."""
         self._give_back = give_back
 
     def require_usable(self, what: str) -> None:
-        """UsageError in a forked process, ManagerClosed after close()."""
+        """Raise UsageError in a forked process, ManagerClosed after close()."""
         self.require_owner(what)
         self.require_open(what)
 
     def require_owner(self, what: str) -> None:
-        """UsageError in a process that was forked from the manager's own."""
+        """Raise UsageError in a process that was forked from the manager's own."""
         if self.owner_pid != os.getpid():
             raise UsageError(
                 f"{what} was called in process {os.getpid()}, which was forked from the manager's own, "
@@ -71,12 +113,12 @@ class Calls:
             )
 
     def require_open(self, what: str) -> None:
-        """ManagerClosed after close()."""
+        """Raise ManagerClosed after close()."""
         if self.closed:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Give back now, or when the call that is on its way has ended; until then at least ``stop`` the workers."""
+        """Release everything, now or when the call in progress ends; in the latter case ``stop`` the workers now."""
         with held():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -90,11 +132,11 @@ class Calls:
                     self.lock.release()
 
     def draw_on(self, track: Track) -> None:
-        """Draw all calls from now on."""
+        """Draw all later calls on a track of the trace."""
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
-        """A call ends of a manager that was closed meanwhile."""
+        """End a call during which the manager was closed."""
         self.on_their_way.pop()
         try:
             if not self.on_their_way:
@@ -104,14 +146,14 @@ class Calls:
             end_held()
 
     def wait_for_turn(self, what: str) -> None:
-        """Take the lock that another thread has, unless the manager is closed or a Ctrl-C comes."""
+        """Take the lock when another thread releases it, unless the manager is closed or a Ctrl-C comes."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with let_through():
                 pass
 
     def refuse_inside_a_call(self, what: str) -> None:
-        """UsageError: whose step would be whose?"""
+        """Raise UsageError for a step inside another call."""
         outer = self.on_their_way[-1]
         raise UsageError(
             f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
@@ -120,7 +162,7 @@ class Calls:
 
 
 class _Call:
-    """``with`` one call of a manager. It holds nothing of its own, so one serves for all calls of that name."""
+    """A context manager around one call. It keeps no state, so one object serves all calls of its name."""
 
     __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")
 
@@ -135,7 +177,10 @@ class _Call:
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
-        begin_held()
+        if thread_id() == state.main_thread:  # begin_held(), in line
+            if handler_of(_SIGINT).__class__ is not Handler:
+                take_over()
+            levels[-1] += 1
         try:
             if not self._acquire(False):
                 calls.wait_for_turn(self._what)
@@ -156,11 +201,14 @@ class _Call:
             return
         self._on_their_way.pop()
         self._release()
-        end_held()
+        if levels[-1] and thread_id() == state.main_thread:  # end_held(), in line
+            levels[-1] -= 1
+            if levels[-1] == 0 and (state.was_interrupted or state.found_another or not state.managers):
+                leave()
 
 
 class _DrawnCall(_Call):
-    """The same, drawn on a trace."""
+    """A context manager around one call that draws it on a trace."""
 
     __slots__ = ("_began_ns", "_track")
 

@@ -1,12 +1,12 @@
-"""The interface of what makes, keeps and ends a manager's workers: the part that differs between kinds of managers.
+"""The interface between a manager and its host, which starts, keeps and ends the workers: each kind has its own host.
 
 ::
 
     EnvManager ── a step, a reset, a call ──▶ host.workers[i].send / recv
-               ── worker i is to begin anew ─▶ host.launch(i)
+               ── worker i begins again ─────▶ host.launch(i)
                ◀── responses ── host.step_queue
 
-The rule: the manager asks, the host never calls back, so a host can be read and tested alone.
+The rule: the manager calls the host, never the other way round, so a host can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envmanager.options import ResetConfig
 
 
 class EnvWorker(Protocol):
-    """A worker as its manager sees it."""
+    """The interface of a worker."""
 
     worker_id: int
 
@@ -41,39 +41,39 @@ class EnvWorker(Protocol):
         ...
 
     def recv(self) -> EnvironmentResponse:
-        """The response to the last command, within its deadline; a "failed" response when there is none."""
+        """Return the response to the last command; a "failed" response if none comes before its deadline."""
         ...
 
 
 @attrs.frozen
 class HostContext:
-    """The parts of a manager that its host works with."""
+    """The parts of a manager that its host uses."""
 
     entries: Sequence[Entry]
     calls: Calls
     events: EventLog
     create: Callable[[int], EnvWorker]
-    """Makes a worker by the manager's ``create_worker``, which tests replace."""
+    """Function that makes a worker by the manager's ``create_worker``, which tests replace."""
 
 
 class WorkerHost(ABC):
-    """Implement ``launch`` and ``close``; the other methods have defaults for workers that can always be reset."""
+    """A starter and keeper of workers. ``launch`` and ``close`` are abstract; the defaults suit workers that stay."""
 
     step_queue: StepQueue | ResponseSource
-    """Where all workers put their responses to "step"."""
+    """Queue of all workers' responses to "step"."""
     rewrites_arrays = True
-    """Whether a worker writes its next step into the same arrays: they are then copied before they are handed out."""
+    """Whether a worker writes its next step into the same arrays, so that they are copied before they are returned."""
 
     env_factory: Any = None
-    """What environments are made of, as the user gave it."""
+    """Factory of environments, as the user gave it."""
     steps_some_rows = True
-    """Whether a worker can step a part of its environments; else those of one worker move together."""
+    """Whether a worker can step some of its environments without the others."""
 
     context: HostContext
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
-        """By worker_id."""
+        """Workers in order of worker_id."""
 
     def open(self, context: HostContext) -> None:
         """Acquire what the workers share. Called once, before the first launch."""
@@ -81,9 +81,9 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """A new worker, also in the place of one that failed or is to be recycled, which must not be waited for.
+        """Return a new worker, without waiting for the one that it replaces. Generation 0 is the first.
 
-        Generation 0 is the first. OSError says that it cannot be started, which counts as one more failure.
+        OSError says that it cannot be started, which counts as a failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
@@ -92,55 +92,55 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back, when no call is on its way any more. Called again when it was interrupted."""
+        """Release everything. No call is in progress. Called again if it was interrupted."""
 
     def await_start(self) -> dict[int, StartReport]:
-        """Wait until the first workers have made their environments; what they report of them, by worker_id.
+        """Wait until the first workers have made their environments; return their reports by worker_id.
 
-        Raises the error of the first that could not.
+        Raises the error of the first worker that could not.
         """
         for worker in self.workers:
             worker.send(CommandName.START)
         return {worker.worker_id: start_report(worker.recv()) for worker in self.workers}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:  # noqa: B027
-        """All have started; ``specs`` are those of all their environments."""
+        """Prepare for the first step: all workers have started; ``specs`` has all behaviors."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers, although a call is on its way, in another thread or around this one; ``close`` follows."""
+        """End the workers although a call is in progress, in another thread or around this one; ``close`` follows."""
 
-    def wake(self) -> None:  # noqa: B027  (a host whose queue nobody waits for needs none)
-        """Have a wait in another thread for the step queue end with nothing, because the manager is closed."""
+    def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
+        """Unblock a thread that waits on the step queue; it gets no response. The manager is closed."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        """Have a worker that was launched in another's place reset.
+        """Reset a worker that was launched in another's place.
 
-        The response, or None when it comes out of the step queue, as that to "reset".
+        Return the response, or None if it comes out of the step queue, as the response to "reset".
         """
         self.workers[worker_id].send(CommandName.RESET, config)
         return self.workers[worker_id].recv()  # type: ignore[no-any-return]
 
     def is_gone(self, worker_id: int) -> bool:
-        """Whether a worker that failed must be replaced before it can be reset."""
+        """Return whether a worker that failed must be replaced before it can be reset."""
         return False
 
     def check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
-        """Raise UsageError, before anything is sent, when ``payload`` cannot reach a worker."""
+        """Raise UsageError, before anything is sent, if ``payload`` cannot be sent to a worker."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """``parts``, those of all workers in order, as one, if they lie together; views, without ends and infos."""
+        """Return ``parts`` (of all workers, in order) as one view without ends and infos, or None if they lie apart."""
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        """``known``, with what only the host knows of the worker."""
+        """Return ``known`` with the figures that only the host has of the worker."""
         return known
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """``known``, with what only the host knows of all of them."""
+        """Return ``known`` with the figures that only the host has of all workers."""
         return known
 
     def own(self, steps: Steps) -> Steps:
-        """``steps`` in arrays that stay as they are."""
+        """Return ``steps`` in arrays that no worker writes into."""
         if not self.rewrites_arrays:
             return steps
         own = {}
@@ -150,7 +150,7 @@ class WorkerHost(ABC):
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:
-    """The report in a response to "start"; raises its error when it is a failure."""
+    """Return the report in a response to "start"; raise its error if it failed."""
     if response.name is CommandName.FAILED:
         raise response.payload
     return response.payload  # type: ignore[no-any-return]

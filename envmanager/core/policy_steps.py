@@ -1,29 +1,34 @@
-"""Carries out ``step``: policies decide for whoever is idle, and each response becomes a StepInfo.
+"""``step``: each behavior's policy decides for all idle workers at once, and each response becomes a StepInfo.
 
-The rule: everything is checked before the first byte is sent, and a StepInfo exists before its worker moves on.
+The rule: everything is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
+exists before its worker moves on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from envmanager.core.calls import Calls
 from envmanager.core.hosts import WorkerHost
-from envmanager.core.last_rows import last_steps
-from envmanager.core.policy_calls import call_policies, check_policies
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.data.steps import ActionInfo, CommandName, StepInfo
-from envmanager.errors import UsageError
+from envmanager.data.fitting import check_batch
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
+from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
+from envmanager.data.trees import Tree, leaves, map_tree
+from envmanager.errors import BadAction, UsageError
 from envmanager.options import Wait
 from envmanager.policy import Policy
 from envmanager.system.interrupts import let_through
 
-_IDLE, _STEP = WorkerState.IDLE, CommandName.STEP
+_IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.STEP
 
 
 class PolicySteps:
-    """Asks the policies of one manager, sends what they decide and makes StepInfos of what comes back."""
+    """Calls the policies of one manager, sends their actions and makes StepInfos of the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
@@ -36,11 +41,12 @@ class PolicySteps:
         self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
-        """Have the policies decide for every worker that is idle, and not too far ahead, and send that."""
-        idle = [entry for entry in self._table.entries if entry.state is _IDLE]
+        """Send the policies' actions to every worker that is idle and not too far ahead."""
+        table = self._table
+        idle = [entry for entry in table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:
-            slowest = self._table.slowest()
-            idle = [entry for entry in idle if entry.steps_since_reset - slowest < wait.max_lead]
+            limit = table.slowest() + wait.max_lead
+            idle = [entry for entry in idle if entry.steps_since_reset < limit]
         if not idle:
             return
         infos = []
@@ -49,46 +55,147 @@ class PolicySteps:
                 raise UsageError("step() before reset(): call reset() first.")
             infos.append(entry.previous_step)
         with let_through():
-            taken = self._decide(infos)
+            self._check_policies(infos)
+            taken = call_policies(infos, self.policies, table.specs, strict=self._check_values)
         self._calls.require_open("step")
         payloads = []
         for actions in taken:
             payload = {}
-            for name, decided in actions.items():  # not a comprehension: each is a call, of which steps have few
+            for name, decided in actions.items():  # a comprehension is a call, and a step has few calls
                 payload[name] = decided.action
             payloads.append(payload)
-        if self._table.has_objects:
+        if table.has_objects:
             self.host.check_can_travel(payloads)
-        for entry, actions, payload in zip(idle, taken, payloads, strict=True):
-            if entry.state is _IDLE:
-                self.host.workers[entry.worker_id].send(_STEP, payload)
-                entry.actions = actions
-                self._table.sent(entry, len(entry.env_ids))
-            else:  # it failed in a call that the policy made
-                self._recovery.discard_action(entry)
+        workers, sent = self.host.workers, []
+        try:
+            for entry, actions, payload in zip(idle, taken, payloads, strict=True):
+                if entry.state is not _IDLE:  # it failed in a call that the policy made
+                    self._recovery.discard_action(entry)
+                    continue
+                workers[entry.worker_id].send(_STEP, payload)
+                entry.actions, entry.n_envs_in_flight = actions, len(entry.env_ids)
+                sent.append(entry)
+        finally:
+            table.move(sent, _IN_FLIGHT)
 
-    def _decide(self, infos: Sequence[StepInfo]) -> list[dict[str, ActionInfo]]:
-        """What the policies do, one ``{behavior: ActionInfo}`` per StepInfo."""
-        check_policies(infos, self.policies, partial_actions=self.takes_partial_actions)
-        return call_policies(infos, self.policies, self._table.specs, strict=self._check_values)
+    def _check_policies(self, infos: Sequence[StepInfo]) -> None:
+        """Raise UsageError if some worker would get no action, or too few for its environments."""
+        for info in infos:
+            if self.policies.keys() >= info.current.keys():
+                continue
+            acting = [name for name, steps in info.current.items() if len(steps.acting_rows)]
+            missing = [name for name in acting if name not in self.policies]
+            if missing and (not self.takes_partial_actions or len(missing) == len(acting)):
+                raise UsageError(
+                    f"worker {info.worker_id} has agents of behavior {', '.join(map(repr, missing))}, but no policy "
+                    f"was set for it: call manager.set_policy({missing[0]!r}, policy) before step()."
+                )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Each response with its worker's previous step and actions; then they are handed out."""
+        """Return the next response of each entry with its worker's previous step and actions, as delivered."""
         infos = []
-        for entry in entries:  # as above
-            infos.append(self._info_of(entry))
-        self._table.handed_out(entries)
+        for entry in entries:
+            before, actions = entry.previous_step, entry.actions
+            cut = None if entry.replacement is None else self._recovery.cut(entry)
+            if cut is None:
+                current, lost = self.host.own(entry.outbox[0].payload), None
+            else:
+                (current, lost), actions = cut, None
+            previous = None if before is None else before.current
+            infos.append(StepInfo(previous, current, actions, entry.worker_id, lost, self._table.specs))
+        self._table.delivered(entries)
         for entry, info in zip(entries, infos, strict=True):
             entry.actions, entry.previous_step = None, info
         return infos
 
-    def _info_of(self, entry: Entry) -> StepInfo:
-        before, response, specs = entry.previous_step, entry.response, self._table.specs
-        assert response is not None
-        previous = None if before is None else before.current
-        cut = None if entry.replacement is None else self._recovery.cut(entry, last_steps(entry))
-        if cut is None:
-            current = self.host.own(response.payload)
-            return StepInfo(previous, current, entry.actions, entry.worker_id, None, specs)
-        current, lost = cut
-        return StepInfo(previous, current, None, entry.worker_id, lost, specs)
+
+def call_policies(
+    infos: Sequence[StepInfo],
+    policies: Mapping[str, Policy],
+    specs: Mapping[str, BehaviorSpec],
+    strict: bool = True,
+) -> list[dict[str, ActionInfo]]:
+    """Return ``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out.
+
+    Each policy is called once, with the rows of all workers that need an action. Raises BadAction if its actions or
+    outputs do not fit.
+    """
+    shares: list[dict[str, ActionInfo]] = []
+    members: dict[str, list[dict[str, ActionInfo]]] = {}
+    parts: dict[str, list[AgentSteps]] = {}
+    for info in infos:
+        share: dict[str, ActionInfo] = {}
+        shares.append(share)
+        for behavior, steps in info.current.items():
+            if behavior in policies:
+                decides_for_all = steps.acting is None or steps.acting.all()
+                members.setdefault(behavior, []).append(share)
+                parts.setdefault(behavior, []).append(steps if decides_for_all else steps.take(steps.acting_rows))
+    for behavior, own in parts.items():
+        taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict)
+        if len(own) == 1:
+            members[behavior][0][behavior] = taken
+            continue
+        stop = 0
+        for share, part in zip(members[behavior], own, strict=True):
+            start, stop = stop, stop + len(part.agent_id)
+            share[behavior] = taken.take(slice(start, stop))
+    return shares
+
+
+def _call(
+    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, strict: bool
+) -> ActionInfo:
+    steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
+    n = len(steps.agent_id)
+    if not n and spec is not None:
+        return ActionInfo(zeros(spec.action, 0))
+    taken = policy.get_action(steps)
+    if not isinstance(taken, ActionInfo):
+        raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
+    return ActionInfo(
+        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", strict),
+        {} if taken.outputs.__class__ is dict and not taken.outputs else _checked_outputs(taken.outputs, n, behavior),
+        taken.version,
+    )
+
+
+def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
+    """Return ``action`` as new arrays of ``[n, …]``; raise BadAction if it does not fit. Without a spec, unchanged.
+
+    Actions of another kind of numbers are cast, or refused if ``strict``. The arrays are copies, because a policy may
+    write its next actions into the ones that it returned.
+    """
+    if spec is None:
+        return action
+    only = spec.action
+    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
+        return action.copy()
+    try:
+        checked = check_batch(spec.action, action, n, "action", strict)
+    except SpecMismatch as error:
+        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
+    if checked.__class__ is np.ndarray:
+        return checked.copy() if checked is action or checked.base is not None else checked
+    given = {id(leaf) for leaf in leaves(action)}
+    return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
+
+
+def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
+    """Return ``outputs`` as new arrays, because a policy may write its next outputs into the ones that it returned."""
+    policy = f"the policy of behavior {behavior!r}"
+    if not isinstance(outputs, Mapping):
+        raise BadAction(
+            f"the outputs of {policy} should be a mapping of names to arrays, but are {describe_value(outputs)}."
+        )
+    checked = {}
+    for name, values in outputs.items():
+        expected = f"output {name!r} of {policy} should be an array of {n} rows, one per agent, but is"
+        try:
+            array = as_array(values)
+        except ValueError as error:
+            raise BadAction(f"{expected} {error}.") from error
+        if array.ndim == 0 or len(array) != n:
+            raise BadAction(f"{expected} {describe_value(array if array.ndim else values)}.")
+        checked[name] = array.copy()
+    return checked

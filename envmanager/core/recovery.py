@@ -1,27 +1,48 @@
-"""Replaces or gives up a worker that fails, and replaces one that is to be recycled, after a step that ends an episode.
+"""Replacement of workers that fail, and of old ones after a step that ends an episode.
 
 ::
 
-    failure ── judge ──▶ replaced   until the first observations of its next generation are handed out
-                    ──▶ failed      raised once, then left alone until the next reset
-                    ──▶ dropped     left alone for good, loudly
+    failure ── Supervisor.judge ──▶ Replace(delay_s)     the worker is REPLACING until its next generation has begun
+                                ──▶ GiveUp(error)        FAILED: the error is raised once; out until the next reset
+                                ──▶ GiveUp(error, drop)  DROPPED: out for good, with an event
 
-The rule: everything that happens to an entry's generations happens here, and the other workers never notice.
+The rule: everything that changes an entry's generation is here, and the other workers never notice. A failure is only
+noted when it arrives; replacements are started when all responses that have arrived are in their entries. So a Ctrl-C
+while a worker starts loses no response.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from envmanager.core.restarts import GiveUp, Replace, Supervisor
+import attrs
+import numpy as np
+
+from envmanager.core.hosts import WorkerHost
 from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.data import cut_episodes
+from envmanager.data.seeding import reseeded
 from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
-from envmanager.errors import EnvManagerError, NotPlaced, ProtocolError, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.data.tree_rows import take_rows, with_rows
+from envmanager.errors import (
+    BadObservation,
+    EnvManagerError,
+    EnvRaised,
+    NotPlaced,
+    ProtocolError,
+    RestartsExhausted,
+    WorkerDied,
+    WorkerError,
+    WorkerTimedOut,
+)
 from envmanager.observe import events
-from envmanager.options import RestartPolicy
+from envmanager.options import ResetConfig, RestartPolicy
+
+LONGEST_BACKOFF_S = 30.0
 
 _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerDied: events.Died,
@@ -35,75 +56,127 @@ _RECYCLED = "recycled"
 """Phase in the cause of a planned replacement."""
 
 
+@attrs.frozen
+class Replace:
+    """Decision to replace a worker in ``delay_s`` seconds, by the ``number``-th restart in the window."""
+
+    delay_s: float
+    number: int
+
+
+@attrs.frozen
+class GiveUp:
+    """Decision to leave a worker out: raise ``error``, or with ``drop`` go on without the worker."""
+
+    error: Exception
+    drop: bool = False
+
+
+class Supervisor:
+    """The restart budgets of all workers: ``max_restarts`` each within any ``within_s`` seconds.
+
+    The time spent waiting for hung workers does not count. A timeout is often as long as the window, and a worker that
+    hangs in each reset would be replaced for ever.
+    """
+
+    def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
+        self._policy = policy
+        self._recent: list[deque[tuple[float, WorkerError]]] = [deque() for _ in range(n_workers)]
+        self._hung_s = [0.0] * n_workers
+        self._jitter = random.Random() if jitter is None else jitter
+
+    def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
+        """Decide on a worker that failed with ``error`` at ``now`` (monotonic seconds). Starts and stops nothing."""
+        policy = self._policy
+        if not isinstance(error, WorkerError):
+            return GiveUp(error)
+        if isinstance(error, EnvRaised | BadObservation) and policy.on_exception == "raise":
+            return GiveUp(error)
+        if policy.max_restarts == 0:
+            return GiveUp(error, drop=policy.then == "drop")
+        recent = self._recent[worker_id]
+        if isinstance(error, WorkerTimedOut):
+            self._hung_s[worker_id] += error.timeout_s
+        now -= self._hung_s[worker_id]
+        while recent and now - recent[0][0] > policy.within_s:
+            recent.popleft()
+        if len(recent) >= policy.max_restarts:
+            first = recent[0][1]
+            exhausted = RestartsExhausted(first=first, last=error, restarts=len(recent), within_s=policy.within_s)
+            exhausted.__cause__ = error
+            return GiveUp(exhausted, drop=policy.then == "drop")
+        recent.append((now, error))
+        number = len(recent)
+        if number == 1 or policy.backoff_s == 0:
+            return Replace(0.0, number)
+        longest = min(policy.backoff_s * 2.0 ** min(number - 2, 60), LONGEST_BACKOFF_S)
+        return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
+
+    def forgive(self, worker_id: int) -> None:
+        """Give a worker its whole budget again."""
+        self._recent[worker_id].clear()
+
+
 class Recovery:
     """Replaces and gives up the workers of one manager."""
 
-    def __init__(
-        self, table: WorkerTable, policy: RestartPolicy, launch_again: Callable[[Entry], EnvironmentResponse | None]
-    ) -> None:
-        """``launch_again(entry)`` starts the entry's generation and has it reset; it returns the response to that.
-
-        None says that the response comes out of the step queue. OSError or an error of this library: it cannot be.
-        """
+    def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
+        self.host: WorkerHost
+        self.events = events.EventLog()
+        self.steps_lost = 0
+        """Number of steps that were sent and never delivered."""
+        self.last_config = ResetConfig(seed=seed)
+        """Arguments of the last reset, with the last seed that any reset was given. Replacements are reset so."""
+        self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
         self._supervisor = Supervisor(policy, len(table.entries))
-        self._launch_again = launch_again
-        self.recycles = policy.recycle_after_steps is not None
-        self.events = events.EventLog()
-        self.steps_lost = 0
 
-    # Failures.
+    # Responses.
+
+    def arrive(self, response: EnvironmentResponse) -> None:
+        """Put a response of any kind into the outbox of its worker; RuntimeError if none was outstanding."""
+        response = self._table.with_specs_learned(response)
+        entry = self._table.entries[response.worker_id]
+        replacement = entry.replacement
+        if response.name is CommandName.FAILED:
+            self.fail(entry, response.payload)
+        elif replacement is not None and not replacement.has_begun:
+            last = entry.last_responses
+            replacement.is_started = replacement.has_begun = True
+            self._table.set_pending(entry, *last, response)
+        elif entry.state is WorkerState.IN_FLIGHT:
+            entry.outbox = (response,)
+            self._table.move([entry], WorkerState.READY)
+            if self.recycles:
+                self._recycle_if_old(entry, response)
+        else:
+            raise RuntimeError(
+                f"worker {entry.worker_id} responded to a {response.name} for which no call waits: it is "
+                f"{entry.state.name}."
+            )
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """The worker failed: it is replaced, or what is to be reported of it is ready. Once given up, it stays so."""
+        """Note that a worker failed: plan its replacement, or give it up, once."""
+        kind = _FAILURES.get(type(error), events.Raised)
+        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
         if entry.is_given_up:
-            self._report(entry, error)
             return
-        while not self._decide(entry, error):
-            failure = self._start_if_due(entry)
-            if failure is None:
-                return
-            error = failure
-
-    def fail_quietly(self, entry: Entry, error: Exception) -> Exception:
-        """The worker failed in a call, which raises the error that is returned here; it is not raised again."""
-        self.fail(entry, error)
-        if entry.error is None:
-            return error
-        waiting = [each for each in (entry.response, entry.following) if each is not None]
-        if waiting:
-            self._table.expect(entry, *(each for each in waiting if each.name is not CommandName.FAILED))
-        return entry.error
-
-    def _decide(self, entry: Entry, error: Exception) -> bool:
-        """Replace it or give it up; whether that ends the matter for now."""
-        self._report(entry, error)
         if entry.state is WorkerState.IDLE:
             entry.ignores_action = True
         elif entry.state is WorkerState.IN_FLIGHT:
             self.steps_lost += 1
-        verdict = self._supervisor.judge(entry.worker_id, error, time.monotonic())
-        if isinstance(verdict, Replace):
-            assert isinstance(error, WorkerError)
-            self._plan(entry, error, verdict)
-            return False
-        self._give_up(entry, verdict)
-        return True
-
-    def _report(self, entry: Entry, error: Exception) -> None:
-        kind = _FAILURES.get(type(error), events.Raised)
-        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
-
-    def _plan(self, entry: Entry, error: WorkerError, verdict: Replace) -> None:
-        before = entry.replacement
-        responses = _last_response(entry)
-        generation = entry.generation + 1
-        entry.replacement = Replacement(generation, error, time.monotonic() + verdict.delay_s)
-        if before is not None:  # the replacement failed in its turn: what it was for is still to be reported
-            entry.replacement.cause = before.cause
+        now = time.monotonic()
+        verdict = self._supervisor.judge(entry.worker_id, error, now)
+        if isinstance(verdict, GiveUp):
+            self._give_up(entry, verdict)
+            return
+        assert isinstance(error, WorkerError)
+        last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
+        # If a replacement has failed in its turn, the first cause is still to be reported.
+        entry.replacement = Replacement(generation, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
-        self._table.expect(entry, *responses)
+        self._table.set_pending(entry, *last)
         self.events.add(
             events.Restarted(
                 worker_id=entry.worker_id,
@@ -115,131 +188,130 @@ class Recovery:
             )
         )
 
+    def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
+        """Note that workers failed in a call, which raises the failure or ``entry.error``; no other call does."""
+        for entry, error in failures:
+            self.fail(entry, error)
+        self.start_due()
+        for entry, _ in failures:
+            if entry.error is not None and entry.outbox:
+                self._table.set_pending(entry, *(each for each in entry.outbox if each.name is not CommandName.FAILED))
+
     def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
-        responses = _last_response(entry)
-        entry.error, entry.replacement = verdict.error, None
+        responses = entry.last_responses
+        entry.error, entry.replacement, entry.is_dropped = verdict.error, None, verdict.drop
         if verdict.drop:
             self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
-        entry.is_dropped = verdict.drop
         if not verdict.drop or all(other.is_dropped for other in self._table.entries):
-            entry.ignores_action = False  # who sends to it gets the error
-            responses.append(EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
-        self._table.expect(entry, *responses)
+            entry.ignores_action = False  # a later send() raises the error
+            responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
+        self._table.set_pending(entry, *responses)
 
-    # Replacing.
+    # Replacements.
 
-    def _start_if_due(self, entry: Entry) -> Exception | None:
-        """Start its next generation, if the time has come; what went wrong with that."""
-        replacement = entry.replacement
-        if replacement is None or replacement.is_started or replacement.start_at > time.monotonic():
-            return None
+    def start_due(self) -> None:
+        """Start the replacements whose time has come; one that cannot be started has failed."""
+        for entry in self._table.replacing:
+            while (replacement := entry.replacement) is not None:
+                if replacement.is_started or replacement.start_at > time.monotonic():
+                    break
+                self._start(entry, replacement)
+
+    def next_start_at(self) -> float | None:
+        """Return the time (monotonic seconds) at which the next replacement is to be started, or None."""
+        planned = [entry.replacement for entry in self._table.replacing if entry.replacement is not None]
+        return min((each.start_at for each in planned if not each.is_started), default=None)
+
+    def _start(self, entry: Entry, replacement: Replacement) -> None:
+        """Launch the next generation of a worker and have it reset as at the last reset, with a seed of its own."""
+        host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
+        config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
         try:
-            response = self._launch_again(entry)
+            host.workers[worker_id] = host.launch(worker_id, entry.generation)
+            response = host.begin_again(worker_id, config)
         except (OSError, EnvManagerError) as error:
-            return error if isinstance(error, WorkerError) else _could_not_start(entry, error)
-        except BaseException:  # a Ctrl-C meanwhile: the next call begins anew
+            failure = (
+                error
+                if isinstance(error, WorkerError)
+                else _error(entry, f"could not be started again: {error}", "start", str(error))
+            )
+            self.fail(entry, failure)
+        except BaseException:  # a Ctrl-C: the next call launches another one
             replacement.is_started = False
             replacement.generation += 1
             raise
-        if response is None:
-            return None
-        response = self._table.with_specs_learned(response)
-        if response.name is CommandName.FAILED:
-            return response.payload  # type: ignore[no-any-return]
-        self.begin(entry, response)
-        return None
+        else:
+            if response is not None:
+                self.arrive(response)
 
-    def start_due(self) -> None:
-        """Start the replacements whose time has come."""
-        for entry in self._table.entries:
-            failure = self._start_if_due(entry)
-            if failure is not None:
-                self.fail(entry, failure)
-
-    def next_start_at(self) -> float | None:
-        """When (monotonic seconds) the next replacement is to be started; None when there is none to start."""
-        planned = [entry.replacement for entry in self._table.entries if entry.replacement is not None]
-        return min((each.start_at for each in planned if not each.is_started), default=None)
-
-    def begin(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """The first observations of its next generation are there; they come after its last response."""
-        assert entry.replacement is not None
-        entry.replacement.first = response
-        self._table.expect(entry, *_last_response(entry), response)
-
-    def cut(self, entry: Entry, last: Steps) -> tuple[Steps, Lost] | None:
-        """Return the steps to deliver, and why, if its response is the first of a generation that cuts episodes.
-
-        ``last`` are the steps of it that were delivered last.
-        """
+    def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
+        """Return the steps to deliver, and the reason, if the next response follows episodes that were cut."""
         replacement = entry.replacement
-        if replacement is None or not entry.is_first_of_generation or entry.response is None:
+        if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        if replacement.cause is None:  # a reset: no episode was cut
-            return None
-        old = cut_episodes.lost(last, with_new=replacement.cause.phase != _RECYCLED)
-        payload = cut_episodes.followed_by(old, entry.response.payload)
+        old = cut_episodes.lost(last_steps(entry), with_new=replacement.cause.phase != _RECYCLED)
+        payload = cut_episodes.followed_by(old, entry.outbox[0].payload)
         return payload, Lost(replacement.cause, replacement.generation)
 
-    # Recycling.
-
-    def recycle_if_old(self, entry: Entry) -> None:
-        """Replace a healthy worker whose step has come, if it is old enough and an episode ended in the step."""
-        response = entry.response
-        assert response is not None
+    def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
+        """Plan the replacement of a worker that is old enough, if its step ended an episode."""
         entry.steps_of_generation += 1
-        limit = self._policy.recycle_after_steps
-        if limit is None or entry.steps_of_generation < limit or not any(map(_begins_anew, response.payload.values())):
+        limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
+        if limit is None or n_steps < limit or not any(map(_begins_again, response.payload.values())):
             return
-        steps, generation = entry.steps_of_generation, entry.generation + 1
-        entry.replacement = Replacement(generation, _recycled(entry, steps), time.monotonic())
-        self._table.expect(entry, response)
-        self.events.add(events.Recycled(worker_id=entry.worker_id, generation=generation, steps=steps))
-        failure = self._start_if_due(entry)
-        if failure is not None:
-            self.fail(entry, failure)
+        generation, worker_id = entry.generation + 1, entry.worker_id
+        cause = _error(entry, f"was recycled after {n_steps} steps", _RECYCLED, f"{n_steps} steps")
+        entry.replacement = Replacement(generation, cause, time.monotonic())
+        self._table.set_pending(entry, response)
+        self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 
-    # What the user does.
+    # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """An action came for the last observation of a worker that has failed."""
+        """Count an action as lost: the worker has failed since it responded."""
         entry.ignores_action = False
         self.steps_lost += 1
-        self._table.note_exceptions()
+        self._table.recount()
 
     def take_back(self, entry: Entry) -> None:
-        """A worker that was given up is asked to reset: it has all its restarts again."""
+        """Let a worker that was given up take part again, with its whole budget, because a reset was asked for."""
         if entry.error is not None:
             entry.error = None
             self._supervisor.forgive(entry.worker_id)
-            self._table.expect(entry)
+            self._table.set_pending(entry)
 
     def revive(self, entry: Entry) -> None:
-        """Replace a worker that was given up, because the user has asked for a reset."""
+        """Plan the replacement of a worker that was given up and cannot be reset."""
         self.take_back(entry)
         entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
-        self._table.expect(entry)
+        self._table.set_pending(entry)
 
 
-def _last_response(entry: Entry) -> list[EnvironmentResponse]:
-    """The response of its last generation that has not been handed out; not what a replacement has brought."""
-    if entry.response is None or entry.is_first_of_generation:
-        return []
-    return [entry.response]
+def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
+    worker_id = entry.worker_id
+    return WorkerError(
+        f"worker {worker_id} {text}", worker_id=worker_id, env_ids=entry.env_ids, phase=phase, cause=cause
+    )
 
 
-def _begins_anew(steps: Any) -> bool:
-    """Whether some episode ended and its environment plays on."""
+def last_steps(entry: Entry) -> Steps:
+    """Return the steps of a worker that were delivered last, by a StepInfo and by batches since then."""
+    if entry.previous_step is None:
+        return {}
+    if not entry.batches:
+        return entry.previous_step.current
+    last = {}
+    for name, steps in entry.previous_step.current.items():
+        obs = steps.obs
+        for batch in entry.batches:
+            places = np.flatnonzero(np.isin(batch.env_ids, entry.env_ids))
+            obs = with_rows(obs, batch.env_ids[places] - entry.env_ids[0], take_rows(batch.obs, places))
+        last[name] = attrs.evolve(steps, obs=obs)
+    return last
+
+
+def _begins_again(steps: Any) -> bool:
+    """Return whether some episode ended and its environment plays on."""
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())
-
-
-def _recycled(entry: Entry, steps: int) -> WorkerError:
-    text = f"worker {entry.worker_id} was recycled after {steps} steps"
-    return WorkerError(text, worker_id=entry.worker_id, env_ids=entry.env_ids, phase=_RECYCLED, cause=f"{steps} steps")
-
-
-def _could_not_start(entry: Entry, error: Exception) -> WorkerError:
-    text = f"worker {entry.worker_id} could not be started again: {error}"
-    return WorkerError(text, worker_id=entry.worker_id, env_ids=entry.env_ids, phase="start", cause=str(error))

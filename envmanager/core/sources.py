@@ -1,7 +1,7 @@
-"""The sources of responses, as the core reads them: a list of those that are there, or a wait for the next.
+"""The sources of responses: a list of the responses that have arrived, or a wait for the next.
 
-The rule: ``queue.Empty`` stays at this edge. Queues of the library are sources; any other step queue, as a test
-or another manager brings it, is read through a ``QueueSource``.
+The rule: ``queue.Empty`` stays in this module. Queues of the library are sources; any other step queue, of a test or
+another manager, is read through a ``QueueSource``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from envmanager.data.steps import EnvironmentResponse
 
 
 class StepQueue(Protocol):
-    """The one queue onto which all workers push their responses to "step". ``get_nowait`` and ``get`` raise Empty.
+    """The queue of all workers' responses to "step". ``get_nowait`` and ``get`` raise ``queue.Empty``.
 
-    The first observations of a worker that replaces another come out of it too, as the response to a "reset".
+    The first observations of a replaced worker come out of it too, as the response to a "reset".
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -31,19 +31,19 @@ class ResponseSource(ABC):
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Those that are there; perhaps none. What is returned is out of the source."""
+        """Return and remove the responses that have arrived; perhaps none."""
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """At least one, waiting for it; none when the time (in seconds) is up or the manager was closed.
+        """Wait for at least one response; return none after ``timeout`` seconds or if the manager was closed.
 
-        ``n_wanted``: so many will be waited for, one call after the other. Where it costs much to be woken, a source
-        may wait for that many at once, as long as they are steps: a failure is to be known at once.
+        ``n_wanted``: number of responses for which the caller is going to wait. A source may wait for all of them at
+        once if waking is dear, as long as they are steps: a failure is reported at once.
         """
 
 
 class QueueSource(ResponseSource):
-    """A step queue as a source."""
+    """A source that reads a step queue."""
 
     def __init__(self, step_queue: StepQueue) -> None:
         self._queue = step_queue
@@ -64,5 +64,5 @@ class QueueSource(ResponseSource):
 
 
 def as_source(step_queue: Any) -> ResponseSource:
-    """``step_queue`` itself if it is a source already."""
+    """Return a source that reads ``step_queue``; itself if it is a source."""
     return step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)

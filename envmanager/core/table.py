@@ -1,15 +1,14 @@
-"""Keeps where every worker of a manager stands: one entry each, one enum, one function that changes it.
+"""The state of every worker: one entry each, one enum, one function that assigns it.
 
 ::
 
-    IDLE ── a step is sent ──▶ IN_FLIGHT ── its response is here ──▶ READY ── handed out ──▶ IDLE
+    IDLE ── a step is sent ──▶ IN_FLIGHT ── its response arrives ──▶ READY ── delivered ──▶ IDLE
       └── failed ──┐               └── failed ──┐                      └─────┐
                    ▼                            ▼                            ▼
               REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
 
-The rule: a response waits in the entry of its worker and nowhere else, until all that is made of it exists. What comes
-after it (a failure, the first observations of the next generation) waits behind it, in ``following``. Where a worker of
-which nothing waits stands is in its entry too: being replaced, given up, or idle.
+The rule: a response waits in the outbox of its entry, until all that is made of it exists. At most two wait there: the
+last step, and after it a failure or the first observations of the next generation.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from envmanager.observe.timing import WorkerTimes
 
 
 class WorkerState(enum.IntEnum):
-    """Where a worker stands, as its manager sees it."""
+    """The state of a worker, as its manager sees it."""
 
     IDLE = 0
-    """Its last response was handed out: it wants actions."""
+    """Wants actions: its last response was delivered."""
     IN_FLIGHT = 1
-    """It was sent a step."""
+    """Was sent a step and has not responded."""
     READY = 2
-    """Its response is here and was not handed out; a failure is one too, which is handed out by being raised."""
+    """Has a response that the trainer has not received. Failures count; they are raised."""
     REPLACING = 3
-    """It failed, or is being recycled: the first observations of its next generation are to come."""
+    """Failed or is being recycled; the first observations of its next generation have not arrived."""
     FAILED = 4
-    """It was given up, which has been raised; until the next reset."""
+    """Failed, and the error was raised. Out until the next reset."""
     DROPPED = 5
-    """It was given up for good."""
+    """Failed, and is out for good."""
 
 
 _S = WorkerState
@@ -54,107 +53,96 @@ _MOVES = (
     {_S.IDLE, _S.REPLACING},  # from FAILED
     set[_S](),  # from DROPPED
 )
-_WAITING = {_S.IN_FLIGHT, _S.READY, _S.REPLACING}
+_IS_WAITING = (0, 1, 1, 1, 0, 0)
+"""1 for each state in which a response is outstanding."""
+_USUAL: dict[_S, tuple[_S | None, int]] = {
+    **dict.fromkeys(_S, (None, 0)),
+    _S.IN_FLIGHT: (_S.IDLE, 1),
+    _S.READY: (_S.IN_FLIGHT, 0),
+    _S.IDLE: (_S.READY, -1),
+}
+"""The usual state before each state, and by how many the outstanding responses grow with that move."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's next generation, from the decision until its first observations are delivered.
-
-    ``cause`` is why episodes are cut; None at a reset. ``first`` brings the first observations, once they are there.
-    """
+    """A worker's next generation, from the decision until its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
+    """Reason why episodes are cut; None at a reset, which cuts none."""
     start_at: float
+    """Time (monotonic seconds) at which to start it."""
     is_started: bool = False
-    first: EnvironmentResponse | None = None
+    has_begun: bool = False
+    """Whether its first observations have arrived. They are the last response in the outbox."""
 
 
 @attrs.define(eq=False)
 class Entry:
-    """All that a manager knows of one worker, whichever process is its present generation."""
+    """All that a manager knows of one worker, over all its generations."""
 
     worker_id: int
     env_ids: tuple[int, ...]
     state: WorkerState = WorkerState.IDLE
-    response: EnvironmentResponse | None = None
-    """The one place where a response waits; set while READY."""
-    following: EnvironmentResponse | None = None
-    """What is handed out after ``response``."""
+    outbox: tuple[EnvironmentResponse, ...] = ()
+    """Responses to deliver, in order: one or two while READY, else none."""
     error: Exception | None = None
-    """What the worker was given up for."""
+    """Error for which the worker was given up."""
     is_dropped: bool = False
-    """Whether it was given up for good."""
+    """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """It failed after its observation was handed out: one action for that may still come, and is discarded."""
+    """Whether to discard the next action: the worker failed after its observation was delivered."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0
     previous_step: StepInfo | None = None
-    """The StepInfo that was handed out last; since a reset the first one, when steps go by send and recv."""
+    """Last StepInfo delivered; with send and recv, the first since the reset."""
     actions: Actions | None = None
+    """Actions of the step in flight, with ``step()``."""
     n_envs_in_flight: int = 0
     batches: Sequence[Batch] = ()
-    """The batches that hold the rows handed out last by ``recv``, oldest first: references, looked up when it fails."""
+    """Batches with the rows that ``recv`` delivered last, oldest first. They are read when the worker fails."""
     steps: int = 0
-    """Steps handed out."""
-    steps_at_reset: int = 0
+    """Number of steps delivered."""
+    steps_since_reset: int = 0
+    """Number of steps delivered since the last reset; ``max_lead`` compares it."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
-
-    def move(self, to: WorkerState) -> None:
-        """Change the state; RuntimeError for a move that makes no sense.
-
-        Nobody else changes it but the table, where many workers make the same ordinary move at once.
-        """
-        if to not in _MOVES[self.state]:
-            raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
-        self.state = to
-
-    @property
-    def steps_since_reset(self) -> int:
-        """How far it is; what ``max_lead`` compares."""
-        return self.steps - self.steps_at_reset
 
     @property
     def waiting(self) -> bool:
-        """Whether something of it is still to be handed out."""
-        return self.state in _WAITING
+        """Whether a response is outstanding."""
+        return bool(_IS_WAITING[self.state])
 
     def require_alive(self) -> None:
-        """Raise what it was given up for, if it was."""
+        """Raise the error for which the worker was given up, if any."""
         if self.error is not None:
-            # Without the traceback of the last time, which would grow with every time.
-            raise self.error.with_traceback(None)
+            raise self.error.with_traceback(None)  # a traceback that is kept would grow each time
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it failed and is not replaced, also while that is still to be raised."""
+        """Whether the worker failed and is not replaced, also while its error is still to be raised."""
         return self.error is not None
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether nothing rare is the matter with it."""
+        """Whether the worker has neither failed nor is being replaced."""
         return self.error is None and self.replacement is None and not self.ignores_action
 
     @property
     def is_first_of_generation(self) -> bool:
-        """Whether its response brings the first observations of a replacement."""
-        return self.replacement is not None and self.response is self.replacement.first and self.response is not None
+        """Whether the next response holds the first observations of a replacement."""
+        return self.replacement is not None and self.replacement.has_begun and len(self.outbox) == 1
 
     @property
-    def state_at_rest(self) -> WorkerState:
-        """Its state once nothing of it waits to be delivered."""
-        if self.replacement is not None:
-            return _S.REPLACING
-        if self.is_dropped:
-            return _S.DROPPED
-        return _IDLE if self.error is None else _S.FAILED
+    def last_responses(self) -> tuple[EnvironmentResponse, ...]:
+        """Responses of the present generation in the outbox, without what a replacement has brought."""
+        return self.outbox[:-1] if self.replacement is not None and self.replacement.has_begun else self.outbox
 
     def stats(self) -> WorkerStats:
-        """What can be reported of it."""
+        """Return counters and times of this worker."""
         known = WorkerStats(
             self.worker_id,
             self.env_ids,
@@ -175,25 +163,32 @@ class WorkerTable:
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
         self.ready: list[Entry] = []
-        """Those that are READY, in the order in which they became so."""
-        self.is_ordinary = True
-        """Whether nothing rare is the matter with any worker, so that nobody needs to ask."""
+        """Entries that are READY, in the order in which they became so."""
         self.n_waiting = 0
-        """Of how many workers something is still to be handed out: counted, because every wait asks."""
+        """Number of workers with an outstanding response."""
+        self.is_ordinary = True
+        """Whether no worker has failed or is being replaced."""
+        self.replacing: list[Entry] = []
+        """Entries with a replacement."""
+        self.n_changes = 0
+        """Number of times that something else than ordinary steps changed the table."""
         self.env_steps = 0
-        """Steps of environments handed out."""
+        """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
         """Specs of all behaviors so far."""
         self.has_objects = False
         """Whether some action or observation is an object, so that sending it may fail."""
+        self._slowest = 0
+        self._n_slowest = 0
+        """Number of workers with ``_slowest`` steps since the reset; 0 if that is to be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
-        """Add a worker's specs; raise SpecConflict when a behavior has two."""
+        """Add a worker's specs; raise SpecConflict if a behavior has two."""
         merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
 
     def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
-        """Learn the specs that came with a response. Return it, or a "failed" one when a behavior has two specs."""
+        """Add the specs that came with a response. Return it, or a "failed" response if a behavior has two specs."""
         if response.specs is None:
             return response
         try:
@@ -210,101 +205,121 @@ class WorkerTable:
             return EnvironmentResponse(CommandName.FAILED, response.worker_id, failure)
         return response
 
-    def _move(self, entry: Entry, to: WorkerState) -> None:
-        if entry.state is _S.READY:
-            self.ready.remove(entry)
-        entry.move(to)
-        if to is _S.READY:
-            self.ready.append(entry)
+    # States.
 
-    # The ordinary way: one loop each over all that moves.
+    def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
+        """Assign a state to some workers; RuntimeError, and nothing is changed, for a move that makes no sense.
 
-    def sent(self, entry: Entry, n_envs: int) -> None:
-        """A step of ``n_envs`` environments is on its way to an idle worker."""
-        if entry.state is not _IDLE:
-            entry.move(_IN_FLIGHT)
-        entry.n_envs_in_flight = n_envs
-        self.n_waiting += 1
-        entry.state = _IN_FLIGHT
-
-    def arrived(self, responses: Sequence[EnvironmentResponse], start: int = 0) -> int:
-        """Steps that are here, from place ``start`` on, up to the first that is rare; return its place.
-
-        Rare is another response, one that nobody waits for, and one that brings specs.
+        The outbox of each is set before: READY means that it is not empty.
         """
-        entries, ready = self.entries, self.ready
-        for place in range(start, len(responses)):
-            response = responses[place]
-            entry = entries[response.worker_id]
-            if entry.state is not _IN_FLIGHT or response.name is not _STEP or response.specs is not None:
-                return place
-            ready.append(entry)
-            entry.response = response
-            entry.state = _READY
-        return len(responses)
-
-    def offered(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """There is something to hand out of a worker that is idle."""
-        self.n_waiting += not entry.waiting
-        entry.move(_READY)
-        entry.response = response
-        self.ready.append(entry)
-
-    def handed_out(self, entries: Sequence[Entry]) -> None:
-        """All that is made of the responses of these entries exists, and is with the trainer now."""
-        now_ns = time.monotonic_ns()
-        is_ordinary = self.is_ordinary
-        if is_ordinary:
-            gone = set(entries)  # a list would be searched for each
-            self.ready = [] if len(gone) == len(self.ready) else [each for each in self.ready if each not in gone]
-            self.n_waiting -= len(entries)
+        usual, n_waiting = _USUAL[to]
         for entry in entries:
-            if entry.response is not None and entry.response.name is _STEP:
+            if entry.state is not usual:
+                n_left_ready, n_waiting = self._checked_move(entries, to)
+                break
+        else:
+            n_left_ready = len(entries) if usual is _READY else 0
+            n_waiting *= len(entries)
+        if n_left_ready == len(self.ready):
+            self.ready = []
+        elif n_left_ready:
+            gone = set(entries)
+            self.ready = [entry for entry in self.ready if entry not in gone]
+        if to is _READY:
+            self.ready.extend(entries)
+        self.n_waiting += n_waiting
+        for entry in entries:
+            entry.state = to
+
+    def _checked_move(self, entries: Sequence[Entry], to: WorkerState) -> tuple[int, int]:
+        """Return how many of these workers are READY, and by how many ``n_waiting`` grows with such a move."""
+        n_left_ready = n_waiting = 0
+        for entry in entries:
+            before = entry.state
+            if to not in _MOVES[before]:
+                raise RuntimeError(f"worker {entry.worker_id} cannot go from {before.name} to {to.name}")
+            n_left_ready += before is _READY
+            n_waiting += _IS_WAITING[to] - _IS_WAITING[before]
+        return n_left_ready, n_waiting
+
+    def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
+        """Set the responses (two at most) to deliver of a worker next, in this order.
+
+        The first one keeps its turn if it is in the outbox already. Called after every rare change of an entry.
+        """
+        keeps_turn = bool(responses and entry.outbox and responses[0] is entry.outbox[0])
+        entry.outbox = responses
+        if not keeps_turn:
+            self._settle(entry)
+        self.recount()
+
+    def _settle(self, entry: Entry) -> None:
+        """Assign the state that follows from the outbox, the replacement and the error of a worker."""
+        if entry.outbox:
+            self.move([entry], _READY)
+        elif entry.replacement is not None:
+            self.move([entry], _S.REPLACING)
+        elif entry.is_dropped:
+            self.move([entry], _S.DROPPED)
+        else:
+            self.move([entry], _IDLE if entry.error is None else _S.FAILED)
+
+    def delivered(self, entries: Sequence[Entry]) -> None:
+        """Take the next response of each entry out of its outbox: all that is made of these responses exists."""
+        now_ns = time.monotonic_ns()
+        for entry in entries:
+            if entry.outbox[0].name is _STEP:
+                self._n_slowest -= entry.steps_since_reset == self._slowest
+                entry.steps_since_reset += 1
                 entry.steps += 1
                 self.env_steps += entry.n_envs_in_flight
                 if entry.times.ended_ns:
                     entry.times.queued_ns += now_ns - entry.times.ended_ns
-            if is_ordinary:
-                entry.response = None
-                entry.state = _IDLE
-        if not is_ordinary:
+        ordinary = entries if self.is_ordinary else [entry for entry in entries if entry.is_ordinary]
+        if not self.is_ordinary:
             for entry in entries:
-                self._advance(entry)
-            self.note_exceptions()
-
-    # What is rare.
+                if not entry.is_ordinary:
+                    self._advance(entry)
+            self.recount()
+        for entry in ordinary:
+            entry.outbox = ()
+        self.move(ordinary, _IDLE)
 
     def _advance(self, entry: Entry) -> None:
-        """Its response was handed out; what follows it is next."""
+        """Take the next response out of the outbox of a worker that has failed or is being replaced."""
         if entry.is_first_of_generation:
             entry.replacement, entry.ignores_action = None, False
-        elif entry.response is not None and entry.response.name is CommandName.FAILED:
-            pass  # who sends to it gets the error
+        elif entry.outbox[0].name is CommandName.FAILED:
+            pass  # a later send() raises the error
         elif entry.replacement is not None or entry.is_dropped:
             entry.ignores_action = True  # the trainer cannot know that the worker has gone
-        self._move(entry, entry.state_at_rest if entry.following is None else _READY)
-        entry.response, entry.following = entry.following, None
+        entry.outbox = entry.outbox[1:]
+        self._settle(entry)
 
-    def expect(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """Set the responses (two at most) that are delivered of a worker next, in this order; then it is at rest."""
-        first, following = (*responses, None, None)[:2]
-        if first is None or first is not entry.response:  # else it keeps its turn
-            self._move(entry, entry.state_at_rest if first is None else _READY)
-        entry.response, entry.following = first, following
-        self.note_exceptions()
-
-    def note_exceptions(self) -> None:
-        """Something rare has begun or ended."""
+    def recount(self) -> None:
+        """Count again after a rare change: a failure, a replacement, an action that is to be discarded."""
         self.is_ordinary = all(entry.is_ordinary for entry in self.entries)
-        self.n_waiting = sum(entry.waiting for entry in self.entries)
+        self.replacing = [entry for entry in self.entries if entry.replacement is not None]
+        self.n_changes += 1
+        self._n_slowest = 0
 
     def slowest(self) -> int:
-        """The fewest steps delivered since the reset by any worker that was not given up."""
-        return min((entry.steps_since_reset for entry in self.entries if entry.error is None), default=0)
+        """Return the fewest steps delivered since the reset by any worker that was not given up."""
+        if self._n_slowest <= 0:
+            steps = [entry.steps_since_reset for entry in self.entries if entry.error is None]
+            self._slowest = min(steps, default=0)
+            self._n_slowest = steps.count(self._slowest)
+        return self._slowest
+
+    def begin_counting(self) -> None:
+        """Count the steps since the reset from 0."""
+        for entry in self.entries:
+            entry.steps_since_reset = 0
+        self._n_slowest = 0
 
     def clear(self) -> None:
-        """Nothing that waits is wanted any more, and the arrays that were handed out are let go."""
+        """Release all arrays and responses."""
         self.ready.clear()
         for entry in self.entries:
-            entry.response = entry.following = entry.previous_step = entry.actions = None
-            entry.batches = ()
+            entry.outbox, entry.batches = (), ()
+            entry.previous_step = entry.actions = None

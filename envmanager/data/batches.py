@@ -28,7 +28,7 @@ class Batch:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    lost: np.ndarray
+    _lost: np.ndarray | None
     final_obs: Tree = None
     info: list[dict[str, Any]] | None = None
     reset_info: list[dict[str, Any]] | None = None
@@ -46,7 +46,7 @@ class Batch:
             steps.reward,
             steps.terminated,
             steps.truncated,
-            np.zeros(len(steps.agent_id), np.bool_),
+            None,
             steps.final_obs,
             steps.info,
             steps.reset_info,
@@ -63,7 +63,7 @@ class Batch:
             steps.reward.copy(),
             steps.terminated.copy(),
             steps.truncated.copy(),
-            np.zeros(len(steps.agent_id), np.bool_),
+            None,
             None if final_obs is None else copy_tree(final_obs),
             steps.info,
             steps.reset_info,
@@ -83,6 +83,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.env_ids)
 
+    @property
+    def lost(self) -> np.ndarray:
+        """Whether each environment's episode was cut because its worker was replaced: bool[n]."""
+        if self._lost is None:
+            self._lost = np.zeros(len(self.env_ids), np.bool_)
+        return self._lost
+
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays."""
         return Batch(
@@ -91,7 +98,7 @@ class Batch:
             self.reward.copy(),
             self.terminated.copy(),
             self.truncated.copy(),
-            self.lost.copy(),
+            None if self._lost is None else self._lost.copy(),
             copy_tree(self.final_obs),
             self.info,
             self.reset_info,

@@ -29,7 +29,7 @@ import numpy as np
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory, factories_for
-from envmanager.core.policy_calls import call_policies
+from envmanager.core.policy_steps import call_policies
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.data.trees import Tree, leaves

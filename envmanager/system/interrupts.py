@@ -172,6 +172,12 @@ def _raise_what_came() -> None:
             handler(_SIGINT, None)
 
 
+levels, state, Handler, take_over, leave, thread_id, handler_of = (
+    _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
+)  # fmt: skip
+"""``begin_held`` and ``end_held`` in line, for the bracket of a call: calling them takes as long as all the rest."""
+
+
 class held:  # noqa: N801  (used like a function)
     """``with held():`` a Ctrl-C in the block is raised at its end. May be nested."""
 

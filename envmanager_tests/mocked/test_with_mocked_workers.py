@@ -23,6 +23,7 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
+from envmanager.core.sources import ResponseSource
 from envmanager.env_manager import EnvWorker
 from envmanager.subprocess_env_manager import worker
 from envmanager.testing import EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Step
@@ -95,24 +96,23 @@ def test_step_queues_workers_that_are_not_waiting_and_takes_what_is_there(
         two = responses(EnvironmentResponse("step", 0, steps_of()), EnvironmentResponse("step", 1, steps_of()))
         manager.step_queue.get_nowait.side_effect = [*two, *two]
         manager.reset()
-        taken = {"default": ActionInfo(np.array([5]))}
-        take_steps = mocker.patch.object(
-            manager._policy_steps, "_decide", side_effect=lambda last: [taken for _ in last]
-        )
+        policy = mocker.Mock()
+        policy.get_action.side_effect = lambda steps: ActionInfo(np.full(len(steps), 5))
+        manager.set_policy("default", policy)
         last = manager.step()
         for made in manager.env_workers:
             made.send.reset_mock()
 
         infos = manager.step()
 
-        assert take_steps.call_args == mocker.call(last)
+        assert [len(call.args[0]) for call in policy.get_action.call_args_list] == [3, 2], "once for all that are idle"
         for made in manager.env_workers[:2]:
             made.send.assert_called_once_with("step", {"default": np.array([5])})
         assert not manager.env_workers[2].send.called
         assert [info.worker_id for info in infos] == [0, 1]
         assert [worker.waiting for worker in manager.stats().workers] == [False, False, True]
         assert infos[0].previous is last[0].current
-        assert infos[0].actions is taken
+        assert infos[0].actions["default"].action.tolist() == [5]
         assert not manager.step_queue.get.called, "what was there was enough"
 
 
@@ -251,8 +251,21 @@ def test_recv_holds_back_workers_that_are_too_far_ahead(fake_workers: queue.Queu
         assert sorted(manager.recv(wait).env_ids.tolist() + manager.recv(wait).env_ids.tolist()) == [0, 1]
 
 
-def n_calls_of_a_round_with_max_lead(n_workers: int, responses: queue.Queue[EnvironmentResponse]) -> int:
-    """How many Python functions one send and one recv of all workers call."""
+class Singly(ResponseSource):
+    """Responses of fakes, which never come more than one at a time."""
+
+    def __init__(self, responses: queue.Queue[EnvironmentResponse]) -> None:
+        self._responses = responses
+
+    def take(self) -> list[EnvironmentResponse]:
+        return []
+
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> list[EnvironmentResponse]:
+        return [self._responses.get_nowait()]
+
+
+def n_calls_of_a_round_with_max_lead(n_workers: int, responses: Any, use: str) -> int:
+    """How many Python functions one round of all workers calls."""
     count = 0
 
     def note(_frame: Any, event: str, _argument: Any) -> None:
@@ -261,25 +274,36 @@ def n_calls_of_a_round_with_max_lead(n_workers: int, responses: queue.Queue[Envi
 
     with SubprocessEnvManager(FakeEnvironment, n_envs=n_workers) as manager:
         manager.step_queue = responses
+        manager.set_policy("default", Zeros())
         manager.reset()
-        manager.recv(Wait.all())
         actions, env_ids = np.zeros(n_workers, np.int64), np.arange(n_workers)
-        wait = Wait(min_ready=Wait.ALL, max_lead=2)
+        all_of_them = Wait(min_ready=Wait.ALL, max_lead=2)
+        any_of_them = Wait.any(max_lead=2)
+        if use != "step":
+            manager.recv(Wait.all())
         sys.setprofile(note)
         try:
-            manager.send(actions, env_ids)
-            assert len(manager.recv(wait)) == n_workers
+            if use == "step":
+                assert len(manager.step(all_of_them)) == n_workers
+            else:
+                manager.send(actions, env_ids)
+                n_received = 0
+                while n_received < n_workers:
+                    n_received += len(manager.recv(all_of_them if use == "recv all" else any_of_them))
         finally:
             sys.setprofile(None)
     return count
 
 
+@pytest.mark.parametrize("singly", [False, True], ids=["at once", "singly"])
+@pytest.mark.parametrize("use", ["recv all", "recv any", "step"])
 def test_with_max_lead_twice_the_workers_cost_about_twice_the_calls(
-    fake_workers: queue.Queue[EnvironmentResponse],
+    fake_workers: queue.Queue[EnvironmentResponse], use: str, singly: bool
 ) -> None:
-    few, many = (n_calls_of_a_round_with_max_lead(n_workers, fake_workers) for n_workers in (32, 64))
+    source: Any = Singly(fake_workers) if singly else fake_workers
+    few, many = (n_calls_of_a_round_with_max_lead(n_workers, source, use) for n_workers in (32, 128))
 
-    assert many < 2.5 * few
+    assert many < 4.4 * few
 
 
 def test_exceptions_of_fake_environments_come_out_as_those_of_real_ones(

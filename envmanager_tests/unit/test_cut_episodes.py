@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.core.last_rows import batches_with, last_steps
+from envmanager.core.recovery import last_steps
+from envmanager.core.row_steps import batches_with
 from envmanager.core.table import Entry
 from envmanager.data.batches import Batch
 from envmanager.data.cut_episodes import followed_by, lost

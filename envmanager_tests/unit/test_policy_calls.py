@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envmanager.core.policy_calls import call_policies
+from envmanager.core.policy_steps import call_policies
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.errors import BadAction

@@ -1,26 +1,20 @@
-"""The entries of workers: what becomes of workers that fail, and in what order a trainer is told.
-
-No process, no time.
-"""
+"""What becomes of workers that fail, where a contract and mocked workers cannot tell: no process, no time."""
 
 from __future__ import annotations
 
-import logging
 import queue
-from collections import Counter, deque
+from collections import deque
 
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envmanager.core.calls import Calls
 from envmanager.core.collecting import Collector
 from envmanager.core.recovery import Recovery
 from envmanager.core.sources import QueueSource
-from envmanager.core.table import WorkerTable
-from envmanager.data.steps import AgentSteps, EnvironmentResponse
+from envmanager.core.table import WorkerState, WorkerTable
+from envmanager.data.steps import AgentSteps, EnvironmentResponse, StepInfo
 from envmanager.errors import (
     EnvRaised,
     NotPlaced,
@@ -102,57 +96,63 @@ class Told:
 
 
 class Bench:
-    """A table with its recovery and collector, and workers of which the test says what they do."""
+    """A table with its recovery and collector, over a host of which the test says what its workers do."""
 
     def __init__(self, n_workers=3, *, clock=None, **policy):
         self.table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
         self.entries = self.table.entries
-        self.last = {worker_id: steps_of(worker_id, 0) for worker_id in range(n_workers)}
+        for entry in self.entries:
+            entry.previous_step = StepInfo(None, steps_of(entry.worker_id, 0), None, entry.worker_id)
         self.started = []
         self.refusing = []  # errors, one for each start that fails
-        self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), self._launch_again)
+        self.workers = [None] * n_workers
+        self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), None)
+        self.recovery.host = self
         self.collector = Collector(self.table, self.recovery, Calls(lambda: None))
         self.queue = Answers(Clock() if clock is None else clock)
         self.collector.source = QueueSource(self.queue)
 
-    def _launch_again(self, entry):
-        self.started.append((entry.worker_id, entry.generation))
+    def launch(self, worker_id, generation):
+        self.started.append((worker_id, generation))
         if self.refusing:
             raise self.refusing.pop(0)
 
+    def begin_again(self, worker_id, config):
+        """The response comes out of the queue."""
+
     def send(self, *worker_ids):
         for worker_id in worker_ids:
-            self.table.sent(self.entries[worker_id], 1)
+            self.table.move([self.entries[worker_id]], WorkerState.IN_FLIGHT)
 
     def answer(self, worker_id, says=1, **steps):
         self.queue.put(EnvironmentResponse("step", worker_id, steps_of(worker_id, says, **steps)))
 
     def begin(self, worker_id, says=100):
-        """The first observations of a worker's replacement."""
+        """The first observations of a worker's replacement, which has been started by then."""
+        self.take_arrived()
         self.queue.put(EnvironmentResponse("reset", worker_id, steps_of(worker_id, says)))
 
     def fail(self, worker_id, error=None):
         self.queue.put(EnvironmentResponse("failed", worker_id, died(worker_id) if error is None else error))
 
     def fail_quietly(self, worker_id, error):
-        return self.recovery.fail_quietly(self.entries[worker_id], error)
+        self.recovery.fail_quietly([(self.entries[worker_id], error)])
 
     def collect(self, **wait):
         """What a manager hands out in one call."""
         found = []
         for entry in self.collector.collect(Wait(**{"timeout_s": 0.0, **wait})):
-            cut = self.recovery.cut(entry, self.last[entry.worker_id])
-            response = entry.response
+            cut = self.recovery.cut(entry)
+            response = entry.outbox[0]
             payload, lost = (response.payload, None) if cut is None else cut
-            self.table.handed_out([entry])
-            self.last[response.worker_id] = payload
+            self.table.delivered([entry])
+            entry.previous_step = StepInfo(None, payload, None, response.worker_id)
             steps = payload["default"]
             found.append(Told(response.worker_id, str(response.name), lost, float(steps.obs[0]), steps))
         return found
 
     def take_arrived(self):
         """What a call does before it hands anything out."""
-        self.recovery.start_due()
         self.collector.receive(self.collector.source.take())
 
     @property
@@ -189,42 +189,6 @@ class Bench:
 # A worker that is replaced.
 
 
-def test_a_worker_that_fails_is_replaced_alone_and_waits_until_its_replacement_has_begun():
-    bench = Bench()
-    bench.send(0, 1, 2)
-    bench.fail(1)
-    assert bench.collect() == []
-    assert bench.started == [(1, 1)]
-    assert bench.generations == [0, 1, 0]
-    assert bench.restarts == [0, 1, 0]
-    assert bench.waiting == [True, True, True]
-
-    bench.answer(0)
-    bench.answer(2)
-    assert [told.worker_id for told in bench.collect()] == [0, 2], "nobody waits for the replacement"
-    assert bench.waiting == [False, True, False]
-    bench.begin(1)
-    (told,) = bench.collect()
-    assert (told.worker_id, told.lost.generation, told.obs) == (1, 1, 100)
-    assert bench.waiting == [False, False, False]
-    assert bench.recovery.steps_lost == 1
-
-
-def test_a_loss_ends_the_last_step_that_was_handed_out():
-    bench = Bench(1)
-    bench.send(0)
-    bench.answer(0, says=7)
-    bench.collect()
-    bench.send(0)
-    bench.fail(0)
-    bench.begin(0, says=200)
-    (told,) = bench.collect()
-
-    assert (told.steps.final_obs.tolist(), told.steps.obs.tolist()) == ([7.0], [200.0])
-    assert (told.steps.truncated.tolist(), told.steps.terminated.tolist()) == ([True], [False])
-    assert told.steps.reward.tolist() == [0.0]
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -259,58 +223,7 @@ def test_a_worker_that_fails_while_nobody_asked_anything_of_it_loses_no_step():
     assert bench.waiting == [False, True]
 
 
-def test_an_action_for_a_worker_that_had_failed_is_counted_once():
-    bench = Bench(2)
-    bench.send(1)
-    bench.fail(0)
-    bench.collect()
-    assert bench.ignoring == {0}
-    bench.recovery.discard_action(bench.entries[0])
-    bench.begin(0)
-    bench.collect()
-
-    assert bench.ignoring == set()
-    assert bench.recovery.steps_lost == 1
-
-
 # What comes first.
-
-
-def test_a_step_answered_before_the_death_is_handed_out_before_the_loss():
-    bench = Bench(2)
-    bench.send(0, 1)
-    bench.answer(0, says=5)
-    bench.fail(0)
-    bench.begin(0)
-    (step,) = bench.collect()
-    assert (step.worker_id, step.name, step.lost, step.obs) == (0, "step", None, 5)
-    assert bench.waiting == [True, True], "the loss is still to be told"
-    (loss,) = bench.collect()
-    assert (loss.worker_id, loss.lost.generation, loss.steps.final_obs.tolist()) == (0, 1, [5.0])
-    assert bench.recovery.steps_lost == 0
-    assert bench.waiting == [False, True]
-
-
-def test_a_step_answered_before_the_death_is_handed_out_though_the_replacement_has_not_begun():
-    bench = Bench(1)
-    bench.send(0)
-    bench.answer(0)
-    bench.fail(0)
-    assert [told.name for told in bench.collect()] == ["step"]
-    assert bench.waiting == [True]
-    assert bench.collect() == []
-    bench.begin(0)
-    assert [told.lost.generation for told in bench.collect()] == [1]
-
-
-def test_an_action_for_a_step_whose_worker_died_after_it_is_dropped():
-    bench = Bench(1)
-    bench.send(0)
-    bench.answer(0)
-    bench.fail(0)
-    bench.collect()
-
-    assert bench.ignoring == {0}
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before it began", "after it began"])
@@ -319,6 +232,7 @@ def test_a_replacement_that_fails_too_is_one_loss_with_the_first_cause(begun):
     first, second = died(exit="SIGSEGV"), died(exit="EXIT(3)")
     bench.send(0)
     bench.fail(0, first)
+    bench.take_arrived()
     if begun:
         bench.begin(0, says=100)
     bench.fail(0, second)
@@ -348,16 +262,6 @@ def test_a_replacement_that_fails_while_the_last_step_is_still_to_be_told_is_one
     assert bench.waiting == [False]
 
 
-def test_a_worker_lost_twice_is_told_twice():
-    bench = Bench(1)
-    for generation in (1, 2):
-        bench.send(0)
-        bench.fail(0)
-        bench.begin(0)
-        assert [told.lost.generation for told in bench.collect()] == [generation]
-    assert bench.recovery.steps_lost == 2
-
-
 def test_no_more_than_max_ready_are_handed_out_losses_included():
     bench = Bench(3)
     bench.send(0, 1, 2)
@@ -379,29 +283,6 @@ def clock(mocker):
     for module in ("recovery", "collecting"):
         mocker.patch(f"envmanager.core.{module}.time", time)
     return time
-
-
-def test_a_delayed_replacement_is_started_when_its_time_has_come_and_not_before(clock, mocker):
-    mocker.patch("random.Random.uniform", return_value=1.0)
-    bench = Bench(2, clock=clock, backoff_s=8.0)
-    bench.send(0, 1)
-    bench.fail(0)
-    bench.begin(0)
-    bench.collect()
-    bench.fail(0)
-    assert bench.collect() == []
-    assert bench.started == [(0, 1)]
-    assert bench.waiting == [True, True], "nothing is sent to it meanwhile"
-    assert bench.recovery.next_start_at() == clock.now + 8.0
-    assert bench.generations == [1, 0], "the next generation has not begun"
-
-    clock.now += 7.9
-    bench.collect()
-    assert bench.started == [(0, 1)]
-    clock.now += 0.2
-    bench.collect()
-    assert bench.started == [(0, 1), (0, 2)]
-    assert bench.recovery.next_start_at() is None
 
 
 def test_a_call_that_waits_starts_what_becomes_due_meanwhile(clock, mocker):
@@ -477,76 +358,6 @@ def test_a_thousand_starts_that_fail_end_in_an_error_of_ours():
 # A worker that is given up.
 
 
-def test_without_a_budget_the_failure_is_raised_once_and_the_others_go_on():
-    bench = Bench(2, max_restarts=0)
-    error = died()
-    bench.send(0, 1)
-    bench.answer(1)
-    bench.fail(0, error)
-    with pytest.raises(WorkerDied) as raised:
-        bench.collect()
-    assert raised.value is error
-    assert bench.errors == {0: error}
-    assert [told.worker_id for told in bench.collect()] == [1]
-    bench.send(1)
-    bench.answer(1)
-    assert [told.worker_id for told in bench.collect(min_ready=Wait.ALL)] == [1]
-    assert (bench.started, bench.recovery.steps_lost) == ([], 1)
-
-
-def test_an_exception_is_raised_and_leaves_the_worker_out():
-    bench = Bench(2)
-    bench.send(0, 1)
-    bench.fail(0, raised())
-    with pytest.raises(EnvRaised):
-        bench.collect()
-
-    assert (list(bench.errors), bench.started, bench.waiting) == ([0], [], [False, True])
-
-
-def test_a_dropped_worker_is_told_loudly_and_nobody_is_stopped(caplog):
-    bench = Bench(2, max_restarts=0, then="drop")
-    bench.send(0, 1)
-    bench.fail(0)
-    assert bench.collect() == []
-
-    assert bench.dropped == {0}
-    assert bench.waiting == [False, True]
-    assert bench.count(events.Dropped) == (1,)
-    assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
-    bench.answer(1)
-    assert [told.worker_id for told in bench.collect(min_ready=Wait.ALL)] == [1]
-
-
-def test_a_worker_is_dropped_only_after_its_budget():
-    bench = Bench(2, max_restarts=1, then="drop")
-    bench.send(0, 1)
-    bench.fail(0)
-    bench.begin(0)
-    assert [told.lost.generation for told in bench.collect()] == [1]
-    bench.send(0)
-    bench.fail(0)
-    assert bench.collect() == []
-
-    assert bench.dropped == {0}
-    assert isinstance(bench.errors[0], RestartsExhausted)
-
-
-def test_when_the_last_worker_is_dropped_its_error_is_raised():
-    bench = Bench(2, max_restarts=0, then="drop")
-    errors = [died(0), died(1)]
-    bench.send(0, 1)
-    for worker_id, error in enumerate(errors):
-        bench.fail(worker_id, error)
-    with pytest.raises(WorkerDied) as raised:
-        bench.collect()
-
-    assert raised.value is errors[1]
-    assert bench.dropped == {0, 1}
-    with pytest.raises(UsageError, match="every worker has failed"):
-        bench.collect()
-
-
 @pytest.mark.parametrize("then", ["raise", "drop"])
 def test_a_step_answered_before_a_worker_was_given_up_is_still_handed_out(then):
     bench = Bench(2, max_restarts=0, then=then)
@@ -609,7 +420,7 @@ def test_a_failure_in_a_call_is_raised_there_and_not_again():
     bench = Bench(2, max_restarts=0)
     error = died()
     bench.send(1)
-    assert bench.fail_quietly(0, error) is error
+    bench.fail_quietly(0, error)
     bench.answer(1)
 
     assert [told.worker_id for told in bench.collect()] == [1]
@@ -620,7 +431,7 @@ def test_a_failure_in_a_call_is_raised_there_and_not_again():
 def test_a_failure_in_a_call_replaces_the_worker_and_the_loss_comes_later():
     bench = Bench(1)
     error = died()
-    assert bench.fail_quietly(0, error) is error
+    bench.fail_quietly(0, error)
     bench.begin(0)
 
     assert [told.lost.cause for told in bench.collect()] == [error]
@@ -630,7 +441,7 @@ def test_a_failure_in_a_call_leaves_the_step_that_had_been_answered():
     bench = Bench(1, max_restarts=0)
     bench.send(0)
     bench.answer(0, says=5)
-    bench.collector.arrive(bench.queue.get_nowait())
+    bench.take_arrived()
     bench.fail_quietly(0, died())
 
     assert [told.obs for told in bench.collect()] == [5]
@@ -653,7 +464,7 @@ def test_what_came_with_a_response_that_an_interrupt_hit_is_taken_by_the_next_ca
 def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
     bench = Bench(3)
     bench.send(0, 1, 2)
-    bench.collector.arrive(EnvironmentResponse("failed", 0, died()))
+    bench.collector.receive([EnvironmentResponse("failed", 0, died())])
     bench.answer(1)
     bench.begin(0)
     bench.answer(2)
@@ -665,18 +476,11 @@ def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
 def test_waiting_for_a_replacement_ends_when_it_is_given_up():
     bench = Bench(1, max_restarts=1)
     bench.send(0)
-    bench.collector.arrive(EnvironmentResponse("failed", 0, died()))
+    bench.collector.receive([EnvironmentResponse("failed", 0, died())])
     bench.fail(0)
     bench.collector.await_replacement(bench.entries[0])
 
     assert isinstance(bench.errors[0], RestartsExhausted)
-
-
-def test_nobody_waits_for_a_worker_that_is_well():
-    bench = Bench(1)
-    bench.collector.await_replacement(bench.entries[0])
-
-    assert bench.started == []
 
 
 # A healthy worker that is recycled.
@@ -700,21 +504,6 @@ def test_a_worker_is_recycled_at_the_end_of_an_episode_once_it_is_old_enough():
     assert bench.count(events.Recycled, events.Failed, events.Restarted) == (1, 0, 0)
 
 
-def test_the_age_is_counted_anew_for_each_generation():
-    bench = Bench(1, recycle_after_steps=2)
-    generations = []
-    for number in range(1, 7):
-        bench.send(0)
-        bench.answer(0, says=number, ended=True)
-        bench.collect()
-        generations.append(bench.generations[0])
-        if any(bench.waiting):
-            bench.begin(0)
-            bench.collect()
-
-    assert generations == [0, 1, 1, 2, 2, 3]
-
-
 def test_a_worker_that_is_old_enough_is_not_recycled_when_nobody_plays_on():
     bench = Bench(1, recycle_after_steps=1)
     bench.send(0)
@@ -730,6 +519,7 @@ def test_a_recycled_workers_replacement_that_fails_is_replaced_for_the_first_rea
     bench = Bench(2, recycle_after_steps=1)
     bench.send(0, 1)
     bench.answer(0, says=5, ended=True)
+    bench.take_arrived()
     bench.fail(0)
     bench.begin(0, says=200)
     step, first = [told for _ in range(2) for told in bench.collect()]
@@ -755,102 +545,3 @@ def test_the_step_of_a_recycled_worker_comes_also_when_it_cannot_be_replaced(the
 
     assert [(each.name, each.obs) for each in told] == [("step", 5)]
     assert [type(error) for error in errors] == ([RestartsExhausted] if then == "raise" else [])
-
-
-# Whatever order things come in.
-
-
-class Model:
-    """A trainer that acts whenever it may, over workers that answer, die and begin again in any order."""
-
-    def __init__(self, n_workers, *, sends):
-        self.bench = Bench(n_workers, max_restarts=10**6)
-        self.sends = sends
-        self.asked = Counter()
-        self.delivered = Counter()
-        self.told_lost = Counter()
-        self.deaths = Counter()
-        self.serial = Counter()
-        self.in_step = dict.fromkeys(range(n_workers), False)  # the process has a step to answer
-        self.asked_of = dict.fromkeys(range(n_workers), False)  # the trainer has asked and not been answered
-        self.is_cut = dict.fromkeys(range(n_workers), False)  # a death has not been told yet
-        self.generation = dict.fromkeys(range(n_workers), 0)
-
-    def act(self, worker_id):
-        entry = self.bench.entries[worker_id]
-        if self.asked_of[worker_id] or (entry.waiting and not self.sends):
-            return
-        self.asked[worker_id] += 1
-        self.asked_of[worker_id] = True
-        if self.sends and entry.ignores_action:
-            self.bench.recovery.discard_action(entry)
-            return
-        self.bench.send(worker_id)
-        self.serial[worker_id] += 1
-        self.in_step[worker_id] = True
-
-    def answer(self, worker_id):
-        if self.in_step[worker_id]:
-            self.in_step[worker_id] = False
-            self.bench.answer(worker_id, says=self.serial[worker_id])
-
-    def die(self, worker_id):
-        if self.bench.generations[worker_id] != self.generation[worker_id]:
-            return  # it has died, or its replacement is still to be noticed
-        self.in_step[worker_id] = False
-        self.deaths[worker_id] += not self.is_cut[worker_id]
-        self.is_cut[worker_id] = True
-        self.generation[worker_id] += 1
-        self.bench.fail(worker_id)
-        self.bench.take_arrived()
-
-    def begin(self, worker_id):
-        replacement = self.bench.entries[worker_id].replacement
-        if replacement is not None and replacement.first is None:
-            self.bench.begin(worker_id)
-            self.bench.take_arrived()
-
-    def collect(self, number):
-        try:
-            found = self.bench.collect(min_ready=1, max_ready=1 + number)
-        except UsageError:
-            assert not any(self.bench.waiting), "what is waiting can be collected"
-            return
-        ids = [told.worker_id for told in found]
-        assert len(set(ids)) == len(ids), "two answers of one worker in one call"
-        for told in found:
-            worker_id = told.worker_id
-            self.asked_of[worker_id] = False
-            if told.lost is None:
-                self.delivered[worker_id] += 1
-                assert told.obs == self.serial[worker_id], "not the answer to what was asked last"
-            else:
-                self.told_lost[worker_id] += 1
-                self.is_cut[worker_id] = False
-                assert told.lost.generation == self.generation[worker_id]
-
-    def finish(self):
-        for _ in range(5):
-            for worker_id in range(len(self.bench.entries)):
-                self.begin(worker_id)
-                self.answer(worker_id)
-            self.collect(100)
-        assert self.bench.waiting == [False] * len(self.bench.entries)
-
-
-moves = st.lists(st.tuples(st.sampled_from(["act", "answer", "die", "begin", "collect"]), st.integers(0, 2)))
-
-
-@pytest.mark.parametrize("sends", [False, True], ids=["step", "send"])
-@given(moves)
-def test_every_step_is_delivered_or_lost_and_every_death_is_told_once(sends, moves):
-    model = Model(3, sends=sends)
-    for move, number in moves:
-        getattr(model, move)(number)
-    model.finish()
-
-    assert model.told_lost == model.deaths
-    assert sum((model.asked - model.delivered).values()) == model.bench.recovery.steps_lost
-    for worker_id in range(3):
-        missing = model.asked[worker_id] - model.delivered[worker_id]
-        assert 0 <= missing <= model.told_lost[worker_id]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.core.restarts import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
+from envmanager.core.recovery import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
 from envmanager.errors import (
     BadObservation,
     EnvRaised,

@@ -34,13 +34,15 @@ MEANT = {
 @pytest.mark.parametrize("before", WorkerState, ids=lambda state: state.name)
 @pytest.mark.parametrize("to", WorkerState, ids=lambda state: f"to {state.name}")
 def test_a_worker_moves_where_it_makes_sense_and_nowhere_else(before, to):
-    entry = Entry(0, (0,), state=before)
+    table = WorkerTable([[0]])
+    (entry,) = table.entries
+    entry.state, table.ready = before, [entry] if before is READY else []
     if (before, to) in MEANT:
-        entry.move(to)
-        assert entry.state is to
+        table.move([entry], to)
+        assert (entry.state, table.ready) == (to, [entry] if to is READY else [])
     else:
         with pytest.raises(RuntimeError, match=f"worker 0 cannot go from {before.name} to {to.name}"):
-            entry.move(to)
+            table.move([entry], to)
         assert entry.state is before
 
 
@@ -56,70 +58,56 @@ def response(name="step", worker_id=0):
 
 def flying(n_workers=1):
     table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
-    for entry in table.entries:
-        table.sent(entry, 1)
+    table.move(table.entries, IN_FLIGHT)
     return table
 
 
-def test_a_response_waits_in_its_entry_until_it_is_handed_out():
+def arrive(table, *responses):
+    for each in responses:
+        table.entries[each.worker_id].outbox = (each,)
+        table.move([table.entries[each.worker_id]], READY)
+
+
+def test_a_response_waits_in_its_outbox_until_it_is_delivered():
     table = flying()
     (entry,) = table.entries
     answer = response()
-    assert table.arrived([answer]) == 1
-    assert (entry.state, entry.response, table.ready) == (READY, answer, [entry])
+    arrive(table, answer)
+    assert (entry.state, entry.outbox, table.ready) == (READY, (answer,), [entry])
 
-    table.handed_out([entry])
-    assert (entry.state, entry.response, table.ready) == (IDLE, None, [])
+    table.delivered([entry])
+    assert (entry.state, entry.outbox, table.ready) == (IDLE, (), [])
     assert (entry.steps, entry.steps_since_reset) == (1, 1)
 
 
 def test_those_that_are_ready_stand_in_order_of_arrival():
     table = flying(3)
-    for worker_id in (2, 0, 1):
-        table.arrived([response(worker_id=worker_id)])
+    arrive(table, *(response(worker_id=worker_id) for worker_id in (2, 0, 1)))
     assert table.n_waiting == 3
-    table.handed_out([table.entries[0]])
+    table.delivered([table.entries[0]])
 
     assert table.n_waiting == 2
     assert [entry.worker_id for entry in table.ready] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("responses", "n_taken"),
-    [
-        ([response(), response(worker_id=1)], 2),
-        ([response(), response()], 1),
-        ([response("failed"), response(worker_id=1)], 0),
-        ([response("reset")], 0),
-        ([], 0),
-    ],
-    ids=["a step each", "a second one", "a failure first", "no step", "none"],
-)
-def test_steps_are_taken_up_to_the_first_response_that_is_none_or_that_nobody_waits_for(responses, n_taken):
-    table = flying(2)
-    assert table.arrived(responses) == n_taken
-    assert [entry.response for entry in table.ready] == responses[:n_taken]
-    if responses and not n_taken:
-        assert table.arrived(responses, 1) == len(responses)
-
-
-def test_a_worker_that_is_not_idle_is_sent_nothing():
-    table = WorkerTable([[0, 1]])
-    (entry,) = table.entries
-    table.sent(entry, 2)
-    assert (entry.state, entry.n_envs_in_flight) == (IN_FLIGHT, 2)
+def test_a_move_that_makes_no_sense_moves_no_other_worker():
+    table = WorkerTable([[0], [1]])
+    first, second = table.entries
+    table.move([second], IN_FLIGHT)
     with pytest.raises(RuntimeError, match="cannot go from IN_FLIGHT to IN_FLIGHT"):
-        table.sent(entry, 1)
+        table.move([first, second], IN_FLIGHT)
+    assert (first.state, table.n_waiting) == (IDLE, 1)
 
 
-def test_a_step_that_is_handed_out_is_counted_with_its_environments_and_the_time_it_waited(mocker):
+def test_a_step_that_is_delivered_is_counted_with_its_environments_and_the_time_it_waited(mocker):
     mocker.patch("envmanager.core.table.time.monotonic_ns", return_value=1500)
     table = WorkerTable([[0, 1], [2]])
     for entry in table.entries:
-        table.sent(entry, len(entry.env_ids))
-    table.entries[0].times.stepped(10, 0, 1100)  # the other has told no times
-    table.arrived([response(), response(worker_id=1)])
-    table.handed_out(table.entries)
+        entry.n_envs_in_flight = len(entry.env_ids)
+    table.move(table.entries, IN_FLIGHT)
+    table.entries[0].times.stepped(10, 0, 1100)  # the other has reported no times
+    arrive(table, response(), response(worker_id=1))
+    table.delivered(table.entries)
 
     assert (table.env_steps, [entry.steps for entry in table.entries]) == (3, [1, 1])
     assert [entry.times.queued_ns for entry in table.entries] == [400, 0]
@@ -127,39 +115,36 @@ def test_a_step_that_is_handed_out_is_counted_with_its_environments_and_the_time
 
 def test_what_is_no_step_counts_as_none():
     table = flying()
-    (entry,) = table.entries
-    table.offered(entry, response("reset"))
-    table.handed_out([entry])
+    arrive(table, response("reset"))
+    table.delivered(table.entries)
 
-    assert entry.steps == 0
+    assert table.entries[0].steps == 0
 
 
-def test_what_follows_a_response_is_ready_when_that_was_handed_out():
+def test_what_follows_a_response_is_ready_when_that_was_delivered():
     table = flying()
     (entry,) = table.entries
     answer, failure = response(), response("failed")
-    assert table.arrived([answer]) == 1
+    arrive(table, answer)
     entry.error = failure.payload
-    table.expect(entry, answer, failure)
-    assert entry.response is answer
+    table.set_pending(entry, answer, failure)
 
-    table.handed_out([entry])
-    assert (entry.state, entry.response, table.ready) == (READY, failure, [entry])
-    table.handed_out([entry])
-    assert (entry.state, entry.response, table.ready) == (FAILED, None, [])
-    assert not entry.ignores_action, "who sends to it gets the error"
+    table.delivered([entry])
+    assert (entry.state, entry.outbox, table.ready) == (READY, (failure,), [entry])
+    table.delivered([entry])
+    assert (entry.state, entry.outbox, table.ready) == (FAILED, (), [])
+    assert not entry.ignores_action, "a later send() raises the error"
 
 
 def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
     table = flying(2)
     first, second = table.entries
-    table.arrived([response()])
-    table.arrived([response(worker_id=1)])
+    arrive(table, response(), response(worker_id=1))
     first.replacement = Replacement(1, None, 0.0)
-    table.expect(first, first.response)
+    table.set_pending(first, *first.outbox)
 
     assert table.ready == [first, second]
-    table.handed_out([first])
+    table.delivered([first])
     assert (first.state, first.ignores_action) == (REPLACING, True), "the trainer cannot know that it has gone"
 
 
@@ -167,20 +152,35 @@ def test_the_first_observations_of_a_generation_end_its_replacement():
     table = flying()
     (entry,) = table.entries
     entry.replacement = Replacement(1, None, 0.0)
-    table.expect(entry)
-    assert not table.is_ordinary
+    table.set_pending(entry)
+    assert (table.is_ordinary, table.replacing) == (False, [entry])
 
-    entry.replacement.first = response("reset")
-    table.expect(entry, entry.replacement.first)
+    entry.replacement.has_begun = True
+    table.set_pending(entry, response("reset"))
     assert entry.is_first_of_generation
-    table.handed_out([entry])
-    assert (entry.state, entry.replacement, entry.ignores_action, table.is_ordinary) == (IDLE, None, False, True)
+    table.delivered([entry])
+    assert (entry.state, entry.replacement, entry.ignores_action) == (IDLE, None, False)
+    assert (table.is_ordinary, table.replacing) == (True, [])
 
 
 def test_the_slowest_is_one_that_takes_part():
     table = flying(3)
     for entry, steps in zip(table.entries, (5, 3, 1), strict=True):
-        entry.steps, entry.steps_at_reset = 10 + steps, 10
+        entry.steps_since_reset = steps
     table.entries[2].error = ValueError()
 
     assert table.slowest() == 3
+
+
+def test_the_slowest_is_known_while_workers_overtake_each_other_and_after_a_reset():
+    table = flying(3)
+    seen = []
+    for worker_id in (0, 1, 0, 2, 2, 1):
+        seen.append(table.slowest())
+        arrive(table, response(worker_id=worker_id))
+        table.delivered([table.entries[worker_id]])
+        table.move([table.entries[worker_id]], IN_FLIGHT)
+    assert [*seen, table.slowest()] == [0, 0, 0, 0, 1, 1, 2]
+
+    table.begin_counting()
+    assert table.slowest() == 0
