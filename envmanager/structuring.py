@@ -15,8 +15,7 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
-from envmanager.data.plain_specs import plain_spec, spec_from_plain
-from envmanager.data.specs import BehaviorSpec, describe_value
+from envmanager.data.specs import BehaviorSpec, describe_value, plain_spec, spec_from_plain
 from envmanager.errors import ConfigError, UsageError
 from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
 

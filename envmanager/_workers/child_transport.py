@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.block import Block, BlockLayout
+from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
     ATTACH_CODE,
@@ -34,7 +34,6 @@ from envmanager._workers.wire import (
     response_message,
     step_message,
 )
-from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup

@@ -14,13 +14,12 @@ import attrs
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
-from envmanager.data.reports import StartReport
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecConflict, SpecMismatch
-from envmanager.data.steps import CommandName
+from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
-from envmanager.extras import missing_library
+from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
 

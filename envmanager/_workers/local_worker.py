@@ -1,22 +1,41 @@
-"""A worker that is an object in the trainer's process, and the step queue through which it responds.
+"""A worker that is an object in the trainer's process, the rows it writes, and the step queue of its responses.
 
-The rule: its step is taken when somebody asks for the response, and never before. So exceptions come out where they
-would with processes, and the responses of worker processes, if there are any, are looked at first.
+::
+
+    RotatingRows   three sets of arrays in turn: views that stay valid for a while (zero_copy, or shared memory)
+    LentRows       arrays that are the trainer's, without a copy: a set is written again when nothing refers to it
+
+The rule: its step is taken when its response is asked for, and never before. So exceptions are raised where they are
+with processes, and the responses of worker processes, if there are any, are looked at first. No array is written while
+the trainer may still look at it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from envmanager._workers.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure
-from envmanager._workers.lent_rows import LentRows, RotatingRows, is_worth_lending
 from envmanager.core.sources import ResponseSource
-from envmanager.data.reports import StartReport
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, RowBuffer, only_agents, phase_of
+from envmanager.data.steps import (
+    STEPPING,
+    AgentSteps,
+    CommandName,
+    EnvironmentResponse,
+    RowBuffer,
+    StartReport,
+    Steps,
+    only_agents,
+    phase_of,
+)
+from envmanager.data.trees import Tree, copy_tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.observe.events import EventLog, Started
@@ -25,6 +44,103 @@ from envmanager.system.interrupts import let_through
 
 _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
+
+
+LEAST_BYTES = 1 << 16
+"""Observations of so many bytes are lent; copying fewer is faster than lending them."""
+_MAX_KEPT = 3
+"""So many sets are kept for being written again; a trainer may keep as many more as it likes."""
+
+
+class RotatingRows:
+    """Some buffers, one after the other."""
+
+    def __init__(self, buffers: Sequence[RowBuffer]) -> None:
+        self._buffers = buffers
+        self._slot = 0
+
+    def next(self) -> RowBuffer:
+        """What the next step is to be written into."""
+        self._slot = (self._slot + 1) % len(self._buffers)
+        return self._buffers[self._slot]
+
+    def handed_out(self, steps: Steps) -> Steps:
+        """What is handed out of the step that was written."""
+        return steps
+
+
+class LentRows:
+    """Buffers whose observations are handed out without a copy; the other arrays are small and copied."""
+
+    def __init__(self, make: Callable[[], RowBuffer]) -> None:
+        self._make = make
+        self._kept: list[_LentBuffer] = []
+        self._next: _LentBuffer | None = None
+
+    def next(self) -> RowBuffer:
+        """What the next step is to be written into: the first that came back, as it may still be in the caches."""
+        self._next = next((each for each in self._kept if each.is_back), None)
+        if self._next is None:
+            self._next = _LentBuffer(self._make())
+            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # the trainer keeps one more for long
+        return self._next.buffer
+
+    def handed_out(self, steps: Steps) -> Steps:
+        """What is handed out of the step that was written; copies of what was written elsewhere."""
+        return {behavior: self._own(each) for behavior, each in steps.items()}
+
+    def _own(self, steps: AgentSteps) -> AgentSteps:
+        if self._next is None or steps.obs is not self._next.buffer.steps.obs:
+            return steps.copy()
+        return AgentSteps(
+            steps.agent_id.copy(),
+            self._next.lend(),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            copy_tree(steps.final_obs),
+            None,
+            steps.info,
+            steps.reset_info,
+        )
+
+
+class _LentBuffer:
+    """A buffer, and whether somebody refers to what was lent of it.
+
+    What is lent is a view of an array that lies on the buffer's memory, and whose own base is no array: NumPy has all
+    views of views refer to the first array of the chain, so that one lives as long as any of them.
+    """
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self.buffer = buffer
+        self._roots: list[weakref.ref[np.ndarray]] = []
+
+    @property
+    def is_back(self) -> bool:
+        return all(root() is None for root in self._roots)
+
+    def lend(self) -> Tree:
+        """The observations."""
+        lent = map_tree(_on_the_same_memory, self.buffer.steps.obs)
+        self._roots = [weakref.ref(leaf.base) for leaf in leaves(lent)]
+        return lent
+
+
+def _on_the_same_memory(array: np.ndarray) -> np.ndarray:
+    data: Any = array.reshape(-1).view(np.uint8)
+    same: np.ndarray = np.asarray(memoryview(data)).view(array.dtype).reshape(array.shape)
+    return same
+
+
+def is_worth_lending(observation: Tree, n_envs: int) -> bool:
+    """Whether the observations of ``n_envs`` environments, by their spec, are so large that lending them pays."""
+    n_bytes = 0
+    for leaf in leaves(observation):
+        if leaf.is_object:
+            return False
+        n_bytes += n_envs * leaf.dtype.itemsize * math.prod(leaf.shape)
+    return n_bytes >= LEAST_BYTES
 
 
 class LocalWorker:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable
 
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 
 SPIN_NS = 200_000
 """Four times what waking costs."""

@@ -27,7 +27,7 @@ from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import Environment
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters.dm_env", extra="dm_env"):
     import dm_env

@@ -25,11 +25,10 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.tree_rows import concat_rows, take_rows
-from envmanager.data.trees import Tree, leaves
+from envmanager.data.trees import Tree, concat_rows, leaves, take_rows
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("MlagentsEnvironment", extra=None):
     from mlagents_envs.base_env import ActionTuple, BaseEnv

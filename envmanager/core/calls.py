@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
-from envmanager.system.forking import after_fork_in_child
 from envmanager.system.interrupts import begin_held, end_held, held, let_through
+from envmanager.system.processes import after_fork_in_child
 
 _LEAVE_S = 1.0
 """How long close() waits for another thread to leave its call; then that call gives back what it may still use."""

@@ -11,9 +11,8 @@ import attrs
 import numpy as np
 
 from envmanager.core.table import Entry
-from envmanager.data.batches import Batch
-from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.tree_rows import take_rows, with_rows
+from envmanager.data.steps import AgentSteps, Batch, Steps
+from envmanager.data.trees import take_rows, with_rows
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:

@@ -20,12 +20,10 @@ from envmanager.core.last_rows import batches_with, last_steps
 from envmanager.core.policy_calls import checked_actions
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree
+from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
+from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 
 _IDLE, _STEP, _STEP_ROWS = WorkerState.IDLE, CommandName.STEP, CommandName.STEP_ROWS

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, Steps, concat_steps
-from envmanager.data.tree_rows import copy_tree
+from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:

@@ -20,8 +20,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs, zeros
-from envmanager.data.tree_rows import concat_rows, copy_tree, no_rows, take_rows, with_rows
-from envmanager.data.trees import Tree
+from envmanager.data.trees import Tree, concat_rows, copy_tree, no_rows, take_rows, with_rows
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
@@ -98,6 +97,15 @@ class EnvironmentResponse:
         self.worker_id = worker_id
         self.payload = payload
         self.specs = specs
+
+
+@attrs.frozen
+class StartReport:
+    """The payload of the response to "start": what a worker's environments are like."""
+
+    specs: BehaviorSpecs
+    max_agents: Mapping[str, int]
+    partial_actions: bool
 
 
 @attrs.define(eq=False)
@@ -188,6 +196,92 @@ class AgentSteps:
             None if self.acting is None else self.acting[rows],
             None if self.info is None else [self.info[row] for row in rows],
             reset_info,
+        )
+
+
+@attrs.define(eq=False)
+class Batch:
+    """One environment step each of n environments, a row per environment, for ``send`` and ``recv``.
+
+    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
+    (m dicts) when the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
+    environments, else in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``, ``step`` or
+    ``reset``.
+    """
+
+    env_ids: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    lost: np.ndarray
+    final_obs: Tree = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+    is_view: bool = False
+
+    @classmethod
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
+        """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
+
+        ``env_ids`` saves computing the environments of the rows.
+        """
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            np.zeros(len(steps.agent_id), np.bool_),
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+            is_view,
+        )
+
+    @classmethod
+    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """Return a batch with copies of the arrays of ``steps``."""
+        obs, final_obs = steps.obs, steps.final_obs
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            np.zeros(len(steps.agent_id), np.bool_),
+            None if final_obs is None else copy_tree(final_obs),
+            steps.info,
+            steps.reset_info,
+        )
+
+    @classmethod
+    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
+        """Return a batch with the rows of all parts, copied, one part after the other.
+
+        With ``env_ids``, which must be sorted and those of the rows, the rows are sorted like them.
+        """
+        steps = concat_steps(parts)
+        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        return cls.of(steps, env_ids, is_view=False)
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    def copy(self) -> Batch:
+        """Return a batch with copies of the arrays."""
+        return Batch(
+            self.env_ids.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self.lost.copy(),
+            copy_tree(self.final_obs),
+            self.info,
+            self.reset_info,
         )
 
 

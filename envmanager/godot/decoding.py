@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from envmanager._workers.channel import Message
-from envmanager.data.reports import StartReport
 from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.godot.codec import Acting, StepsDecoder
 from envmanager.godot.engine_specs import EngineSpecs, read_specs

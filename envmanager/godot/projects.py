@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from envmanager.errors import NotWritten, UsageError
-from envmanager.system.new_files import reporting, write_anew
+from envmanager.system.files import reporting, write_anew
 
 HERE = Path(__file__).parent
 ADDONS = {5: HERE / "addon4", 4: HERE / "addon3"}

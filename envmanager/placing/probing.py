@@ -38,7 +38,7 @@ from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
 from envmanager.options import ProcessOptions, RestartPolicy
 from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 
 PROBE_S = 0.5
 """Time for which an environment is stepped, in seconds. A longer step is completed."""

@@ -28,9 +28,8 @@ from envmanager._workers.wire import (
     response_message,
     step_message,
 )
-from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import STEPPING, CommandName, phase_of
+from envmanager.data.steps import STEPPING, CommandName, StartReport, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command

@@ -10,7 +10,7 @@ from typing import Any
 
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
-from envmanager.plugins import Plugins
+from envmanager.importing import Plugins
 from envmanager.structuring import nearest, structure
 from envmanager.training.apart import LEARNER_TIMEOUT_S, Apart
 from envmanager.training.checkpoints import Checkpoint, restoring

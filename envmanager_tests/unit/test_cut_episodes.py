@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from envmanager.core.last_rows import batches_with, last_steps
 from envmanager.core.table import Entry
-from envmanager.data.batches import Batch
 from envmanager.data.cut_episodes import followed_by, lost
-from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo, only_agents
+from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
 from envmanager.data.trees import leaves
 
 SHAPES = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.data.batches import Batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import (
     ActionInfo,
     AgentSteps,
+    Batch,
     CommandName,
     EnvironmentCommand,
     EnvironmentResponse,
