@@ -35,7 +35,7 @@ from envmanager.data.steps import (
     only_agents,
     phase_of,
 )
-from envmanager.data.trees import Tree, copy_tree, leaves, map_tree
+from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.observe.events import EventLog, Started
@@ -92,17 +92,7 @@ class LentRows:
     def _own(self, steps: AgentSteps) -> AgentSteps:
         if self._next is None or steps.obs is not self._next.buffer.steps.obs:
             return steps.copy()
-        return AgentSteps(
-            steps.agent_id.copy(),
-            self._next.lend(),
-            steps.reward.copy(),
-            steps.terminated.copy(),
-            steps.truncated.copy(),
-            copy_tree(steps.final_obs),
-            None,
-            steps.info,
-            steps.reset_info,
-        )
+        return steps.copy(obs=self._next.lend())
 
 
 class _LentBuffer:

@@ -41,7 +41,7 @@ import numpy as np
 
 from envmanager._workers.wire import ENDED, FULL, IN_MEMORY
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AgentSteps, CommandName, RowBuffer, only_agents
+from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
 from envmanager.system.files import advice
@@ -94,7 +94,9 @@ class Block:
         self._offset = 0
         behaviors, n_slots, n_counts = layout.behaviors, layout.n_slots, max(1, len(layout.behaviors))
         self.counts = self._array((n_slots, layout.n_workers, n_counts, 3), np.dtype(np.int32))
-        steps = [self._step_columns(each) for each in behaviors]
+        shapes = [(n_slots, each.n_rows) for each in behaviors]
+        columns = [{name: self._array(shape, dtype) for name, dtype in COLUMNS.items()} for shape in shapes]
+        obs = [self._tree(each.spec.observation, *shape) for each, shape in zip(behaviors, shapes, strict=True)]
         self.finals_at = self._offset
         finals = [self._tree(each.spec.observation, n_slots, each.n_rows) for each in behaviors]
         self.actions_at = self._offset
@@ -102,8 +104,8 @@ class Block:
         actions = [self._tree(each.spec.action, each.n_rows) for each in behaviors]
         rows = [self._array((each.n_rows,), np.dtype(np.int64)) for each in behaviors]
         self.columns = {
-            each.name: Columns(**own, final_obs=final_obs, action=action, row=row)
-            for each, own, final_obs, action, row in zip(behaviors, steps, finals, actions, rows, strict=True)
+            each.name: Columns(*parts)
+            for each, *parts in zip(behaviors, columns, obs, finals, actions, rows, strict=True)
         }
 
     @classmethod
@@ -119,17 +121,6 @@ class Block:
     def size_bytes(self) -> int:
         """How much memory the layout takes; at least one page."""
         return max(self._offset, mmap.PAGESIZE)
-
-    def _step_columns(self, behavior: BehaviorLayout) -> dict[str, Tree]:
-        shape = (self.layout.n_slots, behavior.n_rows)
-        return {
-            "agent_id": self._array(shape, np.dtype(np.int64)),
-            "obs": self._tree(behavior.spec.observation, *shape),
-            "reward": self._array(shape, np.dtype(np.float32)),
-            "terminated": self._array(shape, np.dtype(np.bool_)),
-            "truncated": self._array(shape, np.dtype(np.bool_)),
-            "acting": self._array(shape, np.dtype(np.bool_)),
-        }
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
         return map_tree(lambda leaf: self._array((*leading, *leaf.shape), leaf.dtype), spec)
@@ -147,12 +138,9 @@ class Block:
 class Columns:
     """All rows of one behavior: ``[slot][row, …]``; the last two are ``[row, …]``."""
 
-    agent_id: np.ndarray
+    arrays: dict[str, np.ndarray]
+    """Arrays of the fields in ``COLUMNS``, by name."""
     obs: Tree
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    acting: np.ndarray
     final_obs: Tree
     action: Tree
     row: np.ndarray
@@ -161,14 +149,13 @@ class Columns:
         """Views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
         own = slice(first, first + n)
         final = slice(first, first + m)
+        arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
+        if not has_acting:
+            arrays["acting"] = None
         return AgentSteps(
-            self.agent_id[slot, own],
-            map_tree(lambda leaf: leaf[slot, own], self.obs),
-            self.reward[slot, own],
-            self.terminated[slot, own],
-            self.truncated[slot, own],
-            map_tree(lambda leaf: leaf[slot, final], self.final_obs) if m else None,
-            self.acting[slot, own] if has_acting else None,
+            obs=map_tree(lambda leaf: leaf[slot, own], self.obs),
+            final_obs=map_tree(lambda leaf: leaf[slot, final], self.final_obs) if m else None,
+            **arrays,
         )
 
 
@@ -344,7 +331,7 @@ class WorkerRows:
     def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
         m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
         into = self._steps(each, slot, len(steps), m, steps.acting is not None)
-        for name in ("agent_id", "reward", "terminated", "truncated", "acting"):
+        for name in COLUMNS:
             source = getattr(steps, name)
             if source is not None:
                 getattr(into, name)[...] = source
@@ -357,8 +344,7 @@ class WorkerRows:
         """Views of all rows of a slot, in which some episodes ended: one behavior's."""
         ((name, full),) = self._full[slot].items()
         final_obs = take_rows(self._finals[slot][name], slice(n_ended))
-        flags = (full.reward, full.terminated, full.truncated)
-        return {name: AgentSteps(full.agent_id, full.obs, *flags, final_obs)}
+        return {name: full.with_final(final_obs)}
 
     def read(self, slot: int) -> dict[str, AgentSteps]:
         """Views of the steps in a slot."""

@@ -33,12 +33,12 @@ def _rows_playing(steps: AgentSteps, with_new: bool) -> np.ndarray:
 
 def _cut(steps: AgentSteps) -> AgentSteps:
     n = len(steps)
-    return AgentSteps(
-        steps.agent_id,
-        steps.obs,
-        np.zeros(n, np.float32),
-        np.zeros(n, np.bool_),
-        np.ones(n, np.bool_),
+    return AgentSteps.stepped(
+        agent_id=steps.agent_id,
+        obs=steps.obs,
+        reward=np.zeros(n, np.float32),
+        terminated=np.zeros(n, np.bool_),
+        truncated=np.ones(n, np.bool_),
         final_obs=copy_tree(steps.obs),
         info=None if steps.info is None else [{} for _ in range(n)],
     )

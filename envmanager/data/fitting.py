@@ -28,7 +28,7 @@ from envmanager.data.specs import (
     describe_value,
     object_array,
 )
-from envmanager.data.steps import AgentSteps
+from envmanager.data.steps import COLUMNS, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 
 _NUMBERS = "biufc"
@@ -170,13 +170,7 @@ def _is_same_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     return np.can_cast(given, wanted, "same_kind")
 
 
-_COLUMNS = {
-    "agent_id": ArraySpec((), np.int64),
-    "reward": ArraySpec((), np.float32),
-    "terminated": ArraySpec((), np.bool_),
-    "truncated": ArraySpec((), np.bool_),
-    "acting": ArraySpec((), np.bool_),
-}
+_COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:

@@ -206,8 +206,7 @@ class ProbedEnvironment(Environment):
 
     def _progress(self) -> Steps:
         obs = np.array([[len(self._times), self.is_done]], np.int64)
-        no = np.zeros(1, np.bool_)
-        return {"default": AgentSteps(np.zeros(1, np.int64), obs, np.zeros(1, np.float32), no, no)}
+        return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=obs)}
 
 
 def probe_group(

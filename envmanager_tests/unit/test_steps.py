@@ -40,6 +40,27 @@ def steps_of(ids, ended=(), acting=None, reward=None, base=0.0):
     )
 
 
+def test_first_steps_have_no_rewards_and_no_ends():
+    steps = AgentSteps.first(agent_id=np.arange(2), obs=np.ones((2, 3), np.float32))
+
+    assert steps.reward.tolist() == [0.0, 0.0]
+    assert not steps.ended.any()
+    assert steps.final_obs is None
+
+
+@pytest.mark.parametrize(("ended", "final_obs"), [(True, None), (False, np.zeros((1, 3), np.float32))])
+def test_steps_that_contradict_themselves_about_an_end_cannot_be_made(ended, final_obs):
+    with pytest.raises(ValueError, match="final_obs has a row for each"):
+        AgentSteps.stepped(
+            agent_id=np.arange(1),
+            obs=np.ones((1, 3), np.float32),
+            reward=np.zeros(1, np.float32),
+            terminated=np.array([ended]),
+            truncated=np.array([False]),
+            final_obs=final_obs,
+        )
+
+
 def as_lists(steps):
     """Everything a row says, row by row."""
     finals = iter(zip(*steps.final_obs.values(), strict=True)) if steps.final_obs is not None else iter(())
