@@ -1,6 +1,6 @@
 """Carries out a worker's commands, in whatever process it lives.
 
-The rule: nothing here knows about pipes or memory. One table leads from each command to its function.
+The rule: no code here depends on pipes or memory. One table leads from each command to its function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envmanager.options import KindOptions, ResetConfig
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """What the factories of one worker's environments may know."""
+    """Return the contexts for the factories of one worker's environments."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
@@ -54,7 +54,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """For the worker that hosts ``env_ids``; ``factories`` are those of all environments."""
+        """Return the factory of the worker that hosts ``env_ids``; ``factories`` has one for every environment."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -67,7 +67,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """The environments, side by side. When one cannot be made, those before it are closed."""
+        """Make the environments. If one cannot be made, those before it are closed."""
         made: list[Any] = []
         own_pid = os.getpid()
         try:
@@ -75,7 +75,7 @@ class GroupFactory:
                 made.append(_make(factory, context))
             group = self._group_of(made)
         except BaseException:
-            if os.getpid() == own_pid:  # else a factory has forked, and they are the other process's
+            if os.getpid() == own_pid:  # else a factory has forked, and the parent closes them
                 for environment in made:
                     _close_quietly(environment)
             raise
@@ -93,9 +93,9 @@ class GroupFactory:
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
-"""The errors that are about a factory, or about what it has made.
+"""Errors about a factory or its environment.
 
-Any other error of this library comes from a manager inside the environment, and is about a worker of that one.
+Any other error of this library comes from a manager inside the environment, and is about one of its workers.
 """
 
 
@@ -118,7 +118,7 @@ def _close_quietly(environment: Any) -> None:
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """A worker's environments from a GroupFactory, or one environment from a user's factory."""
+    """Return a worker's environments, made by a GroupFactory or, for one environment, by a user's factory."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
@@ -155,10 +155,10 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 
 
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """``error``, raised by the code in a worker, as an error of the library.
+    """Return an error of the library for ``error``, which code in a worker raised.
 
-    At the start the library's own errors (no adapter, no such environment) stay what they are; later they come from the
-    environment, which may use the library itself.
+    At the start the library's own errors (no adapter, no such environment) are returned unchanged; later they come from
+    the environment, which may use the library itself.
     """
     if phase == "start" and isinstance(error, EnvManagerError):
         return error
@@ -170,7 +170,7 @@ def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[
 
 
 def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
-    """``error`` as what the environment's own code raised, with its traceback as text and itself as the cause."""
+    """Return EnvRaised for ``error``, with its traceback as text and ``error`` as the cause."""
     raised = EnvRaised(
         worker_id=worker_id,
         env_ids=env_ids,
@@ -189,7 +189,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _says_what_to_install(error: BaseException) -> bool:
-    """Whether an environment has found a library missing, and raises an error of its own about that."""
+    """Return whether an environment raised an error of its own about a missing library."""
     return isinstance(error.__cause__, ModuleNotFoundError)
 
 
@@ -201,11 +201,11 @@ def _text_of(error: BaseException) -> str:
 
 
 _UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
-"""What Gymnasium raises for an id that is not registered, by name: it is not imported to ask."""
+"""Name of Gymnasium's error for an id that is not registered; Gymnasium is not imported for this."""
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about an error that the place of the environment explains."""
+    """Return advice for an id that is registered in another process only; an empty text for other errors."""
     if _UNKNOWN_ID not in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__):
         return ""
     return (
@@ -216,7 +216,7 @@ def _advice(error: BaseException) -> str:
 
 
 def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:
-    """The environment whose code was running, else all of the worker."""
+    """Return the environment whose code was running; all of the worker's if that is unknown."""
     if group is None:
         return (worker_id,)
     if group.current_env_id is not None:

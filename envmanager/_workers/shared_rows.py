@@ -65,7 +65,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class BlockLayout:
-    """What lies in the block, for both sides to lay their arrays over the same bytes."""
+    """The contents of the block, from which both sides lay their arrays over the same bytes."""
 
     n_slots: int
     n_workers: int
@@ -75,7 +75,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """The layout for workers that report ``max_agents`` per behavior. Behaviors with object leaves have no rows."""
+        """Return the layout for workers with ``max_agents`` per behavior. Behaviors with object leaves have no rows."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -86,7 +86,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``, or, without one, just the size they would take."""
+    """Arrays over a writable buffer of ``size_bytes``; without a buffer, only their size."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -110,16 +110,16 @@ class Block:
 
     @classmethod
     def shared(cls, layout: BlockLayout, fd: int) -> Block:
-        """One that lies in the memory behind ``fd``, which has its size."""
+        """Return a block in the memory behind ``fd``, which has the block's size."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """In a forked process: the arrays keep what is in them, and share it with nobody."""
+        """Replace the memory by a private copy, in a forked process; the arrays keep their values."""
         make_private(self.memory, fd)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the layout takes; at least one page."""
+        """Bytes of memory that the layout takes; at least one page."""
         return max(self._offset, mmap.PAGESIZE)
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
@@ -136,7 +136,7 @@ class Block:
 
 @attrs.define(eq=False)
 class Columns:
-    """All rows of one behavior: ``[slot][row, …]``; the last two are ``[row, …]``."""
+    """Arrays with all rows of one behavior: ``[slot][row, …]``; ``action`` and ``row`` are ``[row, …]``."""
 
     arrays: dict[str, np.ndarray]
     """Arrays of the fields in ``COLUMNS``, by name."""
@@ -146,7 +146,7 @@ class Columns:
     row: np.ndarray
 
     def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
-        """Views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
+        """Return views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
         own = slice(first, first + n)
         final = slice(first, first + m)
         arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
@@ -230,7 +230,7 @@ def available_bytes() -> int:
 
 
 class WorkerRows:
-    """One worker's part of the block: what it reads and writes, and what the manager reads and writes for it."""
+    """One worker's part of the block, read and written by the worker and by its manager."""
 
     def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:
         self._block = block
@@ -255,7 +255,7 @@ class WorkerRows:
         self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
 
     def _find_plain_action(self) -> tuple[str, np.ndarray] | None:
-        """The actions of a worker of one behavior, by name, if they are one array: as nearly all are."""
+        """Return the behavior and its actions if these are one array, as nearly always; else None."""
         if len(self._behaviors) != 1:
             return None
         ((name, action),) = self.actions.items()
@@ -263,16 +263,16 @@ class WorkerRows:
 
     @property
     def layout(self) -> BlockLayout:
-        """That of the whole block."""
+        """The layout of the whole block."""
         return self._block.layout
 
     def _steps(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
         return self._block.columns[each.name].steps(slot, each.first[self._worker_id], n, m, has_acting)
 
     def _all_steps(self, each: BehaviorLayout, slot: int) -> AgentSteps:
-        """All rows of a slot.
+        """Return views of all rows of a slot.
 
-        Their agents are always the same, one per environment, so their ids are not in the block.
+        Workers of one agent per environment have fixed agent ids, which are not in the block.
         """
         steps = self._steps(each, slot, each.capacity[self._worker_id], 0)
         if len(self._fixed_ids) == len(steps):
@@ -285,11 +285,11 @@ class WorkerRows:
         return map_tree(lambda leaf: leaf[own], column)
 
     def full(self, slot: int) -> dict[str, AgentSteps]:
-        """Views of all rows of a slot: what a step is when every agent is there and acts."""
+        """Return views of all rows of a slot: the step in which every agent is there and acts."""
         return self._full[slot]
 
     def buffer(self, slot: int) -> RowBuffer | None:
-        """All rows of a slot for environments of one agent each to write into; None when they are not such."""
+        """Return a slot's rows for environments of one agent each to write into; None for other environments."""
         return self._buffers[slot]
 
     def _buffer(self, slot: int) -> RowBuffer | None:
@@ -299,9 +299,9 @@ class WorkerRows:
         return RowBuffer(self._full[slot][each.name], self._finals[slot][each.name])
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Have steps lie in a slot: the flags of the response, and with FULL how many final rows there are.
+        """Put steps into a slot; return the flags of the response and, with FULL, the number of final rows.
 
-        0 when they do not fit.
+        The flags are 0 if the steps do not fit.
         """
         n_ended = self.in_place(slot, steps_by_behavior)
         if n_ended is None:
@@ -309,7 +309,7 @@ class WorkerRows:
         return IN_MEMORY | FULL | (ENDED if n_ended else 0), n_ended
 
     def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
-        """How many final rows, when the steps already are all rows of the slot; None when they must be written."""
+        """Return the number of final rows if the steps are the slot's own arrays; None if they must be written."""
         buffer = self._buffers[slot]
         if buffer is None or len(steps_by_behavior) != 1:
             return None
@@ -319,7 +319,7 @@ class WorkerRows:
         return 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
 
     def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
-        """Copy steps into a slot; False, and nothing counts, when some do not fit."""
+        """Copy steps into a slot; return False, without a copy, if some do not fit."""
         if any(steps.agent_id.size > self._capacities.get(name, -1) for name, steps in steps_by_behavior.items()):
             return False
         self._block.counts[slot, self._worker_id] = 0
@@ -341,13 +341,13 @@ class WorkerRows:
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
     def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Views of all rows of a slot, in which some episodes ended: one behavior's."""
+        """Return views of all rows of a slot in which ``n_ended`` episodes ended. The worker has one behavior."""
         ((name, full),) = self._full[slot].items()
         final_obs = take_rows(self._finals[slot][name], slice(n_ended))
         return {name: full.with_final(final_obs)}
 
     def read(self, slot: int) -> dict[str, AgentSteps]:
-        """Views of the steps in a slot."""
+        """Return views of the steps in a slot."""
         found = {}
         for index, each in self._behaviors:
             n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
@@ -356,9 +356,9 @@ class WorkerRows:
         return found
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Put actions where the worker finds them, for some of its rows or for all; how, as flags of the command.
+        """Write actions for some of the worker's rows, or for all; return the flags of the command.
 
-        0 when they do not fit.
+        The flags are 0 if the actions do not fit.
         """
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
@@ -387,14 +387,14 @@ class WorkerRows:
         return n
 
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """The payload of a step that came with these flags."""
+        """Return the payload of a step command with these flags."""
         if flags & FULL:
             return self.actions
         actions = self.read_actions()
         return actions if name is CommandName.STEP else (self.read_row_numbers(), actions)
 
     def read_actions(self) -> dict[str, Tree]:
-        """Views of the actions that were written."""
+        """Return views of the actions that were written."""
         found = {}
         for index, each in self._behaviors:
             n = int(self._block.action_counts[self._worker_id, index])
@@ -405,14 +405,14 @@ class WorkerRows:
         return found
 
     def read_row_numbers(self) -> np.ndarray:
-        """The rows that the actions are for."""
+        """Return the rows that the actions are for."""
         index, each = self._behaviors[0]
         n = int(self._block.action_counts[self._worker_id, index])
         return np.array(self._row_numbers[each.name][:n])
 
 
 _UNKNOWN = 2**32
-"""More rows than fit anywhere: a tree without leaves (an empty Dict) does not say how many it has."""
+"""More rows than fit anywhere: the number of rows of a tree without leaves (an empty Dict) is unknown."""
 
 
 def _n_rows(tree: Tree) -> int:
