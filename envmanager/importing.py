@@ -1,4 +1,4 @@
-"""Imports by name: of objects, of plugins of other packages, and of optional libraries.
+"""Imports by name: of objects, of plugins of other packages, and of optional libraries; the name meant by a wrong one.
 
 ::
 
@@ -10,6 +10,7 @@ A library that is not installed raises MissingExtra, with the pip command that i
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import traceback
@@ -109,3 +110,10 @@ def _extra_with(library: str) -> str | None:
         if name and extra and extra[1] not in _FOR_DEVELOPERS and normal(name[0]) == normal(library):
             return extra[1]
     return None
+
+
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return ``; did you mean …?`` with the known name most similar to ``name``, or a full stop if none is."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    where = f"{prefix}." if prefix else ""
+    return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors
+from envmanager._workers.failures import dumps_failure
 from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
@@ -30,7 +31,6 @@ from envmanager._workers.wire import (
     STEP_CODE,
     WITH_MESSAGE,
     Undecoded,
-    dumps_failure,
     response_message,
     step_message,
 )

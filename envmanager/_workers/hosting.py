@@ -12,13 +12,14 @@ from typing import Any
 
 import attrs
 
+from envmanager._workers.failures import env_raised
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import SpecConflict, SpecMismatch
+from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
+from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
@@ -152,67 +153,6 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
     CommandName.SET_ATTR: _set_attr,
     CommandName.RENDER: lambda group, rows: group.render(rows),
 }
-
-
-def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """Return an error of the library for ``error``, which code in a worker raised.
-
-    At the start the library's own errors (no adapter, no such environment) are returned unchanged; later they come from
-    the environment, which may use the library itself.
-    """
-    if phase == "start" and isinstance(error, EnvManagerError):
-        return error
-    if isinstance(error, SpecMismatch | SpecConflict):
-        return BadObservation(
-            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
-        )
-    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
-
-
-def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
-    """Return EnvRaised for ``error``, with its traceback as text and ``error`` as the cause."""
-    raised = EnvRaised(
-        worker_id=worker_id,
-        env_ids=env_ids,
-        phase=phase,
-        type_name=type(error).__qualname__,
-        cause=_text_of(error),
-        remote_traceback="" if phase == "start" and _says_what_to_install(error) else _traceback_of(error),
-        advice=_advice(error),
-    )
-    raised.__cause__ = error
-    return raised
-
-
-def _traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
-def _says_what_to_install(error: BaseException) -> bool:
-    """Return whether an environment raised an error of its own about a missing library."""
-    return isinstance(error.__cause__, ModuleNotFoundError)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error) or repr(error)
-    except Exception as broken:  # a __str__ that raises must not hide the error
-        return f"(its text cannot be shown: {type(broken).__name__})"
-
-
-_UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
-"""Name of Gymnasium's error for an id that is not registered; Gymnasium is not imported for this."""
-
-
-def _advice(error: BaseException) -> str:
-    """Return advice for an id that is registered in another process only; an empty text for other errors."""
-    if _UNKNOWN_ID not in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__):
-        return ""
-    return (
-        "That id is not registered in the process of this environment; what another one, such as the trainer's, has "
-        "registered or imported is not known there. Name the module that registers it in `imports` (imports: [my_envs] "
-        "in a config, EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.\n"
-    )
 
 
 def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:

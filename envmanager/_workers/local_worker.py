@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from envmanager._workers.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure
+from envmanager._workers.failures import describe_failure
+from envmanager._workers.hosting import COMMANDS, GroupFactory, env_ids_of_failure
 from envmanager.core.sources import ResponseSource
 from envmanager.data.steps import (
     STEPPING,

@@ -22,7 +22,7 @@ import cloudpickle
 
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import CommandName, Steps
-from envmanager.errors import EnvManagerError, UsageError
+from envmanager.errors import UsageError
 
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -86,29 +86,3 @@ def dumps_command(payload: Any) -> bytes:
         return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
     except Exception as error:
         raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
-
-
-def dumps_failure(error: EnvManagerError) -> bytes:
-    """Return the pickle of an error with its cause, without the cause if that cannot be pickled and unpickled."""
-    original = None
-    if error.__cause__ is not None:
-        try:
-            original = dumps(error.__cause__)
-            pickle.loads(original)
-        except Exception:  # a lock inside, a constructor with two arguments: the text must suffice
-            original = None
-    try:
-        return pickle.dumps((error, original), protocol=5)
-    except Exception:  # a user's subclass of our errors
-        return pickle.dumps((EnvManagerError(str(error)), None), protocol=5)
-
-
-def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error, with its cause if it was sent."""
-    error, original = pickle.loads(data)
-    if original is not None:
-        try:
-            error.__cause__ = pickle.loads(original)
-        except Exception:  # a class that only the worker could import
-            error.__cause__ = None
-    return error  # type: ignore[no-any-return]
