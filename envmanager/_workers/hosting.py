@@ -19,7 +19,7 @@ from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import EnvRaised, MissingExtra, UsageError
 from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
@@ -73,24 +73,34 @@ class GroupFactory:
         own_pid = os.getpid()
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
-                made.append(_make(factory, context))
-            group = self._group_of(made)
+                try:
+                    made.append(call_factory(factory, context))
+                except _OF_THE_FACTORY:
+                    raise
+                except Exception as error:
+                    env_ids = [context.env_id]
+                    missing = missing_library(error, f"env {context.env_id}")
+                    raise missing or self._raised(error, env_ids) from error
+            env_ids = [context.env_id for context in self.contexts]
+            try:
+                group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+            except _OF_THE_FACTORY:
+                raise
+            except Exception as error:
+                raise self._raised(error, env_ids) from error
         except BaseException:
             if os.getpid() == own_pid:  # else a factory has forked, and the parent closes them
                 for environment in made:
-                    _close_quietly(environment)
+                    try:
+                        getattr(environment, "close", lambda: None)()
+                    except Exception:
+                        traceback.print_exc()  # the error that is on its way matters more
             raise
         group.generation = self.contexts[0].generation
         return group
 
-    def _group_of(self, made: list[Any]) -> EnvGroup:
-        env_ids = [context.env_id for context in self.contexts]
-        try:
-            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
-        except _OF_THE_FACTORY:
-            raise
-        except Exception as error:
-            raise env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start") from error
+    def _raised(self, error: Exception, env_ids: Sequence[int]) -> EnvRaised:
+        return env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start")
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
@@ -100,32 +110,10 @@ Any other error of this library comes from a manager inside the environment, and
 """
 
 
-def _make(factory: Any, context: EnvContext) -> Any:
-    try:
-        return call_factory(factory, context)
-    except _OF_THE_FACTORY:
-        raise
-    except Exception as error:
-        env_id = context.env_id
-        missing = missing_library(error, f"env {env_id}")
-        raise missing or env_raised(error, worker_id=context.worker_id, env_ids=[env_id], phase="start") from error
-
-
-def _close_quietly(environment: Any) -> None:
-    try:
-        getattr(environment, "close", lambda: None)()
-    except Exception:
-        traceback.print_exc()  # the error that is on its way matters more
-
-
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
     """Return a worker's environments, made by a GroupFactory or, for one environment, by a user's factory."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
-
-
-def _start(group: EnvGroup, _: Any) -> StartReport:
-    return StartReport(dict(group.behavior_specs), dict(group.max_agents), group.partial_actions)
 
 
 def _reset(group: EnvGroup, config: Any) -> Any:
@@ -134,23 +122,16 @@ def _reset(group: EnvGroup, config: Any) -> Any:
     return group.reset(seeds=seeds, options=wanted.options)
 
 
-def _step_rows(group: EnvGroup, payload: Any) -> Any:
-    rows, actions = payload
-    return group.step(actions, rows)
-
-
-def _set_attr(group: EnvGroup, payload: Any) -> None:
-    group.set_attr(*payload)
-
-
 COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
-    CommandName.START: _start,
+    CommandName.START: lambda group, _: StartReport(
+        dict(group.behavior_specs), dict(group.max_agents), group.partial_actions
+    ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),
-    CommandName.STEP_ROWS: _step_rows,
+    CommandName.STEP_ROWS: lambda group, payload: group.step(payload[1], payload[0]),
     CommandName.CALL: lambda group, payload: group.call(*payload),
     CommandName.GET_ATTR: lambda group, payload: group.get_attr(*payload),
-    CommandName.SET_ATTR: _set_attr,
+    CommandName.SET_ATTR: lambda group, payload: group.set_attr(*payload),
     CommandName.RENDER: lambda group, rows: group.render(rows),
 }
 

@@ -251,15 +251,12 @@ class WorkerRows:
         self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
         self.actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
         """Views of the actions of all rows, by behavior."""
-        self._plain_action = self._find_plain_action()
+        self._plain_action: tuple[str, np.ndarray] | None = None
+        """The behavior and its actions if the worker has one behavior whose actions are one array: as nearly always."""
+        if len(self._behaviors) == 1:
+            ((name, action),) = self.actions.items()
+            self._plain_action = (name, action) if action.__class__ is np.ndarray else None
         self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
-
-    def _find_plain_action(self) -> tuple[str, np.ndarray] | None:
-        """Return the behavior and its actions if these are one array, as nearly always; else None."""
-        if len(self._behaviors) != 1:
-            return None
-        ((name, action),) = self.actions.items()
-        return (name, action) if action.__class__ is np.ndarray else None
 
     @property
     def layout(self) -> BlockLayout:
@@ -401,7 +398,7 @@ class WorkerRows:
             if n == each.capacity[self._worker_id]:
                 found[each.name] = self.actions[each.name]
             elif n >= 0:
-                found[each.name] = _first_rows(self.actions[each.name], n)
+                found[each.name] = take_rows(self.actions[each.name], slice(n))
         return found
 
     def read_row_numbers(self) -> np.ndarray:
@@ -420,10 +417,6 @@ def _n_rows(tree: Tree) -> int:
         return len(tree)
     columns = leaves(tree)
     return len(columns[0]) if columns else _UNKNOWN
-
-
-def _first_rows(tree: Tree, n: int) -> Tree:
-    return map_tree(lambda leaf: leaf[:n], tree)
 
 
 def _copy_tree_into(target: Tree, source: Tree) -> None:
