@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from envmanager.cli.loading import loading
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 if __name__ == "__main__":
     with loading(), needed_by("python -m benchmarks", extra="bench"):

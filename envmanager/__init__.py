@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envmanager.adapters.choosing import as_environment
-    from envmanager.data.batches import Batch
     from envmanager.data.recipes import EnvRecipe
     from envmanager.data.seeding import derive_seed
     from envmanager.data.specs import ArraySpec, BehaviorSpec
     from envmanager.data.steps import (
         ActionInfo,
         AgentSteps,
+        Batch,
         EnvironmentCommand,
         EnvironmentResponse,
         Lost,
@@ -106,7 +106,7 @@ _HOME_OF = {
     "ArraySpec": "data.specs",
     "BadAction": "errors",
     "BadObservation": "errors",
-    "Batch": "data.batches",
+    "Batch": "data.steps",
     "BehaviorSpec": "data.specs",
     "ConfigError": "errors",
     "EnvContext": "environment",

@@ -33,10 +33,9 @@ from envmanager.core.resetting import Resets
 from envmanager.core.row_steps import RowSteps
 from envmanager.core.sources import ResponseSource, StepQueue, as_source
 from envmanager.core.table import WorkerTable
-from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.specs import BehaviorSpec, describe_value
-from envmanager.data.steps import CommandName, StepInfo
+from envmanager.data.steps import Batch, CommandName, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.observe.episodes import Episodes

@@ -24,7 +24,7 @@ from envmanager.data.specs import (
     describe_value,
     merge_specs,
 )
-from envmanager.data.steps import AGENT_BITS, AgentSteps, RowBuffer, Steps, concat_steps
+from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, RowBuffer, Steps, concat_steps
 from envmanager.data.trees import Tree, leaves, leaves_like, paths
 
 
@@ -305,10 +305,12 @@ def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -
     _check_agent_ids(steps.agent_id)
     n = len(steps)
     _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
-    for name, dtype in (("reward", np.float32), ("terminated", np.bool_), ("truncated", np.bool_)):
-        _check_column(getattr(steps, name), n, dtype, name)
-    if steps.acting is not None:
-        _check_column(steps.acting, n, np.bool_, "acting")
+    for name, dtype in COLUMNS.items():
+        column = getattr(steps, name)
+        if column is None and name == "acting":
+            continue
+        if not isinstance(column, np.ndarray) or column.shape != (n,) or column.dtype != dtype:
+            raise SpecMismatch(name, f"{dtype}[{n}]", describe_value(column))
     if check_numbers and not np.isfinite(steps.reward).all():
         raise SpecMismatch("reward", "finite", "NaN or infinite in part")
     n_ended = int(np.count_nonzero(steps.ended))
@@ -328,11 +330,6 @@ def _check_agent_ids(ids: Any) -> None:
         raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
     if len(set(numbers)) < len(numbers):
         raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
-
-
-def _check_column(value: Any, n: int, dtype: type, name: str) -> None:
-    if not isinstance(value, np.ndarray) or value.shape != (n,) or value.dtype != dtype:
-        raise SpecMismatch(name, f"{np.dtype(dtype)}[{n}]", describe_value(value))
 
 
 def _check_infos(infos: Any, n: int, name: str) -> None:

@@ -25,10 +25,9 @@ import attrs
 
 from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.errors import ConfigError
+from envmanager.importing import Plugins, imported, nearest
 from envmanager.options import ManagerOptions
-from envmanager.plugins import Plugins
-from envmanager.structuring import nearest, structure
-from envmanager.system.importing import imported
+from envmanager.structuring import structure
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

@@ -15,7 +15,7 @@ from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.core.hosts import EnvWorker, WorkerHost
-from envmanager.data.reports import StartReport
+from envmanager.data.steps import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ProcessOptions, takes

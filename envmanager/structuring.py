@@ -6,8 +6,7 @@ known one; in a file that this library wrote it is ignored, since a later versio
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
@@ -15,9 +14,9 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
-from envmanager.data.plain_specs import plain_spec, spec_from_plain
-from envmanager.data.specs import BehaviorSpec, describe_value
+from envmanager.data.specs import BehaviorSpec, describe_value, plain_spec, spec_from_plain
 from envmanager.errors import ConfigError, UsageError
+from envmanager.importing import nearest
 from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
 
 Options = TypeVar("Options")
@@ -206,9 +205,3 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
-
-
-def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return ``; did you mean …?`` with the known name most similar to ``name``, or a full stop if none is."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {_join(prefix, matches[0])}?" if matches else "."

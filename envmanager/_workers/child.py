@@ -29,13 +29,8 @@ from envmanager._workers.child_transport import (
     TrainerGone,
     Transport,
 )
-from envmanager._workers.hosting import (
-    COMMANDS,
-    GroupFactory,
-    describe_failure,
-    env_ids_of_failure,
-    make_group,
-)
+from envmanager._workers.failures import describe_failure
+from envmanager._workers.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
 from envmanager._workers.wire import Undecoded
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
 from envmanager.environment import EnvGroup

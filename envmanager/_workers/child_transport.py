@@ -16,7 +16,8 @@ from typing import Any
 import attrs
 
 from envmanager._workers import descriptors
-from envmanager._workers.block import Block, BlockLayout
+from envmanager._workers.failures import dumps_failure
+from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
 from envmanager._workers.spin import Spinner
 from envmanager._workers.wire import (
     ATTACH_CODE,
@@ -30,11 +31,9 @@ from envmanager._workers.wire import (
     STEP_CODE,
     WITH_MESSAGE,
     Undecoded,
-    dumps_failure,
     response_message,
     step_message,
 )
-from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
@@ -44,7 +43,7 @@ _FAILED = CommandName.FAILED
 
 @attrs.frozen
 class Launch:
-    """What a worker needs besides its factory."""
+    """The parameters of a worker besides its factory."""
 
     worker_id: int
     generation: int
@@ -54,18 +53,18 @@ class Launch:
 
 
 class TrainerGone(ConnectionError):
-    """The other end of the connection, or of the step queue, has been closed."""
+    """The trainer has closed the connection or the step queue."""
 
 
 @attrs.frozen
 class CannotObey:
-    """In place of a payload: why this worker can obey no command."""
+    """The reason why this worker can obey no command, in place of a payload."""
 
     reason: Exception
 
 
 class Transport:
-    """What the worker's two channels share: the command being obeyed, and the rows to respond in."""
+    """The state that the worker's two channels share: the current command, and the rows for the response."""
 
     def __init__(self, fds: Mapping[str, int], launch: Launch) -> None:
         self.fds = fds
@@ -83,7 +82,7 @@ class Transport:
         self.started_ns = self.ended_ns = time.monotonic_ns()
 
     def attach(self, layout: BlockLayout) -> None:
-        """Lay arrays over the shared memory, which now has its size. When that fails, so does every command."""
+        """Lay arrays over the shared memory, which now has its size. If that fails, every command fails."""
         if self.group is None:  # the environments could not be made; their steps are failures
             return
         try:
@@ -96,7 +95,7 @@ class Transport:
         self.worker_rows = WorkerRows(self.block, self.worker_id, group.env_ids)
 
     def cut_off(self) -> None:
-        """In a process that an environment forked: have all that leads to the trainer or the worker lead nowhere."""
+        """Disconnect a process that an environment forked from the trainer and the worker."""
         if self.block is not None:
             self.block.make_private(self.fds["memory"])
         descriptors.lead_nowhere([self.fds[name] for name in ("memory", "connection", "steps", "crash")])
@@ -112,12 +111,12 @@ class Transport:
         _write_all(self.fds["connection"], self.message(code, data, flags))
 
     def message(self, code: int, data: bytes, flags: int = 0) -> bytes:
-        """A message for this worker's own connection."""
+        """Return a message for this worker's own connection."""
         now_ns = time.monotonic_ns()
         return MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
 
     def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
-        """Announce the response to a step: one atomic write."""
+        """Announce the response to a step, by one atomic write."""
         now_ns = time.monotonic_ns()
         record = RECORD.pack(
             self.ticket,
@@ -160,11 +159,11 @@ class Connection:
         self._offered_slot = -1
 
     def use_group(self, group: EnvGroup) -> None:
-        """Know the environments, to offer them rows of the shared memory and to send specs that are new."""
+        """Set the environments: they are offered rows of the shared memory, and their new specs are sent."""
         self._transport.group = group
 
     def recv(self) -> EnvironmentCommand:
-        """The next command."""
+        """Return the next command; block until it arrives. Raises TrainerGone."""
         while True:
             ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
             data = self._read_exactly(length) if length else b""
@@ -213,11 +212,11 @@ class Connection:
         return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
 
     def _try_header(self) -> bool:
-        """Whether there was something; asked for first, because a read that raises takes several times as long."""
+        """Read a header if one is there; return whether it was. A poll is faster than a read that raises."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
-        """Sleeps in the read itself, which saves a call; True, or TrainerGone."""
+        """Read a header, blocking; return True. Raises TrainerGone. Sleeping in the read saves a call."""
         try:
             self._header = os.read(self._fd, COMMAND.size)
         except ConnectionResetError as error:  # closed with something of ours unread
@@ -248,7 +247,7 @@ class StepQueueWriter:
         self._transport = transport
 
     def put(self, response: EnvironmentResponse) -> None:
-        """Announce a step: its arrays in shared memory where they fit, the rest pickled before anything is written."""
+        """Announce a step: its arrays in shared memory if they fit. The rest is pickled before a write."""
         if response.name is _FAILED:
             self._put(FAILED_CODE, 0, dumps_failure(response.payload))
             return

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from envmanager._workers.channel import Message
-from envmanager._workers.hosting import describe_failure
-from envmanager._workers.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS, loads_failure
-from envmanager._workers.worker_rows import WorkerRows
+from envmanager._workers.failures import describe_failure, loads_failure
+from envmanager._workers.shared_rows import WorkerRows
+from envmanager._workers.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from envmanager.system.forking import after_fork_in_child
+from envmanager.system.processes import after_fork_in_child
 
 is_fork = False
 """Whether this process was forked by an environment."""

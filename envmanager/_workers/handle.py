@@ -16,8 +16,8 @@ from envmanager._workers.channel import Channel
 from envmanager._workers.decoding import Decoder
 from envmanager._workers.launch import LaunchPlan, launch
 from envmanager._workers.remote import Link
+from envmanager._workers.shared_rows import WorkerRows
 from envmanager._workers.wire import ATTACH_CODE, CODES, COMMAND, dumps_command
-from envmanager._workers.worker_rows import WorkerRows
 from envmanager.data.steps import CommandName
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes

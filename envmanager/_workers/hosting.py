@@ -1,6 +1,6 @@
 """Carries out a worker's commands, in whatever process it lives.
 
-The rule: nothing here knows about pipes or memory. One table leads from each command to its function.
+The rule: no code here depends on pipes or memory. One table leads from each command to its function.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 import attrs
 
+from envmanager._workers.failures import env_raised
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
-from envmanager.data.reports import StartReport
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import SpecConflict, SpecMismatch
-from envmanager.data.steps import CommandName
+from envmanager.data.specs import SpecMismatch
+from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, MissingExtra, UsageError
-from envmanager.extras import missing_library
+from envmanager.errors import EnvRaised, MissingExtra, UsageError
+from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
 
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """What the factories of one worker's environments may know."""
+    """Return the contexts for the factories of one worker's environments."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
@@ -55,7 +55,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """For the worker that hosts ``env_ids``; ``factories`` are those of all environments."""
+        """Return the factory of the worker that hosts ``env_ids``; ``factories`` has one for every environment."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -68,64 +68,52 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """The environments, side by side. When one cannot be made, those before it are closed."""
+        """Make the environments. If one cannot be made, those before it are closed."""
         made: list[Any] = []
         own_pid = os.getpid()
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
-                made.append(_make(factory, context))
-            group = self._group_of(made)
+                try:
+                    made.append(call_factory(factory, context))
+                except _OF_THE_FACTORY:
+                    raise
+                except Exception as error:
+                    env_ids = [context.env_id]
+                    missing = missing_library(error, f"env {context.env_id}")
+                    raise missing or self._raised(error, env_ids) from error
+            env_ids = [context.env_id for context in self.contexts]
+            try:
+                group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+            except _OF_THE_FACTORY:
+                raise
+            except Exception as error:
+                raise self._raised(error, env_ids) from error
         except BaseException:
-            if os.getpid() == own_pid:  # else a factory has forked, and they are the other process's
+            if os.getpid() == own_pid:  # else a factory has forked, and the parent closes them
                 for environment in made:
-                    _close_quietly(environment)
+                    try:
+                        getattr(environment, "close", lambda: None)()
+                    except Exception:
+                        traceback.print_exc()  # the error that is on its way matters more
             raise
         group.generation = self.contexts[0].generation
         return group
 
-    def _group_of(self, made: list[Any]) -> EnvGroup:
-        env_ids = [context.env_id for context in self.contexts]
-        try:
-            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
-        except _OF_THE_FACTORY:
-            raise
-        except Exception as error:
-            raise env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start") from error
+    def _raised(self, error: Exception, env_ids: Sequence[int]) -> EnvRaised:
+        return env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start")
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
-"""The errors that are about a factory, or about what it has made.
+"""Errors about a factory or its environment.
 
-Any other error of this library comes from a manager inside the environment, and is about a worker of that one.
+Any other error of this library comes from a manager inside the environment, and is about one of its workers.
 """
 
 
-def _make(factory: Any, context: EnvContext) -> Any:
-    try:
-        return call_factory(factory, context)
-    except _OF_THE_FACTORY:
-        raise
-    except Exception as error:
-        env_id = context.env_id
-        missing = missing_library(error, f"env {env_id}")
-        raise missing or env_raised(error, worker_id=context.worker_id, env_ids=[env_id], phase="start") from error
-
-
-def _close_quietly(environment: Any) -> None:
-    try:
-        getattr(environment, "close", lambda: None)()
-    except Exception:
-        traceback.print_exc()  # the error that is on its way matters more
-
-
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """A worker's environments from a GroupFactory, or one environment from a user's factory."""
+    """Return a worker's environments, made by a GroupFactory or, for one environment, by a user's factory."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
-
-
-def _start(group: EnvGroup, _: Any) -> StartReport:
-    return StartReport(dict(group.behavior_specs), dict(group.max_agents), group.partial_actions)
 
 
 def _reset(group: EnvGroup, config: Any) -> Any:
@@ -134,90 +122,22 @@ def _reset(group: EnvGroup, config: Any) -> Any:
     return group.reset(seeds=seeds, options=wanted.options)
 
 
-def _step_rows(group: EnvGroup, payload: Any) -> Any:
-    rows, actions = payload
-    return group.step(actions, rows)
-
-
-def _set_attr(group: EnvGroup, payload: Any) -> None:
-    group.set_attr(*payload)
-
-
 COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
-    CommandName.START: _start,
+    CommandName.START: lambda group, _: StartReport(
+        dict(group.behavior_specs), dict(group.max_agents), group.partial_actions
+    ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),
-    CommandName.STEP_ROWS: _step_rows,
+    CommandName.STEP_ROWS: lambda group, payload: group.step(payload[1], payload[0]),
     CommandName.CALL: lambda group, payload: group.call(*payload),
     CommandName.GET_ATTR: lambda group, payload: group.get_attr(*payload),
-    CommandName.SET_ATTR: _set_attr,
+    CommandName.SET_ATTR: lambda group, payload: group.set_attr(*payload),
     CommandName.RENDER: lambda group, rows: group.render(rows),
 }
 
 
-def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """``error``, raised by the code in a worker, as an error of the library.
-
-    At the start the library's own errors (no adapter, no such environment) stay what they are; later they come from the
-    environment, which may use the library itself.
-    """
-    if phase == "start" and isinstance(error, EnvManagerError):
-        return error
-    if isinstance(error, SpecMismatch | SpecConflict):
-        return BadObservation(
-            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
-        )
-    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
-
-
-def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
-    """``error`` as what the environment's own code raised, with its traceback as text and itself as the cause."""
-    raised = EnvRaised(
-        worker_id=worker_id,
-        env_ids=env_ids,
-        phase=phase,
-        type_name=type(error).__qualname__,
-        cause=_text_of(error),
-        remote_traceback="" if phase == "start" and _says_what_to_install(error) else _traceback_of(error),
-        advice=_advice(error),
-    )
-    raised.__cause__ = error
-    return raised
-
-
-def _traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
-def _says_what_to_install(error: BaseException) -> bool:
-    """Whether an environment has found a library missing, and raises an error of its own about that."""
-    return isinstance(error.__cause__, ModuleNotFoundError)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error) or repr(error)
-    except Exception as broken:  # a __str__ that raises must not hide the error
-        return f"(its text cannot be shown: {type(broken).__name__})"
-
-
-_UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
-"""What Gymnasium raises for an id that is not registered, by name: it is not imported to ask."""
-
-
-def _advice(error: BaseException) -> str:
-    """What to do about an error that the place of the environment explains."""
-    if _UNKNOWN_ID not in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__):
-        return ""
-    return (
-        "That id is not registered in the process of this environment; what another one, such as the trainer's, has "
-        "registered or imported is not known there. Name the module that registers it in `imports` (imports: [my_envs] "
-        "in a config, EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.\n"
-    )
-
-
 def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:
-    """The environment whose code was running, else all of the worker."""
+    """Return the environment whose code was running; all of the worker's if that is unknown."""
     if group is None:
         return (worker_id,)
     if group.current_env_id is not None:

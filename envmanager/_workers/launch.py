@@ -15,7 +15,7 @@ from envmanager._workers.output import OutputLog
 from envmanager._workers.processes import THREAD_CAPS, HelperGone, Process, start
 from envmanager._workers.remote import WorkerPlan
 from envmanager.errors import WorkerError
-from envmanager.system.refusals import advice
+from envmanager.system.files import advice
 
 _DESCRIPTORS_TO_START = 16
 """More than starting one process takes for a moment: refused before, nothing is left half open."""

@@ -1,22 +1,42 @@
-"""A worker that is an object in the trainer's process, and the step queue through which it responds.
+"""A worker that is an object in the trainer's process, the rows it writes, and the step queue of its responses.
 
-The rule: its step is taken when somebody asks for the response, and never before. So exceptions come out where they
-would with processes, and the responses of worker processes, if there are any, are looked at first.
+::
+
+    RotatingRows   three sets of arrays in turn: views that stay valid for a while (zero_copy, or shared memory)
+    LentRows       arrays that are the trainer's, without a copy: a set is written again when nothing refers to it
+
+The rule: its step is taken when its response is asked for, and never before. So exceptions are raised where they are
+with processes, and the responses of worker processes, if there are any, are looked at first. No array is written while
+the trainer may still look at it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from envmanager._workers.hosting import COMMANDS, GroupFactory, describe_failure, env_ids_of_failure
-from envmanager._workers.lent_rows import LentRows, RotatingRows, is_worth_lending
+import numpy as np
+
+from envmanager._workers.failures import describe_failure
+from envmanager._workers.hosting import COMMANDS, GroupFactory, env_ids_of_failure
 from envmanager.core.sources import ResponseSource
-from envmanager.data.reports import StartReport
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, RowBuffer, only_agents, phase_of
+from envmanager.data.steps import (
+    STEPPING,
+    AgentSteps,
+    CommandName,
+    EnvironmentResponse,
+    RowBuffer,
+    StartReport,
+    Steps,
+    only_agents,
+    phase_of,
+)
+from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.observe.events import EventLog, Started
@@ -27,8 +47,95 @@ _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
 
 
+LEAST_BYTES = 1 << 16
+"""Least bytes of observations that are lent; copying fewer is faster."""
+_MAX_KEPT = 3
+"""Number of sets that are kept to be written again; a trainer may keep any number of others."""
+
+
+class RotatingRows:
+    """Buffers that are used in turn."""
+
+    def __init__(self, buffers: Sequence[RowBuffer]) -> None:
+        self._buffers = buffers
+        self._slot = 0
+
+    def next(self) -> RowBuffer:
+        """Return the buffer for the next step."""
+        self._slot = (self._slot + 1) % len(self._buffers)
+        return self._buffers[self._slot]
+
+    def handed_out(self, steps: Steps) -> Steps:
+        """Return the step that was written, for the trainer."""
+        return steps
+
+
+class LentRows:
+    """Buffers whose observations are delivered without a copy; the other arrays are small and copied."""
+
+    def __init__(self, make: Callable[[], RowBuffer]) -> None:
+        self._make = make
+        self._kept: list[_LentBuffer] = []
+        self._next: _LentBuffer | None = None
+
+    def next(self) -> RowBuffer:
+        """Return a buffer for the next step: the latest free one, perhaps still in the caches, or a new one."""
+        self._next = next((each for each in self._kept if each.is_back), None)
+        if self._next is None:
+            self._next = _LentBuffer(self._make())
+            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # the trainer keeps one more for long
+        return self._next.buffer
+
+    def handed_out(self, steps: Steps) -> Steps:
+        """Return the step that was written, for the trainer; arrays of other buffers are copied."""
+        return {behavior: self._own(each) for behavior, each in steps.items()}
+
+    def _own(self, steps: AgentSteps) -> AgentSteps:
+        if self._next is None or steps.obs is not self._next.buffer.steps.obs:
+            return steps.copy()
+        return steps.copy(obs=self._next.lend())
+
+
+class _LentBuffer:
+    """A buffer that knows whether its lent observations are still in use.
+
+    Lent arrays are views of an array on the buffer's memory whose own base is no array. NumPy makes views of views
+    refer to the first array of the chain, so that one lives as long as any of them.
+    """
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self.buffer = buffer
+        self._roots: list[weakref.ref[np.ndarray]] = []
+
+    @property
+    def is_back(self) -> bool:
+        return all(root() is None for root in self._roots)
+
+    def lend(self) -> Tree:
+        """Return the observations, and count as in use until they are garbage."""
+        lent = map_tree(_on_the_same_memory, self.buffer.steps.obs)
+        self._roots = [weakref.ref(leaf.base) for leaf in leaves(lent)]
+        return lent
+
+
+def _on_the_same_memory(array: np.ndarray) -> np.ndarray:
+    data: Any = array.reshape(-1).view(np.uint8)
+    same: np.ndarray = np.asarray(memoryview(data)).view(array.dtype).reshape(array.shape)
+    return same
+
+
+def is_worth_lending(observation: Tree, n_envs: int) -> bool:
+    """Return whether lending pays for the observations of ``n_envs`` environments, by their spec."""
+    n_bytes = 0
+    for leaf in leaves(observation):
+        if leaf.is_object:
+            return False
+        n_bytes += n_envs * leaf.dtype.itemsize * math.prod(leaf.shape)
+    return n_bytes >= LEAST_BYTES
+
+
 class LocalWorker:
-    """Hosts environments in this process."""
+    """A worker whose environments are in this process."""
 
     def __init__(
         self,
@@ -40,9 +147,8 @@ class LocalWorker:
         rotates: bool,
         lends: bool = False,
     ) -> None:
-        """``rotates``: let the environments write into three sets of arrays in turn, so that a StepInfo stays valid for
-        a while. ``lends``: respond with arrays that are the trainer's, if they are large; then no more sets are used
-        than the trainer refers to.
+        """``rotates``: the environments write into three sets of arrays in turn, so that a StepInfo stays valid for a
+        while. ``lends``: large observations are the trainer's, without a copy.
         """
         self.worker_id = worker_id
         self.times = times
@@ -57,13 +163,13 @@ class LocalWorker:
         self._step: tuple[CommandName, Any] | None = None
         self._stepped: EnvironmentResponse | None = None
         self._begun: CommandName | None = None
-        """A step or reset that has begun and not ended: if nobody is in it, it was interrupted half-way."""
+        """A step or reset that has begun and not ended; between calls, one that was interrupted half-way."""
         self._rows: RotatingRows | LentRows | None = None
         self._user_code = let_through()
         self._ended_ns = time.monotonic_ns()
 
     def start(self) -> StartReport:
-        """Make the environments; raises as a worker process's start does."""
+        """Make the environments. Raises the errors of a worker process's start."""
         asked_ns = time.monotonic_ns()
         generation = self._factory.contexts[0].generation
         try:
@@ -82,18 +188,18 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Have the environments write into these ``WorkerRows``, one slot after the other."""
+        """Let the environments write into these ``WorkerRows``, one slot after the other."""
         buffers = [worker_rows.buffer(slot) for slot in range(worker_rows.layout.n_slots)]
         if None not in buffers:
             self._rows = RotatingRows(buffers)
 
     @property
     def lends(self) -> bool:
-        """Whether the arrays of its responses are the trainer's, and are not written again while it has them."""
+        """Whether its responses' arrays are the trainer's: they are not written again while the trainer has them."""
         return isinstance(self._rows, LentRows)
 
     def close_quietly(self) -> None:
-        """Close the environments, whatever they say to that."""
+        """Close the environments; log errors instead of raising them."""
         if self.group is not None:
             try:
                 self.group.close()
@@ -113,7 +219,7 @@ class LocalWorker:
             self._rows = RotatingRows([make() for _ in range(3)])
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Remember a command; it is carried out when its response is asked for, and never before a step in flight."""
+        """Remember a command; it is carried out when its response is asked for, after a step in flight."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -125,7 +231,7 @@ class LocalWorker:
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
-        """Carry out the command that was sent; a worker that takes another's place starts first."""
+        """Carry out the command that was sent and return the response; a replacement starts first."""
         if self._asked is None:
             raise RuntimeError("recv() without send()")
         (name, payload), self._asked = self._asked, None
@@ -148,16 +254,16 @@ class LocalWorker:
         return response
 
     def take_step(self) -> EnvironmentResponse | None:
-        """The response to the step that was sent, taking it now; None when there is none.
+        """Take the step that was sent and return its response; None without one.
 
-        A failure, when the environments were interrupted half-way: whoever goes on after that must reset first.
+        The response is a failure if the environments were interrupted half-way: they must be reset first.
         """
         if self._begun is not None or self._stepped is not None:
             return self._left_behind()
         if self._step is None:
             return None
         if self._rows is not None:
-            self.group.offer_rows(self._rows.next())  # first: if there is no memory for them, nothing has begun
+            self.group.offer_rows(self._rows.next())  # first: without memory for them, no step has begun
         (name, actions), self._step = self._step, None
         self._begun = name
         started_ns = time.monotonic_ns()
@@ -183,7 +289,7 @@ class LocalWorker:
         return self._left_behind()
 
     def _left_behind(self) -> EnvironmentResponse | None:
-        """The response to a step that was interrupted, or that was taken before."""
+        """Return the response to a step that was interrupted, or that was taken before; None without one."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return self._failed(KeyboardInterrupt(), begun)
@@ -193,7 +299,7 @@ class LocalWorker:
         return stepped
 
     def _hand_over(self, response: EnvironmentResponse) -> None:
-        """Have its arrays be the trainer's; without memory for that it is handed over with the next call."""
+        """Give the trainer arrays of its own; if there is no memory for them, the next call delivers the response."""
         if self._rows is not None and response.name is not _FAILED:
             response.payload = self._rows.handed_out(response.payload)
 
@@ -224,9 +330,9 @@ class LocalWorker:
 
 
 class LocalStepQueue(ResponseSource):
-    """The responses of one local worker, and before them those of other workers, if there are any.
+    """The responses of one local worker and of other workers, if there are any; the others' come first.
 
-    ``workers``: all workers of a manager, among which ``worker_id`` is the local one, also when it was replaced.
+    ``workers``: all workers of a manager, of which ``worker_id`` is the local one, also after a replacement.
     """
 
     def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
@@ -236,10 +342,7 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Those of the others; without others, or when each of them has had its turn, the local worker's too.
-
-        To have that, it takes the step.
-        """
+        """Return the others' responses; without others, or after one of each, step the local worker too."""
         if self._others is None:
             response = self._workers[self._worker_id].take_step()
             return () if response is None else (response,)
@@ -247,11 +350,11 @@ class LocalStepQueue(ResponseSource):
             taken = self._others.take()
             self._n_of_others += len(taken)
             return taken
-        own = self._take_step()  # first: if it is interrupted, those of the others are still where they were
+        own = self._take_step()  # first: if it is interrupted, the others' responses are still in the queue
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Those that are there, else the local worker's, for which it steps, else one to wait for."""
+        """Return ready responses; otherwise step the local worker; otherwise wait for a remote one."""
         if self._others is None:
             return self._take_step() or self._wait_for_replacement(timeout)
         return self.take() or self._take_step() or self._others.wait(timeout, n_wanted)
@@ -264,7 +367,7 @@ class LocalStepQueue(ResponseSource):
         return (response,)
 
     def _wait_for_replacement(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
-        """Nothing was sent; a replacement that starts later may be what the ``timeout`` is for."""
+        """Sleep for ``timeout`` when no step was sent: a replacement may start later."""
         if timeout:
             with let_through():
                 time.sleep(timeout)

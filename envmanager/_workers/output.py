@@ -16,8 +16,7 @@ import os
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.system.private_files import open_privately
-from envmanager.system.refusals import advice
+from envmanager.system.files import advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20

@@ -16,24 +16,21 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.block import Block, BlockLayout
 from envmanager._workers.handle import WorkerHandle
 from envmanager._workers.hosting import GroupFactory
 from envmanager._workers.launch import LaunchPlan
 from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
-from envmanager._workers.memory import allocate
 from envmanager._workers.processes import default_start_method
 from envmanager._workers.remote_host import RemoteHost
 from envmanager._workers.resources import ProcessResources
+from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows, allocate
 from envmanager._workers.spin import spin_ns
 from envmanager._workers.wire import dumps_command
-from envmanager._workers.worker_rows import WorkerRows
 from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.core.hosts import EnvWorker, HostContext
 from envmanager.core.table import Entry
-from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, EnvironmentResponse, only_agents
+from envmanager.data.steps import AgentSteps, EnvironmentResponse, StartReport, only_agents
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.system.interrupts import held
 

@@ -27,9 +27,8 @@ from typing import Any
 from envmanager._workers import descriptors
 from envmanager._workers.descriptors import register, wait_for
 from envmanager._workers.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
-from envmanager.system.forking import after_fork_in_child
 from envmanager.system.interrupts import blocked_in_children, let_through
-from envmanager.system.process_tree import state_of
+from envmanager.system.processes import after_fork_in_child, state_of
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables for the math libraries. Set to 1 in workers, because n_workers × n_cores threads would share the cores."""

@@ -23,12 +23,11 @@ from envmanager._workers.resources import Resources
 from envmanager._workers.watch import AnyLink, Poller
 from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.core.table import Entry
-from envmanager.data.reports import StartReport
-from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
+from envmanager.system.files import absolute
 from envmanager.system.interrupts import held
-from envmanager.system.refusals import absolute
 
 _DESCRIPTORS_PER_WORKER = 3
 """Its connection, its pidfd, and the socket that reports the exit code. An engine's log is one more."""

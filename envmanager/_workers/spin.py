@@ -1,11 +1,11 @@
-"""Waits by looking again for a moment before going to sleep, when that pays.
+"""Waits that poll for a moment before they sleep, when that pays.
 
-Waking a core that sleeps costs tens of microseconds, looking again after ``sched_yield`` a few. So a wait that was
-short last time spins first; one that was long sleeps at once. Where a yield gave the core to a program that kept it, a
-spin is what takes long, and waits sleep for a while.
+Waking a core that sleeps takes tens of microseconds, polling after ``sched_yield`` a few. So after a short wait the
+next one spins first; after a long one it sleeps at once. When a yield gives the core to a program that keeps it, spins
+are slow, and the next waits sleep at once.
 
 The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
-costs nothing. Among many workers nobody spins: each spin would take a core that another worker wants.
+costs nothing. Among many workers no wait spins: each spin would take a core that another worker wants.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import os
 import time
 from collections.abc import Callable
 
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 
 SPIN_NS = 200_000
-"""Four times what waking costs."""
+"""Nanoseconds of a spin: four times the time to wake a core."""
 TAKEN_NS = 1_500_000
-"""A yield that took so long gave the core to another program, for a whole slice; workers take less."""
+"""Nanoseconds of a yield that gave the core to another program for a whole slice; workers take less."""
 REST = 200
-"""How many waits sleep at once after that."""
+"""Number of waits that sleep at once after such a yield."""
 MANY = 4
-"""Workers per core: of more than that too many spin at once, and what they win they take from each other.
-Responses of so many come so often that the trainer would never sleep.
+"""Most workers per core that spin. More would take the cores from each other, and their responses would come so often
+that the trainer would never sleep.
 """
 
 
 def spin_ns(n_workers: int) -> int:
-    """How long so many workers, and the trainer that waits for them, may spin on this machine; 0: they sleep."""
+    """Return how long ``n_workers`` workers and their trainer may spin on this machine; 0: they sleep at once."""
     return SPIN_NS if n_workers <= MANY * count_cores() else 0
 
 
@@ -37,7 +37,7 @@ class Spinner:
     """Remembers how long the last wait took."""
 
     def __init__(self, limit_ns: int) -> None:
-        """``limit_ns``: a wait spins for at most so long, and one that was shorter pays a spin next time."""
+        """``limit_ns``: longest spin of a wait; after a shorter wait, the next one spins."""
         self.pays = limit_ns > 0
         self._limit_ns = limit_ns
         self._rest = 0

@@ -22,7 +22,7 @@ import cloudpickle
 
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import CommandName, Steps
-from envmanager.errors import EnvManagerError, UsageError
+from envmanager.errors import UsageError
 
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -37,27 +37,27 @@ CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandN
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
 
 ATTACH_CODE = 0
-"""A command without a response: here is the layout of the shared memory."""
+"""Code of a command without a response: it brings the layout of the shared memory."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 FULL = 1
-"""All rows are there, all act, and the environment wrote them in place. In a command: there are actions for all."""
+"""Flag: all rows are there, all act, and the environment wrote them in place. In a command: actions for all rows."""
 ENDED = 2
-"""With FULL: some episodes ended; the record says how many."""
+"""Flag, with FULL: some episodes ended; the record has their number."""
 WITH_MESSAGE = 4
-"""A message with the same ticket follows on the worker's own connection."""
+"""Flag: a message with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
-"""The steps (or, in a command, the actions) are in the block."""
+"""Flag: the steps (in a command, the actions) are in the block."""
 WITH_SPECS = 16
 """Message flag: the pickle is a pair of the payload and the specs of all behaviors."""
 
 
 class Undecoded(bytes):
-    """A command's payload as it came: decoding it may fail, which is then the command's failure."""
+    """A command's pickled payload: unpickling may fail, which is then the command's failure."""
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle; cloudpickle for what pickle refuses, such as instances of classes of ``__main__``."""
+    """Return the pickle of ``value``, by cloudpickle if pickle refuses it (instances of classes of ``__main__``)."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -65,7 +65,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> bytes | None:
-    """What of a step is not in memory, pickled; None when all of it is, as its ``flags`` say."""
+    """Return the pickle of the parts of a step that are not in memory; None if, by its ``flags``, all of it is."""
     if not flags:
         return dumps((dict(steps), specs))
     infos = {}
@@ -76,39 +76,13 @@ def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> bytes
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """The flags and the pickle of any other response."""
+    """Return the flags and the pickle of any other response."""
     return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
 def dumps_command(payload: Any) -> bytes:
-    """A command's payload; UsageError when it cannot be pickled."""
+    """Return the pickle of a command's payload. Raises UsageError if it cannot be pickled."""
     try:
         return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
     except Exception as error:
         raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
-
-
-def dumps_failure(error: EnvManagerError) -> bytes:
-    """An error with its cause, if the cause survives the journey; tried here, where a failure can still be mended."""
-    original = None
-    if error.__cause__ is not None:
-        try:
-            original = dumps(error.__cause__)
-            pickle.loads(original)
-        except Exception:  # a lock inside, a constructor with two arguments: the text must do
-            original = None
-    try:
-        return pickle.dumps((error, original), protocol=5)
-    except Exception:  # a user's subclass of our errors
-        return pickle.dumps((EnvManagerError(str(error)), None), protocol=5)
-
-
-def loads_failure(data: bytes) -> EnvManagerError:
-    """The error, with its cause when it came along."""
-    error, original = pickle.loads(data)
-    if original is not None:
-        try:
-            error.__cause__ = pickle.loads(original)
-        except Exception:  # a class that only the worker could import
-            error.__cause__ = None
-    return error  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("Atari", extra="atari"):
     import ale_py

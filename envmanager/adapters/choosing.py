@@ -19,7 +19,7 @@ from typing import Any
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvGroup, Environment, SideBySide
 from envmanager.errors import UsageError
-from envmanager.system.importing import imported
+from envmanager.importing import imported
 
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",

@@ -27,7 +27,7 @@ from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import Environment
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters.dm_env", extra="dm_env"):
     import dm_env
@@ -89,9 +89,15 @@ class DmEnvironment(Environment):
         self, obs: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False, final_obs: Tree = None
     ) -> Steps:
         rows = stack_rows(self._spec.observation, [obs], ["obs"], self.casting)
-        agent_id = np.zeros(1, np.int64)
-        flags = (np.array([terminated]), np.array([truncated]))
-        return {BEHAVIOR: AgentSteps(agent_id, rows, np.array([reward], np.float32), *flags, final_obs)}
+        steps = AgentSteps.stepped(
+            agent_id=np.zeros(1, np.int64),
+            obs=rows,
+            reward=np.array([reward], np.float32),
+            terminated=np.array([terminated]),
+            truncated=np.array([truncated]),
+            final_obs=final_obs,
+        )
+        return {BEHAVIOR: steps}
 
 
 def _check_type(step: Any, what: str, allowed: tuple[Any, ...]) -> None:

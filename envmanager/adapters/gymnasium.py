@@ -20,8 +20,7 @@ from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
 from envmanager.data.fitting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree, leaves, leaves_like, paths
+from envmanager.data.trees import Tree, leaves, leaves_like, paths, take_rows
 from envmanager.environment import EnvGroup
 
 BEHAVIOR = "default"

@@ -31,10 +31,9 @@ from envmanager.data.specs import (
     zeros,
 )
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
+from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.environment import Environment
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv

@@ -25,11 +25,10 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, zeros
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.tree_rows import concat_rows, take_rows
-from envmanager.data.trees import Tree, leaves
+from envmanager.data.trees import Tree, concat_rows, leaves, take_rows
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("MlagentsEnvironment", extra=None):
     from mlagents_envs.base_env import ActionTuple, BaseEnv
@@ -210,28 +209,28 @@ def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentStep
     reward = np.concatenate([steps.reward, np.zeros(len(leaving), np.float32)])
     reward[rows] = terminals.reward
     interrupted = np.asarray(terminals.interrupted, np.bool_)
-    return AgentSteps(
-        np.concatenate([steps.agent_id, np.asarray(terminals.agent_id, np.int64)[leaving]]),
-        concat_rows([steps.obs, take_rows(final_obs, leaving)]) if len(leaving) else steps.obs,
-        reward,
-        _flags(n, rows, ~interrupted),
-        _flags(n, rows, interrupted),
-        take_rows(final_obs, np.argsort(rows)),
-        np.arange(n) < len(steps) if len(leaving) else None,
-        [{} for _ in range(n)],
-        [{} for _ in range(len(terminals))],
+    return AgentSteps.stepped(
+        agent_id=np.concatenate([steps.agent_id, np.asarray(terminals.agent_id, np.int64)[leaving]]),
+        obs=concat_rows([steps.obs, take_rows(final_obs, leaving)]) if len(leaving) else steps.obs,
+        reward=reward,
+        terminated=_flags(n, rows, ~interrupted),
+        truncated=_flags(n, rows, interrupted),
+        final_obs=take_rows(final_obs, np.argsort(rows)),
+        acting=np.arange(n) < len(steps) if len(leaving) else None,
+        info=[{} for _ in range(n)],
+        reset_info=[{} for _ in range(len(terminals))],
     )
 
 
 def only_decisions(spec: BehaviorSpec, decisions: Any) -> AgentSteps:
     """Convert DecisionSteps to AgentSteps in which every agent acts."""
     n = len(decisions)
-    return AgentSteps(
-        np.asarray(decisions.agent_id, np.int64),
-        _observation(spec, decisions, decisions.action_mask),
-        np.array(decisions.reward, np.float32),
-        np.zeros(n, np.bool_),
-        np.zeros(n, np.bool_),
+    return AgentSteps.stepped(
+        agent_id=np.asarray(decisions.agent_id, np.int64),
+        obs=_observation(spec, decisions, decisions.action_mask),
+        reward=np.array(decisions.reward, np.float32),
+        terminated=np.zeros(n, np.bool_),
+        truncated=np.zeros(n, np.bool_),
         info=[{} for _ in range(n)],
     )
 

@@ -18,9 +18,7 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.extras import missing_library
-from envmanager.structuring import nearest
-from envmanager.system.importing import imported
+from envmanager.importing import imported, missing_library, nearest
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Library and extra of Gymnasium namespaces that exist only after the library was imported."""

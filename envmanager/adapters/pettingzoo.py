@@ -132,16 +132,17 @@ class ParallelEnvironment(Environment):
         final_obs = (
             stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended], self.casting) if ended else None
         )
-        return AgentSteps(
-            np.array([self._numbers[row.agent] for row in rows], np.int64),
-            stack_rows(spec, [row.obs if row.next_obs is None else row.next_obs for row in rows], roots, self.casting),
-            np.array([row.reward for row in rows], np.float32),
-            np.array([row.terminated for row in rows], np.bool_),
-            np.array([row.truncated for row in rows], np.bool_),
-            final_obs,
-            None if acting.all() else acting,
-            [row.info for row in rows],
-            [rows[index].reset_info for index in ended] if ended else None,
+        seen = [row.obs if row.next_obs is None else row.next_obs for row in rows]
+        return AgentSteps.stepped(
+            agent_id=np.array([self._numbers[row.agent] for row in rows], np.int64),
+            obs=stack_rows(spec, seen, roots, self.casting),
+            reward=np.array([row.reward for row in rows], np.float32),
+            terminated=np.array([row.terminated for row in rows], np.bool_),
+            truncated=np.array([row.truncated for row in rows], np.bool_),
+            final_obs=final_obs,
+            acting=None if acting.all() else acting,
+            info=[row.info for row in rows],
+            reset_info=[rows[index].reset_info for index in ended] if ended else None,
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:

@@ -20,7 +20,7 @@ import attrs
 from envmanager.adapters.names import GymnasiumId, Importable, find_wrapper, import_all, loaded
 from envmanager.data.recipes import EnvRecipe, call_of
 from envmanager.errors import UsageError
-from envmanager.structuring import nearest
+from envmanager.importing import nearest
 
 Call = tuple[Any, Mapping[str, Any]]
 """A callable or Importable, and its arguments by name."""

@@ -15,7 +15,7 @@ import numpy as np
 from envmanager.adapters.rows import RowReader, compact_bound, read_array, read_dict, read_tuple
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.trees import Tree
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
     from gymnasium import spaces

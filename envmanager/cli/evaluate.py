@@ -15,7 +15,7 @@ from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
 from envmanager.cli.summary import sayable, write_json
 from envmanager.cli.wrapping import print_pairs, print_text
 from envmanager.errors import ConfigError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.registry import make_manager
 from envmanager.training.evaluation import Evaluation, evaluate, mean_and_spread, shares
 from envmanager.training.saved import SavedTraining, with_n_envs

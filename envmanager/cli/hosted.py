@@ -76,5 +76,4 @@ class HostedManager(Environment):
         self._manager.step()
 
     def _nothing(self) -> Steps:
-        zeros, no = np.zeros(1, np.float32), np.zeros(1, np.bool_)
-        return {"default": AgentSteps(np.zeros(1, np.int64), zeros, zeros, no, no)}
+        return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=np.zeros(1, np.float32))}

@@ -19,7 +19,7 @@ from typing import Any
 from envmanager.cli.config_files import nearest_place, read_yaml
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
-from envmanager.structuring import nearest
+from envmanager.importing import nearest
 
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 

@@ -17,7 +17,7 @@ import numpy as np
 from envmanager.adapters.names import Importable
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.extras import missing_library
+from envmanager.importing import missing_library
 from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import structure

@@ -12,7 +12,7 @@ import attrs
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats
-from envmanager.system.new_files import write_anew
+from envmanager.system.files import write_anew
 
 
 @attrs.frozen

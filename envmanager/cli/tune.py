@@ -52,8 +52,8 @@ from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
-from envmanager.system.cores import count_cores
-from envmanager.system.new_files import write_anew
+from envmanager.system.files import write_anew
+from envmanager.system.processes import count_cores
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

@@ -16,7 +16,6 @@ from typing import Any
 
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
-from envmanager.system.forking import after_fork_in_child
 from envmanager.system.interrupts import (
     Handler,
     end_held,
@@ -29,6 +28,7 @@ from envmanager.system.interrupts import (
     take_over,
     thread_id,
 )
+from envmanager.system.processes import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0

@@ -20,9 +20,8 @@ import attrs
 from envmanager.core.calls import Calls
 from envmanager.core.sources import ResponseSource, StepQueue
 from envmanager.core.table import Entry
-from envmanager.data.reports import StartReport
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig

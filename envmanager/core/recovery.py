@@ -27,7 +27,7 @@ from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.data import cut_episodes
 from envmanager.data.seeding import reseeded
 from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
-from envmanager.data.tree_rows import take_rows, with_rows
+from envmanager.data.trees import take_rows, with_rows
 from envmanager.errors import (
     BadObservation,
     EnvManagerError,

@@ -19,12 +19,10 @@ from envmanager.core.hosts import WorkerHost
 from envmanager.core.policy_steps import checked_actions
 from envmanager.core.recovery import Recovery
 from envmanager.core.table import Entry, WorkerState, WorkerTable
-from envmanager.data.batches import Batch
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
 from envmanager.data.specs import ArraySpec, BehaviorSpec
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, ends_and_infos
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree
+from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
+from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 
 _IDLE, _IN_FLIGHT, _READY = WorkerState.IDLE, WorkerState.IN_FLIGHT, WorkerState.READY

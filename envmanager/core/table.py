@@ -19,9 +19,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from envmanager.data.batches import Batch
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecConflict, merge_specs
-from envmanager.data.steps import Actions, CommandName, EnvironmentResponse, StepInfo, phase_of
+from envmanager.data.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo, phase_of
 from envmanager.errors import BadObservation, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, Steps, concat_steps
-from envmanager.data.tree_rows import copy_tree
+from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
@@ -21,27 +21,24 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
     Agents whose episode had ended and that do not play on are left out. ``with_new``: cut also the new episodes of
     agents whose episode had ended, which have no step yet.
     """
-    playing = {name: steps.take(_rows_playing(steps, with_new)) for name, steps in last.items()}
-    return {name: _cut(steps) for name, steps in playing.items() if len(steps)}
-
-
-def _rows_playing(steps: AgentSteps, with_new: bool) -> np.ndarray:
-    if with_new:
-        return np.arange(len(steps)) if steps.acting is None else np.flatnonzero(steps.acting | ~steps.ended)
-    return np.flatnonzero(~steps.ended)
-
-
-def _cut(steps: AgentSteps) -> AgentSteps:
-    n = len(steps)
-    return AgentSteps(
-        steps.agent_id,
-        steps.obs,
-        np.zeros(n, np.float32),
-        np.zeros(n, np.bool_),
-        np.ones(n, np.bool_),
-        final_obs=copy_tree(steps.obs),
-        info=None if steps.info is None else [{} for _ in range(n)],
-    )
+    ends = {}
+    for name, steps in last.items():
+        plays = ~steps.ended
+        if with_new:
+            plays |= True if steps.acting is None else steps.acting
+        own = steps.take(np.flatnonzero(plays))
+        n = len(own)
+        if n:
+            ends[name] = AgentSteps.stepped(
+                agent_id=own.agent_id,
+                obs=own.obs,
+                reward=np.zeros(n, np.float32),
+                terminated=np.zeros(n, np.bool_),
+                truncated=np.ones(n, np.bool_),
+                final_obs=copy_tree(own.obs),
+                info=None if own.info is None else [{} for _ in range(n)],
+            )
+    return ends
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:

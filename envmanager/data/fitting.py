@@ -28,7 +28,7 @@ from envmanager.data.specs import (
     describe_value,
     object_array,
 )
-from envmanager.data.steps import AgentSteps
+from envmanager.data.steps import COLUMNS, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 
 _NUMBERS = "biufc"
@@ -86,31 +86,25 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
         return value
     kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
     if kinds is not None:
-        if spec.shape == () and spec.dtype.kind in kinds and _fits_range(spec.dtype, value):
-            return value
+        if spec.shape == () and spec.dtype.kind in kinds:
+            limits = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else None
+            if limits is None or limits.min <= value <= limits.max:
+                return value
     elif not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise SpecMismatch(path, str(spec), describe_value(value))
     array = np.asarray(value)
     given = array if kinds is None else value
     if array.shape == spec.shape:
-        if kinds is None and _casts_safely(array.dtype, spec.dtype):
+        # A time in another unit is never safe, though NumPy says so: it can overflow.
+        is_time = spec.dtype.kind in "mM"
+        if kinds is None and (
+            array.dtype == spec.dtype or (not is_time and np.can_cast(array.dtype, spec.dtype, "safe"))
+        ):
             return array
         cast = None if casting is None else casting.cast(given, spec.dtype, path, spec)
         if cast is not None:
             return cast
     raise SpecMismatch(path, str(spec), describe_value(given))
-
-
-def _casts_safely(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Return whether NumPy calls the cast safe. A time in another unit is never safe: it can overflow."""
-    return given == wanted or (wanted.kind not in "mM" and np.can_cast(given, wanted, "safe"))
-
-
-def _fits_range(dtype: np.dtype[Any], value: Any) -> bool:
-    if dtype.kind not in "iu":
-        return True
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= value <= limits.max)
 
 
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True) -> Tree:
@@ -152,7 +146,8 @@ def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bo
 
 def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> np.ndarray:
     expected, got = f"{len(batch)} rows of {spec}", describe_value(batch)
-    is_same_kind = _is_same_kind(batch.dtype, spec.dtype)
+    is_whole = spec.dtype.kind in "iu"
+    is_same_kind = batch.dtype.kind in "iu" if is_whole else np.can_cast(batch.dtype, spec.dtype, "same_kind")
     is_castable = is_same_kind or (not strict and batch.dtype.kind in "biuf")
     if batch.dtype.kind not in _NUMBERS or not is_castable:
         raise SpecMismatch(path, expected, got)
@@ -164,19 +159,7 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> 
     return cast
 
 
-def _is_same_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    if wanted.kind in "iu":
-        return given.kind in "iu"
-    return np.can_cast(given, wanted, "same_kind")
-
-
-_COLUMNS = {
-    "agent_id": ArraySpec((), np.int64),
-    "reward": ArraySpec((), np.float32),
-    "terminated": ArraySpec((), np.bool_),
-    "truncated": ArraySpec((), np.bool_),
-    "acting": ArraySpec((), np.bool_),
-}
+_COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:

@@ -1,7 +1,7 @@
 """Specs of observations and actions, independent of any environment library.
 
 A spec is a tree of :class:`ArraySpec`. Data is checked against its spec once, where it enters: actions in the manager,
-observations in the worker.
+observations in the worker. ``plain_spec`` makes JSON data of a spec, for files.
 """
 
 from __future__ import annotations
@@ -277,3 +277,54 @@ def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: 
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)
+
+
+def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
+    """Return ``spec`` as JSON data, from which ``spec_from_plain`` makes an equal spec with bounds of equal dtype."""
+    return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
+    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError."""
+    return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
+
+
+def _to_plain(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, dict):  # in pairs: a key may be a number, and the order counts
+        return {"dict": [[key, _to_plain(child)] for key, child in tree.items()]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_to_plain(child) for child in tree]}
+    leaf: ArraySpec = tree
+    plain: dict[str, Any] = {"shape": list(leaf.shape), "dtype": leaf.dtype.str}
+    for name in ("minimum", "maximum"):
+        bound = getattr(leaf, name)
+        if bound is not None:
+            # JSON has no infinite number and no NaN: their texts stand for them.
+            numbers = [str(x) if isinstance(x, float) and not math.isfinite(x) else x for x in bound.ravel().tolist()]
+            is_one = numbers and numbers.count(numbers[0]) == len(numbers)  # an image has a bound for each pixel
+            values = numbers[0] if is_one else numbers
+            plain[name] = {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
+    return {**plain, "name": leaf.name} if leaf.name else plain
+
+
+def _from_plain(plain: Mapping[str, Any]) -> Tree:
+    if "dict" in plain:
+        return {key: _from_plain(child) for key, child in plain["dict"]}
+    if "tuple" in plain:
+        return tuple(_from_plain(child) for child in plain["tuple"])
+    bounds: dict[str, np.ndarray] = {}
+    for name in ("minimum", "maximum"):
+        if name in plain:
+            values = plain[name]["values"]
+            given = values if isinstance(values, list) else [values]
+            array = np.array([float(x) if isinstance(x, str) else x for x in given], _dtype_name(plain[name]))
+            shape = plain[name]["shape"]
+            bounds[name] = array.reshape(shape) if values is given else np.full(shape, array[0], array.dtype)
+    return ArraySpec(plain["shape"], _dtype_name(plain), name=plain.get("name", ""), **bounds)
+
+
+def _dtype_name(plain: Mapping[str, Any]) -> str:
+    """Return the name of the dtype; refuse dicts, lists and None, from which NumPy makes dtypes too."""
+    if not isinstance(plain["dtype"], str):
+        raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
+    return plain["dtype"]

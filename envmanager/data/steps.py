@@ -20,8 +20,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs, zeros
-from envmanager.data.tree_rows import concat_rows, copy_tree, no_rows, take_rows, with_rows
-from envmanager.data.trees import Tree
+from envmanager.data.trees import Tree, concat_rows, copy_tree, no_rows, take_rows, with_rows
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
@@ -100,6 +99,27 @@ class EnvironmentResponse:
         self.specs = specs
 
 
+@attrs.frozen
+class StartReport:
+    """The payload of the response to "start": what a worker's environments are like."""
+
+    specs: BehaviorSpecs
+    max_agents: Mapping[str, int]
+    partial_actions: bool
+
+
+_Dicts = list[dict[str, Any]] | None
+
+COLUMNS: dict[str, np.dtype[Any]] = {
+    "agent_id": np.dtype(np.int64),
+    "reward": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+    "acting": np.dtype(np.bool_),
+}
+"""Dtypes of the fields of AgentSteps that are one array ``[n]``."""
+
+
 @attrs.define(eq=False)
 class AgentSteps:
     """One environment step of n agents of one behavior, as a struct of arrays.
@@ -107,7 +127,8 @@ class AgentSteps:
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
     bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts of the
-    step taken, and ``reset_info`` m dicts of the episodes that began.
+    step taken, and ``reset_info`` m dicts of the episodes that began. ``first`` and ``stepped`` make only steps that
+    keep to this.
     """
 
     agent_id: np.ndarray
@@ -119,6 +140,37 @@ class AgentSteps:
     acting: np.ndarray | None = None
     info: list[dict[str, Any]] | None = None
     reset_info: list[dict[str, Any]] | None = None
+
+    @classmethod
+    def first(
+        cls, *, agent_id: np.ndarray, obs: Tree, acting: np.ndarray | None = None, info: _Dicts = None
+    ) -> AgentSteps:
+        """Return the steps after a reset: no rewards and no ends."""
+        n = len(agent_id)
+        flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        return cls(agent_id, obs, *flags, acting=acting, info=info)
+
+    @classmethod
+    def stepped(
+        cls,
+        *,
+        agent_id: np.ndarray,
+        obs: Tree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        final_obs: Tree = None,
+        acting: np.ndarray | None = None,
+        info: _Dicts = None,
+        reset_info: _Dicts = None,
+    ) -> AgentSteps:
+        """Return the steps after an action. Raises ValueError unless there is a ``final_obs`` when an episode ended,
+        and none otherwise.
+        """
+        steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
+        if bool(steps.ended.any()) is (final_obs is None):
+            raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
+        return steps
 
     def __len__(self) -> int:
         return len(self.agent_id)
@@ -153,12 +205,14 @@ class AgentSteps:
         obs = take_rows(self.obs, rows) if self.final_obs is None else self.final_obs
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
-    def copy(self) -> AgentSteps:
-        """Return the steps with their arrays copied; the infos are shared."""
-        obs, final_obs = self.obs, self.final_obs
+    def copy(self, *, obs: Tree = None) -> AgentSteps:
+        """Return the steps with their arrays copied, or with ``obs`` in place of a copy; the infos are shared."""
+        seen, final_obs = self.obs, self.final_obs
+        if obs is None:
+            obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
         return AgentSteps(
             self.agent_id.copy(),
-            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            obs,
             self.reward.copy(),
             self.terminated.copy(),
             self.truncated.copy(),
@@ -167,6 +221,10 @@ class AgentSteps:
             self.info,
             self.reset_info,
         )
+
+    def with_final(self, final_obs: Tree) -> AgentSteps:
+        """Return the steps, which share the arrays, with the final observations of the agents that ended."""
+        return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
         """Return copies of some rows, in the order given."""
@@ -188,6 +246,99 @@ class AgentSteps:
             None if self.acting is None else self.acting[rows],
             None if self.info is None else [self.info[row] for row in rows],
             reset_info,
+        )
+
+
+@attrs.define(eq=False)
+class Batch:
+    """One environment step each of n environments, a row per environment, for ``send`` and ``recv``.
+
+    ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
+    (m dicts) when the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
+    environments, else in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``, ``step`` or
+    ``reset``.
+    """
+
+    env_ids: np.ndarray
+    obs: Tree
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    _lost: np.ndarray | None
+    final_obs: Tree = None
+    info: list[dict[str, Any]] | None = None
+    reset_info: list[dict[str, Any]] | None = None
+    is_view: bool = False
+
+    @classmethod
+    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
+        """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
+
+        ``env_ids`` saves computing the environments of the rows.
+        """
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            steps.obs,
+            steps.reward,
+            steps.terminated,
+            steps.truncated,
+            None,
+            steps.final_obs,
+            steps.info,
+            steps.reset_info,
+            is_view,
+        )
+
+    @classmethod
+    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
+        """Return a batch with copies of the arrays of ``steps``."""
+        obs, final_obs = steps.obs, steps.final_obs
+        return cls(
+            steps.env_id if env_ids is None else env_ids,
+            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
+            steps.reward.copy(),
+            steps.terminated.copy(),
+            steps.truncated.copy(),
+            None,
+            None if final_obs is None else copy_tree(final_obs),
+            steps.info,
+            steps.reset_info,
+        )
+
+    @classmethod
+    def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
+        """Return a batch with the rows of all parts, copied, one part after the other.
+
+        With ``env_ids``, which must be sorted and those of the rows, the rows are sorted like them.
+        """
+        steps = concat_steps(parts)
+        if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
+            steps = steps.take(np.argsort(steps.agent_id))
+        return cls.of(steps, env_ids, is_view=False)
+
+    def __len__(self) -> int:
+        return len(self.env_ids)
+
+    @property
+    def lost(self) -> np.ndarray:
+        """True for each environment whose episode was cut because its worker was replaced: bool[n]."""
+        if self._lost is None:
+            self._lost = np.zeros(len(self.env_ids), np.bool_)
+        return self._lost
+
+    def copy(self) -> Batch:
+        """Return a batch with copies of the arrays."""
+        return Batch(
+            self.env_ids.copy(),
+            copy_tree(self.obs),
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            None if self._lost is None else self._lost.copy(),
+            copy_tree(self.final_obs),
+            self.info,
+            self.reset_info,
         )
 
 
@@ -225,8 +376,7 @@ class RowBuffer:
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
         """Return a buffer of new arrays for these agents."""
         n = len(agent_id)
-        flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        return cls(AgentSteps(agent_id, zeros(observation, n), *flags), zeros(observation, n))
+        return cls(AgentSteps.first(agent_id=agent_id, obs=zeros(observation, n)), zeros(observation, n))
 
 
 @attrs.define(eq=False)
@@ -363,20 +513,15 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     return steps
 
 
-_Dicts = list[dict[str, Any]] | None
-
-
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
     """Return the ``final_obs``, ``info`` and ``reset_info`` of the concatenated ``parts``."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:
         return final_obs, None, None
-    return final_obs, _concat_dicts([part.info for part in parts]), _concat_dicts([part.reset_info for part in ended])
 
+    def joined(lists: list[_Dicts]) -> _Dicts:
+        known = [part for part in lists if part is not None]
+        return [info for part in known for info in part] if known and len(known) == len(lists) else None
 
-def _concat_dicts(lists: list[_Dicts]) -> _Dicts:
-    known = [part for part in lists if part is not None]
-    if not known or len(known) < len(lists):
-        return None
-    return [entry for part in known for entry in part]
+    return final_obs, joined([part.info for part in parts]), joined([part.reset_info for part in ended])

@@ -1,5 +1,7 @@
 """Trees: a leaf, or a dict or tuple of trees. Observations, actions and their specs have this shape.
 
+The leaves of data are arrays, whose rows the functions at the end choose, replace and concatenate.
+
 The rule: the order of leaves is the order of the first tree's dict keys, so two trees with the same keys in another
 order still meet leaf by leaf.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 Tree = Any
 """A leaf, or ``dict[str, Tree]``, or ``tuple[Tree, ...]``."""
@@ -61,3 +65,37 @@ def paths(tree: Tree, root: str = "") -> list[str]:
     if isinstance(tree, tuple):
         return [path for index, child in enumerate(tree) for path in paths(child, f"{root}[{index}]")]
     return [root]
+
+
+def copy_tree(tree: Tree) -> Tree:
+    """Return the tree with every array copied; None stays None."""
+    if tree.__class__ is np.ndarray:
+        return tree.copy()
+    return None if tree is None else map_tree(np.copy, tree)
+
+
+def take_rows(tree: Tree, rows: Any) -> Tree:
+    """Return the tree with only ``rows`` of every array."""
+    if tree.__class__ is np.ndarray:
+        return tree[rows]
+    return map_tree(lambda leaf: leaf[rows], tree)
+
+
+def no_rows(tree: Tree) -> Tree:
+    """Return the tree with 0 rows of every array, in new arrays."""
+    return map_tree(lambda leaf: np.asarray(leaf)[:0].copy(), tree)
+
+
+def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
+    """Return a copy of the tree with ``rows`` of every array replaced by the rows of ``values``."""
+    copied = copy_tree(tree)
+    for leaf, new in zip(leaves(copied), leaves_like(copied, values), strict=True):
+        leaf[rows] = new
+    return copied
+
+
+def concat_rows(trees: list[Tree]) -> Tree:
+    """Return the rows of several trees of one structure, one after the other, in new arrays."""
+    if trees[0].__class__ is np.ndarray:
+        return np.concatenate(trees)
+    return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])

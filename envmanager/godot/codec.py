@@ -5,10 +5,14 @@
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
 
-The rule: nothing of a body is handed out before all of it has been checked, and the arrays handed out are views of it.
+In nearly all steps no agent joins, leaves or ends, and all act. Every byte of such a frame is known beforehand or is a
+number of an observation or of a reward: ``PlainFrame`` compares the known bytes and reads the numbers by place. Any
+other frame is read block by block.
+
+The rule: nothing of a body is delivered before all of it has been checked, and the arrays delivered are views of it.
 So a body must have a buffer of its own, whose address is a multiple of 8 (``FrameReader`` gives such).
 
-An engine's rows are in the order in which its agents joined; those handed out are in that of their environments, as
+An engine's rows are in the order in which its agents joined; those delivered are in that of their environments, as
 those of a Python worker. Where the two differ, rows are copied.
 """
 
@@ -24,34 +28,33 @@ import numpy as np
 from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
 from envmanager.data.trees import Tree, leaves_like
-from envmanager.godot.cursor import Cursor
-from envmanager.godot.engine_specs import MAX_AGENTS, ArrayLayout, BehaviorLayout, EngineSpecs
+from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 from envmanager.godot.frames import BadFrame, parse_json
-from envmanager.godot.plain_frames import (
-    ACTING,
-    ALL_ACT,
-    COUNT,
-    SAME_ROWS,
-    SOME_ENDED,
-    STEPS_HEAD,
-    STEPS_SECTION,
-    TERMINATED,
-    TRUNCATED,
-    PlainFrame,
-)
 
+SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
+"""Flags of a section of steps."""
+TERMINATED, TRUNCATED, ACTING = 1, 2, 4
+"""Bits of a row."""
+
+COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
 """Behavior, 0, n."""
+STEPS_HEAD = struct.Struct("<II")
+"""busy_us, number of sections."""
+STEPS_SECTION = struct.Struct("<HBBI")
+"""Behavior, flags, 0, n."""
 
-
-def padding(n_bytes: int) -> bytes:
-    """The zeros after a block of so many bytes."""
-    return bytes(-n_bytes % 4)
+_REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
+_BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
+_ROW = ArrayLayout("row", np.dtype(np.uint32), (2,), 2)
+_ALL_ACTING = bytes([ACTING]) * MAX_AGENTS
+_ZEROS = tuple(bytes(n) for n in range(4))
 
 
 class Acting(NamedTuple):
-    """Who of a behavior wants an action: so many agents. ``order`` sorts their rows, as they were handed out, into the
-    engine's order; None where that is the same.
+    """The ``n`` agents of a behavior that want an action.
+
+    ``order`` sorts their rows, as delivered, into the engine's order; None where the two are equal.
     """
 
     n: int
@@ -59,36 +62,33 @@ class Acting(NamedTuple):
 
 
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
-    """The body of a step frame. ``acting`` says who wants an action (``StepsDecoder.acting``).
+    """Return the body of a step frame for the agents in ``acting`` (``StepsDecoder.acting``).
 
-    ``actions`` fit their specs: the manager has checked that. A behavior left out plays by itself. ValueError when the
-    number of rows is another, or a behavior unknown.
+    ``actions`` fit their specs: the manager has checked that. A behavior left out plays by itself. Raises ValueError
+    for another number of rows or an unknown behavior.
     """
     unknown = actions.keys() - acting.keys()
     if unknown:
         raise ValueError(f"actions for behavior {min(unknown)!r}, of which the engine has shown no agent")
     parts = [COUNT.pack(len(actions))]
     for behavior in specs.behaviors:
-        if behavior.name in actions:
-            wanted = acting[behavior.name]
-            parts.append(STEP_SECTION.pack(behavior.number, 0, wanted.n))
-            given = leaves_like(behavior.spec.action, actions[behavior.name])
-            for layout, leaf in zip(behavior.actions, given, strict=True):
-                parts += _block(layout, leaf, wanted)
+        if behavior.name not in actions:
+            continue
+        n, order = acting[behavior.name]
+        parts.append(STEP_SECTION.pack(behavior.number, 0, n))
+        given = leaves_like(behavior.spec.action, actions[behavior.name])
+        for layout, leaf in zip(behavior.actions, given, strict=True):
+            array = np.asarray(leaf, layout.dtype)
+            if array.shape != (n, *layout.shape):
+                raise ValueError(f"action {layout.name!r} should be {[n, *layout.shape]}, but is {list(array.shape)}")
+            if order is not None:
+                array = array[order]
+            parts += (array.tobytes(), _ZEROS[-array.nbytes % 4])
     return b"".join(parts)
 
 
-def _block(layout: ArrayLayout, leaf: Any, wanted: Acting) -> tuple[bytes, bytes]:
-    array = np.asarray(leaf, layout.dtype)
-    if array.shape != (wanted.n, *layout.shape):
-        raise ValueError(f"action {layout.name!r} should be {[wanted.n, *layout.shape]}, but is {list(array.shape)}")
-    if wanted.order is not None:
-        array = array[wanted.order]
-    return array.tobytes(), padding(array.nbytes)
-
-
 class Decoded(NamedTuple):
-    """What a steps frame says: the steps, and how long the engine was busy with them."""
+    """The steps in a steps frame, and the time that the engine took for them."""
 
     steps: dict[str, AgentSteps]
     busy_us: int
@@ -103,21 +103,21 @@ class StepsDecoder:
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
-        """Who in the last frame wants an action, by behavior. Theirs are the rows of the next step."""
+        """Agents that want an action after the last frame, by behavior. The next step has a row for each."""
         self._specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
         self._rows: dict[int, _Rows] = {}
-        """By behavior, those of the last frame that had a section for it."""
+        """Rows of the last section of each behavior, by its number."""
         self._distinct: list[_Rows] = []
         """The rows of the sections of the last frame, of which no agent is in two."""
         self._plain: PlainFrame | None = None
         """The frame with these rows that needs no care; None when there can be none."""
         self._all_act: dict[str, Acting] = {}
-        """Who wants an action after that."""
+        """Agents that want an action after a plain frame."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
-        """What a steps frame says; BadFrame, and nothing remembered of it, when it is not as it should be.
+        """Return the steps in the body of a steps frame. Raises BadFrame, and then remembers nothing of it.
 
         ``after_reset``: it answers a reset, so there are no ends and no rows to refer to. The arrays are views of
         ``body``, but those that would not be aligned.
@@ -137,12 +137,14 @@ class StepsDecoder:
             if section.behavior.number in sections:
                 raise BadFrame(f"two sections of behavior {section.behavior.name!r}")
             sections[section.behavior.number] = section
-        infos = self._read_infos(cursor, sections)
+        infos = self._read_infos(cursor, [section.behavior.name for section in sections.values()])
         cursor.finish()
         rows = [section.rows for section in sections.values()]
-        self._check_distinct(rows)
+        are_known = len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct))
+        if not are_known:
+            self._check_distinct(rows)
         steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
-        if not self._are_distinct(rows):
+        if not are_known:
             self._expect_plain(list(sections.values()))
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
@@ -152,7 +154,10 @@ class StepsDecoder:
     def _expect_plain(self, sections: Sequence[_Section]) -> None:
         """Prepare for frames with the same rows. Those that are sorted or copied, or have infos, are never plain."""
         self._plain = None
-        if not self._infos and all(map(_Section.may_be_plain, sections)):
+        if not self._infos and all(
+            section.rows.order is None and all(layout.dtype.itemsize <= 4 for layout in section.behavior.observations)
+            for section in sections
+        ):
             self._plain = PlainFrame([(section.behavior, section.rows.agent_id) for section in sections])
             self._all_act = {section.behavior.name: Acting(len(section.reward)) for section in sections}
 
@@ -168,24 +173,23 @@ class StepsDecoder:
             raise BadFrame(f"{n} rows{cursor.where}, where {MAX_AGENTS} are the most")
         if after_reset and flags & (SAME_ROWS | SOME_ENDED):
             raise BadFrame(f"flags {flags}{cursor.where} after a reset, which has rows of its own and ends nothing")
-        rows = self._same_rows(number, n, cursor) if flags & SAME_ROWS else self._read_rows(cursor, n)
+        if flags & SAME_ROWS:
+            known = self._rows.get(number)
+            if known is None:
+                raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
+            if len(known.agent_id) != n:
+                raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
+            rows = known
+        else:
+            rows = self._read_rows(cursor, n)
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
-        bits = cursor.array(_BITS, n, "the bits")
-        section = _Section(behavior, rows, obs, reward, flags)
-        section.read_bits(bits, cursor.where)
+        section = _Section(behavior, rows, obs, reward)
+        section.read_bits(cursor.array(_BITS, n, "the bits"), flags, cursor.where)
         if flags & SOME_ENDED:
             section.final_obs = cursor.arrays(behavior.observations, section.n_ended, "final observation")
         cursor.where = ""
         return section
-
-    def _same_rows(self, number: int, n: int, cursor: Cursor) -> _Rows:
-        known = self._rows.get(number)
-        if known is None:
-            raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
-        if len(known.agent_id) != n:
-            raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
-        return known
 
     def _read_rows(self, cursor: Cursor, n: int) -> _Rows:
         rows = cursor.array(_ROW, n, "the rows")
@@ -197,9 +201,7 @@ class StepsDecoder:
         return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
-        """BadFrame when an agent is there twice, in one behavior or in two."""
-        if self._are_distinct(rows):
-            return
+        """Raise BadFrame if an agent is there twice, in one behavior or in two."""
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
@@ -208,19 +210,15 @@ class StepsDecoder:
             arena = int(np.flatnonzero(self._first_ids == twice[0] >> AGENT_BITS << AGENT_BITS)[0])
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
-    def _are_distinct(self, rows: list[_Rows]) -> bool:
-        """Whether they are those of the last frame."""
-        return len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct))
-
-    def _read_infos(self, cursor: Cursor, sections: Mapping[int, _Section]) -> dict[str, Any] | None:
-        """The infos by behavior, {} when the engine has none to tell; None when it was not asked."""
+    def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
+        """Return the infos by behavior, {} if the engine has sent none; None if it was not asked for any."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
         if not n_bytes:
             return {} if self._infos else None
         infos = parse_json(cursor.block(n_bytes, "the infos"))
-        unknown = infos.keys() - {section.behavior.name for section in sections.values()}
+        unknown = infos.keys() - set(behaviors)
         if unknown:
             raise BadFrame(f"infos of behavior {min(unknown)!r}, which has no rows in the frame")
         return infos
@@ -232,7 +230,7 @@ def _is(one: object, other: object) -> bool:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Whose the rows of a section are: ``agent_id`` int64[n]. ``order`` sorts them by environment; None: they are."""
+    """The agents of a section: ``agent_id`` int64[n]. ``order`` sorts them by environment; None: they are sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -240,13 +238,12 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """What a frame says of one behavior."""
+    """The part of a frame about one behavior."""
 
     behavior: BehaviorLayout
     rows: _Rows
     obs: Tree
     reward: np.ndarray
-    flags: int
     terminated: np.ndarray = attrs.field(init=False)
     truncated: np.ndarray = attrs.field(init=False)
     acting: np.ndarray | None = attrs.field(init=False, default=None)
@@ -254,10 +251,10 @@ class _Section:
     n_ended: int = attrs.field(init=False, default=0)
     n_acting: int = attrs.field(init=False)
 
-    def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Sort the bits into arrays; BadFrame when the flags say otherwise."""
+    def read_bits(self, bits: np.ndarray, flags: int, where: str) -> None:
+        """Sort the bits into arrays; raise BadFrame if the flags contradict them."""
         n = self.n_acting = len(bits)
-        if not self.flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
+        if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
             self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
             return
         if bits.max(initial=0) > 7:
@@ -267,65 +264,179 @@ class _Section:
         acting = (bits >> 2).view(np.bool_)
         self.n_ended = int(np.count_nonzero(bits & (TERMINATED | TRUNCATED)))
         self.n_acting = int(np.count_nonzero(acting))
-        if bool(self.n_ended) != bool(self.flags & SOME_ENDED):
-            raise BadFrame(f"{self.n_ended} rows that ended{where}, but flags {self.flags}")
+        if bool(self.n_ended) != bool(flags & SOME_ENDED):
+            raise BadFrame(f"{self.n_ended} rows that ended{where}, but flags {flags}")
         if self.n_acting < n:
-            if self.flags & ALL_ACT:
-                raise BadFrame(f"{n - self.n_acting} rows that want no action{where}, but flags {self.flags}")
+            if flags & ALL_ACT:
+                raise BadFrame(f"{n - self.n_acting} rows that want no action{where}, but flags {flags}")
             self.acting = acting
 
     def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """All of it, with the infos, in the order of the environments."""
-        info, reset_info = (None, None) if infos is None else self._own(infos.get(self.behavior.name, {}))
-        steps = AgentSteps(
-            self.rows.agent_id.copy(),  # the decoder's own must not change with what a trainer does
-            self.obs,
-            self.reward,
-            self.terminated,
-            self.truncated,
-            self.final_obs,
-            self.acting,
-            info,
-            reset_info,
+        """Return the steps with their infos, in the order of the environments."""
+        info = reset_info = None
+        if infos is not None:
+            own = infos.get(self.behavior.name, {})
+            if not isinstance(own, dict):
+                raise BadFrame(f"infos of behavior {self.behavior.name!r} that are {describe_value(own)}")
+            info = self._dicts(own, "info", len(self.reward))
+            if self.n_ended or own.get("reset_info"):
+                reset_info = self._dicts(own, "reset_info", self.n_ended)
+        steps = AgentSteps.stepped(
+            agent_id=self.rows.agent_id.copy(),  # the decoder's own must not change with what a trainer does
+            obs=self.obs,
+            reward=self.reward,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            final_obs=self.final_obs,
+            acting=self.acting,
+            info=info,
+            reset_info=reset_info,
         )
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
-    def may_be_plain(self) -> bool:
-        """Whether a frame with the same rows may be read by place."""
-        return self.rows.order is None and all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
-
     def who_acts(self) -> Acting:
-        """Who wants an action, in which order."""
+        """Return the agents that want an action, and their order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
         return Acting(self.n_acting, np.argsort(order if self.acting is None else order[self.acting[order]]))
 
-    def _own(self, infos: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        if not isinstance(infos, dict):
-            raise BadFrame(f"infos of behavior {self.behavior.name!r} that are {describe_value(infos)}")
-        return self._dicts(infos, "info", len(self.reward)), (
-            self._dicts(infos, "reset_info", self.n_ended) if self.n_ended or infos.get("reset_info") else None
-        )
-
     def _dicts(self, infos: dict[str, Any], key: str, n: int) -> list[dict[str, Any]]:
         given = infos.get(key)
         if given is None:
             return [{} for _ in range(n)]
+        where = f"{key} of behavior {self.behavior.name!r}"
         if not isinstance(given, list) or len(given) != n:
             got = f"a list of {len(given)}" if isinstance(given, list) else describe_value(given)
-            raise BadFrame(f"{key} of behavior {self.behavior.name!r} should be a list of {n}, but is {got}")
-        found: list[dict[str, Any]] = []
+            raise BadFrame(f"{where} should be a list of {n}, but is {got}")
         for each in given:
             if each is not None and not isinstance(each, dict):
-                raise BadFrame(
-                    f"{key} of behavior {self.behavior.name!r} has {describe_value(each)}, which is no object"
-                )
-            found.append({} if each is None else each)
+                raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
+        return [{} if each is None else each for each in given]
+
+
+class Cursor:
+    """Reads a body from its beginning to its end, and trusts nothing that it says of its own size.
+
+    Every method raises BadFrame when the end comes too soon or too late.
+    """
+
+    def __init__(self, body: Any) -> None:
+        self.where = ""
+        """The behavior that is being read, as a part of error messages."""
+        self._body = memoryview(body)
+        self._at = 0
+
+    def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        """Return the numbers of a head."""
+        at = self._advance(layout.size, what)
+        return layout.unpack_from(self._body, at)
+
+    def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
+        """Return one array, or a dict of several, each ``[n, …]``."""
+        if len(layouts) == 1:
+            return self.array(layouts[0], n, what)
+        return {layout.name: self.array(layout, n, what) for layout in layouts}
+
+    def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
+        """Return the next block as an array ``[n, …]``; a view, if that is aligned."""
+        n_numbers = n * layout.n_numbers
+        if n_numbers > MAX_NUMBERS:
+            raise BadFrame(
+                f"{n_numbers} numbers in {what} {layout.name!r}{self.where}, where {MAX_NUMBERS} are the most"
+            )
+        itemsize = layout.dtype.itemsize
+        at = self._advance(n_numbers * itemsize, what)
+        flat = np.frombuffer(self._body, layout.dtype, n_numbers, at) if n_numbers else np.empty(0, layout.dtype)
+        if itemsize > 4 and not flat.flags.aligned:
+            flat = flat.copy()
+        return flat.reshape(n, *layout.shape) if layout.shape else flat
+
+    def block(self, n_bytes: int, what: str) -> memoryview:
+        """Return the bytes of the next block."""
+        at = self._advance(n_bytes, what)
+        return self._body[at : at + n_bytes]
+
+    def finish(self) -> None:
+        """Raise BadFrame unless this is the end."""
+        if self._at != len(self._body):
+            raise BadFrame(f"{len(self._body) - self._at} bytes left over after the infos")
+
+    def _advance(self, n_bytes: int, what: str) -> int:
+        """Return the start of the next block. The block after it starts at the next multiple of 4."""
+        at = self._at
+        self._at = end = at + n_bytes + (-n_bytes % 4)
+        if end > len(self._body):
+            have = len(self._body) - at
+            raise BadFrame(f"bytes missing: {what}{self.where} should have {end - at}, but {have} are left")
+        if n_bytes % 4 and self._body[at + n_bytes : end] != _ZEROS[-n_bytes % 4]:
+            raise BadFrame(f"padding that is not 0 after {what}{self.where}")
+        return at
+
+
+class _PlainSection(NamedTuple):
+    """The part of a plain frame about one behavior: an array is (name, shape, dtype, offset in the body)."""
+
+    behavior: str
+    agent_id: np.ndarray
+    observations: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
+    reward: tuple[str, tuple[int, ...], np.dtype[Any], int]
+
+
+class PlainFrame:
+    """A steps frame with given rows in which no episode ends and all agents act: its known bytes, its arrays' places.
+
+    The rule: it reads only frames that have all the known bytes in their places.
+    """
+
+    def __init__(self, sections: Sequence[tuple[BehaviorLayout, np.ndarray]]) -> None:
+        """``sections``: behaviors in the order of the last frame, and the ``agent_id`` of their rows."""
+        self._size = COUNT.size  # busy_us is not known
+        self._known: list[tuple[int, bytes]] = []
+        """Offsets and bytes that are known."""
+        self._sections: list[_PlainSection] = []
+        self._expect(COUNT.pack(len(sections)))
+        for behavior, agent_id in sections:
+            n = len(agent_id)
+            self._expect(STEPS_SECTION.pack(behavior.number, SAME_ROWS | ALL_ACT, 0, n))
+            observations = tuple(self._leave_out(layout, n) for layout in behavior.observations)
+            self._sections.append(_PlainSection(behavior.name, agent_id, observations, self._leave_out(_REWARD, n)))
+            self._expect(bytes([ACTING]) * n + bytes(-n % 4))
+        self._expect(COUNT.pack(0))  # no infos
+
+    def _expect(self, known: bytes) -> None:
+        if known and self._known and self._known[-1][0] + len(self._known[-1][1]) == self._size:
+            start, before = self._known.pop()
+            self._known.append((start, before + known))
+        elif known:
+            self._known.append((self._size, known))
+        self._size += len(known)
+
+    def _leave_out(self, layout: ArrayLayout, n: int) -> tuple[str, tuple[int, ...], np.dtype[Any], int]:
+        place = layout.name, (n, *layout.shape), layout.dtype, self._size
+        n_bytes = n * layout.n_numbers * layout.dtype.itemsize
+        self._size += n_bytes
+        self._expect(bytes(-n_bytes % 4))
+        return place
+
+    def read(self, body: Any) -> dict[str, AgentSteps] | None:
+        """Return the steps by behavior, as views of ``body``; None when it is another frame."""
+        if len(body) != self._size:
+            return None
+        for start, known in self._known:
+            if bytes(body[start : start + len(known)]) != known:
+                return None
+        found = {}
+        for behavior, agent_id, observations, (_, shape, dtype, at) in self._sections:
+            arrays: dict[str, np.ndarray] = {
+                name: np.ndarray(own_shape, own_dtype, body, start)
+                for name, own_shape, own_dtype, start in observations
+            }
+            found[behavior] = AgentSteps(
+                agent_id.copy(),  # the decoder's own must not change with what a trainer does
+                arrays if len(arrays) > 1 else next(iter(arrays.values())),
+                np.ndarray(shape, dtype, body, at),
+                np.zeros(len(agent_id), np.bool_),
+                np.zeros(len(agent_id), np.bool_),
+            )
         return found
-
-
-_ALL_ACTING = bytes([ACTING]) * MAX_AGENTS
-_REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
-_BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
-_ROW = ArrayLayout("row", np.dtype(np.uint32), (2,), 2)

@@ -1,7 +1,7 @@
-"""Makes responses of what an engine answers.
+"""Makes responses of what an engine answers, and finds numbers that break their spec.
 
-The rule: whatever does not fit is a ``BadFrame``, which the worker turns into a ProtocolError; nothing of such an
-answer is handed out.
+The rule: an answer that does not fit is a ``BadFrame``, which the worker turns into a ProtocolError; nothing of it is
+delivered.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from envmanager._workers.channel import Message
-from envmanager.data.reports import StartReport
-from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
+from envmanager.data.specs import SpecMismatch, check_values
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
+from envmanager.data.trees import leaves, leaves_like, paths
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
 from envmanager.godot.codec import Acting, StepsDecoder
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, read_error, read_values
-from envmanager.godot.value_checks import bad_numbers
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
-"""With which kind of frame a command is answered; any other with a value."""
+"""The kind of frame that answers a command; a value for any other."""
 
 
 class EngineDecoder:
@@ -29,13 +30,13 @@ class EngineDecoder:
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
         self.specs = EngineSpecs((), {})
-        """What the engine says that it has, once it is there."""
+        """Specs of the engine; empty until it has started."""
         self.busy_us = 0
-        """How long the engine took for the last step."""
+        """Microseconds that the engine took for the last step."""
         self.error: EngineError | None = None
-        """What the engine said last that went wrong."""
+        """The last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
-        """Of which arenas the last call wants values."""
+        """Arenas of which the last call wants values."""
         self._steps = StepsDecoder(self.specs, env_ids, infos=infos)
         self._worker_id = worker_id
         self._env_ids = env_ids
@@ -44,30 +45,32 @@ class EngineDecoder:
 
     @property
     def acting(self) -> dict[str, Acting]:
-        """Of which agents of each behavior the engine wants actions."""
+        """The agents of each behavior that want actions."""
         return self._steps.acting
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """The response that reports this error."""
+        """Return the response that reports this error."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """The response to what was ``asked``; BadFrame when it is none."""
+        """Return the response to the command ``asked``. Raises BadFrame when the message is none."""
         if message.code == Kind.ERROR:
-            return self._raised(message, asked)
+            error = self.error = read_error(message.data, len(self._env_ids))
+            env_ids = self.env_ids_of(error)
+            if error.broken is not None:
+                return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
+            return self.failed(self.raised(error, asked, env_ids))
         if message.code != _ANSWERS.get(asked, Kind.VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
         if asked is CommandName.START:
-            return EnvironmentResponse(asked, self._worker_id, self._report(message.data))
+            self.specs = read_specs(message.data)
+            self._steps = StepsDecoder(self.specs, self._env_ids, infos=self._infos)
+            report = StartReport(self.specs.behavior_specs, self.specs.max_agents, partial_actions=True)
+            return EnvironmentResponse(asked, self._worker_id, report)
         if asked is CommandName.RESET or asked is CommandName.STEP:
             return self._decoded(message.data, asked)
         values = read_values(message.data, len(self.asked_rows))
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
-
-    def _report(self, body: Any) -> StartReport:
-        self.specs = read_specs(body)
-        self._steps = StepsDecoder(self.specs, self._env_ids, infos=self._infos)
-        return StartReport(self.specs.behavior_specs, self.specs.max_agents, partial_actions=True)
 
     def _decoded(self, body: Any, asked: CommandName) -> EnvironmentResponse:
         decoded = self._steps.decode(body, after_reset=asked is CommandName.RESET)
@@ -89,30 +92,56 @@ class EngineDecoder:
             got=mismatch.got,
         )
 
-    def _raised(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        error = self.error = read_error(message.data, len(self._env_ids))
-        env_ids = self.env_ids_of(error)
-        if error.broken is not None:
-            return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
-        return self.failed(self.raised(error, asked, env_ids))
-
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
-        """Whose error it is, as far as the engine knows."""
+        """Return the environment of the error's arena; all if the engine does not know the arena."""
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
-        """An error in an engine as the library's."""
+        """Return an error in an engine as the library's."""
+        traceback = error.traceback
+        if error.script and not traceback:
+            place = f'File "{error.script}", line {error.line}, in {error.function or "?"}'
+            traceback = f"  {place}\n{error.type}: {error.message}\n"
         return EnvRaised(
             worker_id=self._worker_id,
             env_ids=self._env_ids if env_ids is None else env_ids,
             phase="idle" if asked is None else phase_of(asked),
             type_name=error.type,
             cause=error.message if error.traceback else str(error),
-            remote_traceback=error.traceback or _as_traceback(error),
+            remote_traceback=traceback,
         )
 
 
-def _as_traceback(error: EngineError) -> str:
-    if not error.script:
-        return ""
-    return f'  File "{error.script}", line {error.line}, in {error.function or "?"}\n{error.type}: {error.message}\n'
+def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
+    """Return the first mistake in the numbers, not finite or outside their bounds, and the environments that have it.
+
+    None when all numbers fit.
+    """
+
+    def is_bad(spec: Any, value: Any) -> bool:
+        try:
+            check_values(spec, value, "")
+        except SpecMismatch:
+            return True
+        return False
+
+    for behavior in specs.behaviors:
+        own = steps.get(behavior.name)
+        if own is None:
+            continue
+        spec = behavior.spec.observation
+        seen = [(own.obs, "obs", own.env_id)]
+        if own.final_obs is not None:
+            seen.append((own.final_obs, "final_obs", own.env_id[own.ended]))
+        for tree, root, env_id in seen:
+            for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True):
+                try:
+                    check_values(leaf_spec, leaf, path)
+                except SpecMismatch as mismatch:
+                    bad = [row for row in range(len(leaf)) if is_bad(leaf_spec, leaf[row])]
+                    return tuple(sorted(set(env_id[bad].tolist()))), mismatch
+        is_finite = np.isfinite(own.reward)
+        if not is_finite.all():
+            bad_ids = tuple(sorted(set(own.env_id[~is_finite].tolist())))
+            return bad_ids, SpecMismatch("reward", "finite", "NaN or infinite in part")
+    return None

@@ -1,4 +1,4 @@
-"""What an engine prints: kept for errors, and searched for those that its scripts raise.
+"""The output of an engine: kept for error messages, and searched for errors of its scripts.
 
 Godot goes on after a script's error: it prints it, and gives back null. It does so before the bridge answers, so what
 is new in the output when an answer comes belongs to that request.
@@ -25,13 +25,13 @@ _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)
 
 
 class EngineLog:
-    """The output of one engine. ``write_fd`` is for the engine, and is closed once it has it."""
+    """The output of one engine. ``write_fd`` is for the engine; ``started`` closes it here."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """UsageError when the file cannot be written."""
+        """Raises UsageError if the file cannot be written."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
-            # Opened anew to append: what was cut off leaves no hole then.
+            # Opened a second time, to append: cutting the file leaves no hole then.
             self.write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._read_to = 0
         else:
@@ -42,11 +42,11 @@ class EngineLog:
         self._may_cut = log_dir is None
 
     def started(self) -> None:
-        """The engine has its end."""
+        """Close ``write_fd``: the engine has inherited it."""
         os.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
-        """The first error of a script since the last look."""
+        """Return the first error of a script since the last call; None without one."""
         if self._fd == descriptors.CLOSED:
             return None
         size = os.fstat(self._fd).st_size
@@ -61,7 +61,7 @@ class EngineLog:
         return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
 
     def tail(self) -> str:
-        """The end of what the engine wrote."""
+        """Return the end of the output."""
         if self._fd == descriptors.CLOSED:
             return ""
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ class EngineLog:
         return ""
 
     def close(self) -> None:
-        """Give it back. A second time does nothing."""
+        """Close the file. A second call does nothing."""
         self._fd = descriptors.close(self._fd)
 
 

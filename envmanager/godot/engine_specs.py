@@ -1,7 +1,7 @@
-"""Reads what an engine says of its behaviors: the specs that the trainer knows, and how their arrays lie in frames.
+"""Reads an engine's description of its behaviors: the specs for the trainer, and the layouts of arrays in frames.
 
-The rule: everything is checked here, once. Whoever decodes a step relies on sizes that cannot overflow and on names
-that exist once.
+The rule: everything is checked here, once. The decoding of steps relies on sizes that cannot overflow and on names that
+exist once.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from envmanager.godot.frames import BadFrame, parse_json
 MAX_BEHAVIORS = 64
 MAX_AGENTS = 65_536
 MAX_NUMBERS = 2**24
-"""In one array."""
+"""Most numbers in one array."""
 MAX_DIMENSIONS = 16
-"""Of the array of one agent; NumPy has 32."""
+"""Most dimensions of the array of one agent; NumPy has 32."""
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
-"""The last two are for engines that are none of Godot's: a PackedFloat64Array is nothing a network reads."""
+"""Dtypes of arrays. The last two are for engines other than Godot."""
 
 
 @attrs.frozen
 class ArrayLayout:
-    """How the array of n agents lies in a frame: ``[n, *shape]`` in C order, padded with zeros to 4 bytes."""
+    """The layout of the array of n agents in a frame: ``[n, *shape]`` in C order, padded with zeros to 4 bytes."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     n_numbers: int
-    """Of one agent."""
+    """Number of numbers of one agent."""
 
 
 @attrs.frozen
 class BehaviorLayout:
-    """One behavior: its ``number`` on the wire, its spec, and its arrays in the order in which they lie in frames.
+    """A behavior: its ``number`` on the wire, its spec, and its arrays in their order in frames.
 
-    One array is plain in the trees of the trainer, several are a dict by name.
+    In the trees of the trainer one array is a leaf, several are a dict by name.
     """
 
     number: int
@@ -62,12 +62,12 @@ class EngineSpecs:
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        """As the rest of the library knows them."""
+        """The specs by behavior."""
         return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 
 def read_specs(body: bytes | bytearray | memoryview) -> EngineSpecs:
-    """The specs in the body of a specs frame, else BadFrame."""
+    """Return the specs in the body of a specs frame. Raises BadFrame."""
     message = parse_json(body)
     entries = _list(message, "behaviors", "the specs")
     if not 1 <= len(entries) <= MAX_BEHAVIORS:
@@ -88,7 +88,7 @@ def _behavior(number: int, entry: Any) -> BehaviorLayout:
 
 
 def _arrays(entry: dict[str, Any], key: str, where: str) -> tuple[tuple[ArrayLayout, ...], Tree]:
-    """The layouts of the arrays, and their specs as a tree."""
+    """Return the layouts of the arrays, and their specs as a tree."""
     described = _list(entry, key, where)
     if not described:
         raise BadFrame(f"{where} has no {key}")
@@ -120,7 +120,7 @@ def _array(entry: Any, where: str) -> tuple[ArrayLayout, ArraySpec]:
 
 
 def _bound(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray | None:
-    """One bound as an array of the dtype: of no dimension where it is one number for all, else of the shape."""
+    """Return a bound as an array of the dtype: without dimensions if it is one number for all, else of the shape."""
     if value is None:
         return None
     numbers = value if isinstance(value, list) else [value]
@@ -176,7 +176,7 @@ def _name(entry: dict[str, Any], where: str) -> str:
 
 
 def whole_number(value: Any, where: str, at_least: int) -> int:
-    """``value`` as an int, else BadFrame. 4.0 is 4: Godot writes the numbers that it has read as doubles."""
+    """Return ``value`` as an int. Raises BadFrame. 4.0 is 4: Godot writes numbers that it has read as doubles."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or not at_least <= value < 2**53:
         raise BadFrame(f"{where} should be a whole number from {at_least} on, but is {describe_value(value)}")
     return int(value)

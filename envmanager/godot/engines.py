@@ -7,7 +7,7 @@
     "game.x86_64" ── an exported game         │
     "demo:coin_chase" ── copied from here ────┘
 
-The rule: what can be wrong with a game's name, its files or its engine is said before anything is started.
+The rule: mistakes in a game's name, its files or its engine are reported before anything is started.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from envmanager.godot.options import EngineOptions
 from envmanager.godot.projects import config_version, copy_demo, demos
 
 VARIABLE = "ENVMANAGER_GODOT"
-"""Names the engine's binary, for all games whose config names none."""
+"""Environment variable with the engine's binary, for games whose config names none."""
 BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
-"""What engines are called on PATH, by major version, the first that is there."""
+"""Names of engines on PATH by major version; the first that is found is used."""
 HOW_TO_GET = {
     4: "Download it from https://godotengine.org/download, or (Debian sid) `apt-get install godot4`",
     3: "`apt-get install godot3-server` brings it on Debian and Ubuntu",
 }
 DEFAULT_TICKS_PER_SECOND = 60
-"""Godot's own, for projects that do not say."""
+"""Godot's default, for projects that do not set it."""
 _TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d+)", re.MULTILINE)
 _DEMO = "demo:"
 
 
 @attrs.frozen
 class Game:
-    """What is to be played, and by which engine."""
+    """A game and the engine that plays it."""
 
     path: Path
     """A folder with project.godot, a .pck, or a program."""
@@ -50,13 +50,14 @@ class Game:
 
     @property
     def is_project(self) -> bool:
-        """Whether it is a folder as the editor opens it."""
+        """Whether ``path`` is a folder as the editor opens it."""
         return self.path.is_dir()
 
 
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
-    """The game that ``env`` names; a demo is copied into ``scratch``. UsageError when there is none, or no engine
-    for it, or one without a window where one is wanted.
+    """Return the game that ``env`` names; a demo is copied into ``scratch``.
+
+    Raises UsageError if there is no such game, no engine for it, or if the engine has no window but one is wanted.
     """
     game = _named(env, options, scratch)
     if options.window and _is_server(game.binary):
@@ -94,7 +95,7 @@ def _demo(name: str, options: EngineOptions, scratch: Path) -> Game:
 
 
 def major_of(project: Path) -> int:
-    """For which major version of Godot a project is: 4 or 3. UsageError when it is no project of these."""
+    """Return the major version of Godot that a project is for: 4 or 3. Raises UsageError for another folder."""
     return config_version(project) - 1
 
 
@@ -104,9 +105,9 @@ def _ticks_per_second(project: Path) -> int:
 
 
 def find_binary(major: int, chosen: str | None = None) -> str:
-    """The path of an engine of this major version: the one chosen, else $ENVMANAGER_GODOT, else one on PATH.
+    """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    UsageError when there is none.
+    Raises UsageError when there is none.
     """
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
@@ -126,7 +127,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """The major version of the engine that is here, which its name tells; Godot 4 first. None when there is none."""
+    """Return the major version of an installed engine, by its name; Godot 4 first. None without an engine."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         return 3 if "3" in os.path.basename(given) else 4
@@ -134,7 +135,7 @@ def find_major(chosen: str | None) -> int | None:
 
 
 def _any_engine(chosen: str | None) -> tuple[int, str]:
-    """An engine, and its major version."""
+    """Return the major version and the path of an engine. Raises UsageError when there is none."""
     major = find_major(chosen)
     if major is not None:
         return major, find_binary(major, chosen)
@@ -145,7 +146,7 @@ def _any_engine(chosen: str | None) -> tuple[int, str]:
 
 
 def command_for(game: Game, options: EngineOptions) -> list[str]:
-    """The command line that plays the game."""
+    """Return the command line that plays the game."""
     command = [game.binary]
     if game.is_project:
         command += ["--path", str(game.path)]
@@ -166,7 +167,7 @@ def _is_server(binary: str) -> bool:
 
 
 def import_command(game: Game) -> Sequence[str] | None:
-    """The command that imports a project's images and sounds, if that is still to be done; None when not."""
+    """Return the command that imports a project's images and sounds; None if that is not needed."""
     if not game.is_project:
         return None
     imported = game.path / (".godot" if game.major >= 4 else ".import")

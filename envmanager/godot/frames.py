@@ -5,7 +5,7 @@
     u32 length of the body | u8 kind | u8 0 | u16 0 | u32 ticket | body        all little endian
 
 The rule: what comes is checked before room is made for it. A header that does not fit is refused as soon as its twelve
-bytes are there, so nobody makes the trainer keep more than the limit of the frame's kind.
+bytes are there, so no sender makes the trainer keep more than the limit of the frame's kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = struct.Struct("<IBBHI")
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. Those from 64 on go from the trainer to the engine, the others the other way."""
+    """The kind of a frame. Kinds from 64 on go from the trainer to the engine, the others the other way."""
 
     HELLO = 1
     SPECS = 2
@@ -45,20 +45,20 @@ class Kind(enum.IntEnum):
 FROM_TRAINER = frozenset(kind for kind in Kind if kind >= 64)
 FROM_ENGINE = frozenset(Kind) - FROM_TRAINER
 WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
-"""These answer no request, so their ticket is 0."""
+"""Kinds that answer no request, so their ticket is 0."""
 
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
 MAX_DEPTH = 32
-"""Of lists and objects within each other in JSON."""
+"""Levels of lists and objects within each other in JSON."""
 MAX_DIGITS = 20
-"""Of a whole number in JSON: more than any 64 bits need."""
+"""Digits of a whole number in JSON: more than any 64 bits need."""
 
 
 class BadFrame(Exception):
     """Bytes that are no frame of this protocol, or a body that does not say what its kind should.
 
-    ``reason`` is one line. Whoever knows the worker makes a ``ProtocolError`` of it.
+    ``reason`` is one line. A caller that knows the worker makes a ``ProtocolError`` of it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -67,7 +67,7 @@ class BadFrame(Exception):
 
 
 class Frame(NamedTuple):
-    """One frame. Its body has a buffer of its own, which nobody writes into again."""
+    """A frame. Its body has a buffer of its own, which is not written again."""
 
     kind: Kind
     ticket: int
@@ -75,7 +75,7 @@ class Frame(NamedTuple):
 
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
-    """The most bytes that the body of such a frame may have; ``max_frame_bytes`` is that of arrays."""
+    """Return the most bytes that the body of such a frame may have; ``max_frame_bytes`` for frames of arrays."""
     if kind in (Kind.STEPS, Kind.STEP):
         return max_frame_bytes
     if kind in (Kind.BUSY, Kind.CLOSE):
@@ -84,7 +84,7 @@ def limit_of(kind: Kind, max_frame_bytes: int) -> int:
 
 
 def pack(kind: Kind, ticket: int = 0, body: bytes = b"") -> bytes:
-    """The bytes of one frame."""
+    """Return the bytes of one frame."""
     return HEADER.pack(len(body), kind, 0, 0, ticket) + body
 
 
@@ -102,8 +102,8 @@ class FrameReader:
         while (frame := reader.next()) is not None:
             ...
 
-    ``kinds`` are those that may come now, and may be changed between two frames (first only a hello). Its memory is
-    64 KiB and the one frame that is on its way. After a ``BadFrame`` it gives nothing but that ``BadFrame``.
+    Only ``kinds`` may come; they may be changed between two frames (first only a hello). Its memory is 64 KiB and the
+    one frame that is incomplete. After a ``BadFrame`` it raises that ``BadFrame`` again.
     """
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
@@ -112,7 +112,7 @@ class FrameReader:
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         self._head: tuple[Kind, int] | None = None
-        """Kind and ticket of the frame that is on its way."""
+        """Kind and ticket of the frame that is incomplete."""
         self._body = memoryview(b"")
         self._filled = 0
         self._refused: str | None = None
@@ -123,21 +123,21 @@ class FrameReader:
         return self._head is not None or self._end > self._start
 
     def space(self) -> memoryview:
-        """Where the next bytes belong. Never empty, once ``next`` has returned None."""
+        """Return the memory for the next bytes. It is never empty once ``next`` has returned None."""
         space = self._scratch[self._end :] if self._head is None else self._body[self._filled :]
         if not space:  # recv_into would return 0 for it, which looks like the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
         return space
 
     def received(self, n_bytes: int) -> None:
-        """So many bytes were written into ``space()``."""
+        """Count ``n_bytes`` as written into ``space()``."""
         if self._head is None:
             self._end += n_bytes
         else:
             self._filled += n_bytes
 
     def next(self) -> Frame | None:
-        """The next frame, or None when it is not all there; BadFrame for what is none."""
+        """Return the next frame; None while it is incomplete. Raises BadFrame for bytes that are no frame."""
         if self._refused is not None:
             raise BadFrame(self._refused)
         if self._head is None and not self._begin():
@@ -150,7 +150,7 @@ class FrameReader:
         return frame
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
-        """The frames that ``data`` completes; BadFrame in the place of the first that is none."""
+        """Yield the frames that ``data`` completes. Raises BadFrame in the place of the first that is none."""
         left = memoryview(data)
         while left:
             space = self.space()
@@ -162,7 +162,7 @@ class FrameReader:
                 yield frame
 
     def _begin(self) -> bool:
-        """Take a header, and what is here of its body, out of the scratch; False while the header is incomplete."""
+        """Take a header and the begin of its body out of the scratch; return False while the header is incomplete."""
         start, end = self._start, self._end
         if end - start < HEADER.size:
             self._scratch[: end - start] = self._scratch[start:end]
@@ -200,12 +200,12 @@ class FrameReader:
 
 
 def dump_json(message: dict[str, Any]) -> bytes:
-    """The body of a frame of JSON; ValueError or TypeError for what JSON cannot say, NaN too."""
+    """Return the body of a frame of JSON. Raises ValueError or TypeError for what JSON cannot say, such as NaN."""
     return json.dumps(message, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def parse_json(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The object in a body of JSON, else BadFrame."""
+    """Return the object in a body of JSON. Raises BadFrame."""
     try:
         text = str(body, "utf-8")
         message = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)

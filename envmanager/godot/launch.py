@@ -20,8 +20,8 @@ from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.engines import Game, command_for
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.options import EngineOptions
-from envmanager.system.cores import count_cores
-from envmanager.system.refusals import advice
+from envmanager.system.files import advice
+from envmanager.system.processes import count_cores
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""

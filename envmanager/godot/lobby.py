@@ -1,8 +1,8 @@
-"""Where an engine arrives: a listener on this machine, and whoever has connected and not yet said who it is.
+"""A listener on this machine for one engine, and the connections that have not sent their hello yet.
 
-The rule: only who knows the token gets in. Anybody on the machine may connect, say nothing, or say something else, and
-is left outside; the engine may come after them. A game that somebody plays in the editor was told no token: where one
-is awaited, whoever says a proper hello gets in.
+The rule: only an engine that knows the token is accepted. Any program on the machine may connect and send nothing or
+something else; it is refused, and the engine may still come. A game that is played in the editor has no token: when one
+is awaited, any proper hello is accepted.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from envmanager._workers import descriptors
 from envmanager.godot.frames import BadFrame, FrameReader, Kind
 from envmanager.godot.messages import Hello, read_hello
 
-_MOST_GUESTS = 16
-"""Who has been silent for longest leaves when more come."""
+_MOST_PENDING = 16
+"""Number of connections without a hello; beyond it the oldest is closed."""
 
 
 class Arrival(NamedTuple):
-    """The engine: our end of its connection, registered and non-blocking, and what it said."""
+    """An engine that has connected: our end of its connection, registered and non-blocking, and its hello."""
 
     fd: int
     hello: Hello
 
 
 class Lobby:
-    """Waits for one engine. ``fd`` can be read when there is something to look at."""
+    """Accepts connections until an engine has sent its hello. ``fd`` can be read when ``look`` has something to do."""
 
     def __init__(self, address: tuple[str, int], *, wants_token: bool = True) -> None:
-        """OSError when nobody can listen there."""
+        """Raises OSError if the address is taken."""
         self.token = secrets.token_hex(16)
         self._wants_token = wants_token
         self._listener = socket.socket()
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(address)
-            self._listener.listen(_MOST_GUESTS)
+            self._listener.listen(_MOST_PENDING)
             self._listener.setblocking(False)
             self._epoll = select.epoll()
         except BaseException:
@@ -49,44 +49,44 @@ class Lobby:
         descriptors.register(self._listener.fileno())
         self.fd = descriptors.register(self._epoll.fileno())
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._guests: dict[int, tuple[socket.socket, FrameReader]] = {}
+        self._pending: dict[int, tuple[socket.socket, FrameReader]] = {}
 
     @property
     def address(self) -> str:
-        """Where the engine must connect to: host and port."""
+        """Host and port that the engine must connect to."""
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
     def look(self) -> Arrival | None:
-        """The engine, once it has said its hello; without waiting."""
+        """Return the engine once it has sent its hello, else None; does not wait."""
         while True:
             events = self._epoll.poll(0)
             if not events:
                 return None
             for fd, _ in events:
                 if fd == self._listener.fileno():
-                    self._let_in()
+                    self._accept()
                     continue
-                hello = self._listen_to(fd)
+                hello = self._read_hello_of(fd)
                 if hello is not None:
-                    return self._hand_over(fd, hello)
+                    return self._arrival(fd, hello)
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it may have left again
-            guest, _ = self._listener.accept()
-            guest.setblocking(False)
-            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if len(self._guests) == _MOST_GUESTS:
-                self._turn_away(next(iter(self._guests)))
-            self._guests[guest.fileno()] = guest, FrameReader(frozenset({Kind.HELLO}))
-            descriptors.register(guest.fileno())
-            self._epoll.register(guest.fileno(), select.EPOLLIN)
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if len(self._pending) == _MOST_PENDING:
+                self._refuse(next(iter(self._pending)))
+            self._pending[connection.fileno()] = connection, FrameReader(frozenset({Kind.HELLO}))
+            descriptors.register(connection.fileno())
+            self._epoll.register(connection.fileno(), select.EPOLLIN)
 
-    def _listen_to(self, fd: int) -> Hello | None:
-        """What a guest says, if it is all there and may enter; who says something else is turned away."""
-        guest, reader = self._guests[fd]
+    def _read_hello_of(self, fd: int) -> Hello | None:
+        """Return the hello of a connection once it is complete; close the connection if it is refused."""
+        connection, reader = self._pending[fd]
         try:
-            n_bytes = guest.recv_into(reader.space())
+            n_bytes = connection.recv_into(reader.space())
             reader.received(n_bytes)
             frame = reader.next()
             if frame is None and n_bytes:
@@ -96,29 +96,28 @@ class Lobby:
             return None
         except (OSError, BadFrame):
             hello = None
-        if hello is not None and self._may_enter(hello):
+        if hello is not None and (
+            not self._wants_token or hmac.compare_digest(hello.token.encode(), self.token.encode())
+        ):
             return hello
-        self._turn_away(fd)
+        self._refuse(fd)
         return None
 
-    def _may_enter(self, hello: Hello) -> bool:
-        return not self._wants_token or hmac.compare_digest(hello.token.encode(), self.token.encode())
-
-    def _hand_over(self, fd: int, hello: Hello) -> Arrival:
-        guest, _ = self._guests.pop(fd)
+    def _arrival(self, fd: int, hello: Hello) -> Arrival:
+        connection, _ = self._pending.pop(fd)
         self._epoll.unregister(fd)
-        return Arrival(guest.detach(), hello)
+        return Arrival(connection.detach(), hello)
 
-    def _turn_away(self, fd: int) -> None:
-        guest, _ = self._guests.pop(fd)
+    def _refuse(self, fd: int) -> None:
+        connection, _ = self._pending.pop(fd)
         self._epoll.unregister(fd)
         descriptors.forget(fd)
-        guest.close()
+        connection.close()
 
     def close(self) -> None:
-        """Nobody is waited for any more. A second time does nothing."""
-        for fd in list(self._guests):
-            self._turn_away(fd)
+        """Close the listener and all connections. A second call does nothing."""
+        for fd in list(self._pending):
+            self._refuse(fd)
         if self._listener.fileno() >= 0:
             descriptors.forget(self._listener.fileno())
             self._listener.close()

@@ -1,4 +1,4 @@
-"""What the frames of JSON say: bodies that the trainer sends, and what the engine's mean.
+"""Frames of JSON: the bodies that the trainer sends, and the meaning of those that an engine sends.
 
 The rule: a key that is not known is ignored, so that a later minor version may say more. One that is missing, or is not
 what it should be, is a ``BadFrame``.
@@ -20,7 +20,7 @@ Body = bytes | bytearray | memoryview
 
 @attrs.frozen
 class Hello:
-    """What an engine says first. ``protocol`` is (major, minor); of another major than ours only that is known."""
+    """The first message of an engine. ``protocol`` is (major, minor); with another major, no ticks are known."""
 
     protocol: tuple[int, int]
     token: str
@@ -30,7 +30,7 @@ class Hello:
 
 
 def read_hello(body: Body) -> Hello:
-    """What the body of a hello frame says."""
+    """Return the message in the body of a hello frame. Raises BadFrame."""
     message = parse_json(body)
     given = message.get("protocol")
     if not isinstance(given, list) or len(given) != 2:
@@ -56,7 +56,7 @@ def configure_body(
     scene: str | None,
     may_spin: bool,
 ) -> bytes:
-    """The body of a configure frame; ``scene`` is a res:// path, or None for the project's main scene.
+    """Return the body of a configure frame; ``scene`` is a res:// path, or None for the project's main scene.
 
     ``may_spin``: the engine may keep a core busy for a moment while it waits for the next request.
     """
@@ -78,8 +78,9 @@ def configure_body(
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """The body of a reset frame: one seed per arena, or per one of those listed. ValueError or TypeError for options
-    that JSON cannot say.
+    """Return the body of a reset frame: one seed for each arena, or for each of ``arenas``.
+
+    Raises ValueError or TypeError for options that JSON cannot say.
     """
     return dump_json(
         {
@@ -97,9 +98,9 @@ def call_body(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The body of a call frame. For "set", ``args`` has one value per arena; "render" needs no ``name``.
+    """Return the body of a call frame. For "set", ``args`` has one value per arena; "render" needs no ``name``.
 
-    ValueError or TypeError for arguments that JSON cannot say.
+    Raises ValueError or TypeError for arguments that JSON cannot say.
     """
     message: dict[str, Any] = {what: True if what == "render" else name, "args": list(args), "arenas": list(arenas)}
     if kwargs:
@@ -108,7 +109,7 @@ def call_body(
 
 
 def read_values(body: Body, n: int) -> list[Any]:
-    """The values in the answer to a call of n arenas."""
+    """Return the values in the answer to a call of n arenas. Raises BadFrame."""
     values = parse_json(body).get("values")
     if not isinstance(values, list) or len(values) != n:
         got = f"a list of {len(values)}" if isinstance(values, list) else describe_value(values)
@@ -118,10 +119,10 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """What went wrong in an engine, and where, as far as it knows.
+    """An error in an engine, and its place, as far as the engine knows.
 
-    ``type``, ``traceback`` and ``broken`` (path, expected, got of a value that breaks its spec) are told by engines
-    that are none of Godot's, whose languages have exceptions.
+    ``type``, ``traceback`` and ``broken`` (path, expected, got of a value that breaks its spec) come from engines other
+    than Godot, whose languages have exceptions.
     """
 
     message: str
@@ -135,7 +136,7 @@ class EngineError:
 
     @property
     def where(self) -> str:
-        """``res://hero.gd:12 in observe``; empty when it is not known."""
+        """The place, such as ``res://hero.gd:12 in observe``; empty when it is not known."""
         place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
         return " in ".join(part for part in (place, self.function) if part)
 
@@ -144,7 +145,7 @@ class EngineError:
 
 
 def read_error(body: Body, n_arenas: int) -> EngineError:
-    """What the body of an error frame says."""
+    """Return the error in the body of an error frame. Raises BadFrame."""
     message = parse_json(body)
     if not isinstance(message.get("message"), str):
         raise BadFrame(f"an error whose message should be a text, but is {describe_value(message.get('message'))}")
@@ -171,7 +172,7 @@ def _broken(value: Any) -> tuple[str, str, str] | None:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """The name of a note, and whatever else it says."""
+    """Return the name of a note and its other keys. Raises BadFrame."""
     message = parse_json(body)
     name = message.pop("name", None)
     if not isinstance(name, str) or not name:

@@ -1,4 +1,4 @@
-"""The choices a user makes about engines: ``engine:`` in a config, checked at birth."""
+"""Options about engines: ``engine:`` in a config."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class EngineOptions:
-    """How engines are started and driven.
+    """Options for starting and driving engines.
 
     ``scene``: a res:// path; None is the project's main scene. ``binary``: the engine; None looks for one, see
     ``envmanager.godot.engines``. ``ticks_per_action``: physics ticks per step. ``speed``: "max", as fast as it can with
     the same results, or "realtime". ``fixed_fps``: ticks per second of the simulated time; None is the project's own.
-    ``window``: show the game. ``shown``: so many arenas are visible then. ``isolate``: each arena in a physics world of
+    ``window``: show the game. ``shown``: number of arenas visible then. ``isolate``: each arena in a physics world of
     its own, so that its results do not depend on how many there are. ``pin``: one core per engine. ``user_data``:
     "private", a temporary folder per engine for ``user://``, or "shared". ``parameters``: defaults of the reset
-    options. ``max_frame_mb``: the largest step, in MiB. ``attach``: wait at this address for a game that somebody
-    plays in the editor, instead of starting one; what says how an engine is started is unused then.
+    options. ``max_frame_mb``: the largest step, in MiB. ``attach``: wait at this address for a game that is
+    played in the editor, instead of starting one; options about starting are unused then.
     """
 
     scene: str | None = attrs.field(default=None, validator=_optional_text)
@@ -74,14 +74,14 @@ class EngineOptions:
 
     @classmethod
     def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-        """Themselves, from a mapping as a config has it, or the defaults; ConfigError for what cannot be understood."""
+        """Return the options in ``value``; the defaults for None. Raises ConfigError for a mistake in a mapping."""
         if isinstance(value, EngineOptions):
             return value
         return structure(cls, {} if value is None else value, where="engine")
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to listen: any free port, unless a game is to be attached."""
+        """Host and port to listen on: any free port (0), unless a game is to be attached."""
         if self.attach is None:
             return "127.0.0.1", 0
         return "127.0.0.1", int(self.attach.rpartition(":")[2])

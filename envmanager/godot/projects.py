@@ -1,7 +1,7 @@
-"""Folders with Godot projects: the addon is put into them, demos and new games are made of what ships with the package.
+"""Folders with Godot projects: installs the addon in them, and makes demos and new games from the package's own.
 
-The rule: a project keeps what is its own. Only ``addons/envmanager`` is written over, and one line of ``project.godot``
-is added.
+The rule: a project keeps its own files. Only ``addons/envmanager`` is overwritten, and one line of ``project.godot`` is
+added.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import shutil
 from pathlib import Path
 
 from envmanager.errors import NotWritten, UsageError
-from envmanager.system.new_files import reporting, write_anew
+from envmanager.system.files import reporting, write_anew
 
 HERE = Path(__file__).parent
 ADDONS = {5: HERE / "addon4", 4: HERE / "addon3"}
-"""By the ``config_version`` of ``project.godot``: 5 is Godot 4, 4 is Godot 3."""
+"""Addon for each ``config_version`` of ``project.godot``: 5 is Godot 4, 4 is Godot 3."""
 MAJORS = (4, 3)
 THREADS = "worker_pool/max_threads"
-"""The setting of Godot 4 for how many threads share the physics."""
+"""Setting of Godot 4 for the number of threads that share the physics."""
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
 
 
 def demos() -> tuple[str, ...]:
-    """The names of the demo games."""
+    """Return the names of the demo games."""
     return tuple(sorted(folder.name for folder in (HERE / "demos").iterdir()))
 
 
 def config_version(project: Path) -> int:
-    """The format of a project: 5 (Godot 4) or 4 (Godot 3). UsageError when it is no project of these."""
+    """Return the format of a project: 5 (Godot 4) or 4 (Godot 3). Raises UsageError for another folder."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
@@ -44,10 +44,10 @@ def config_version(project: Path) -> int:
 
 
 def install_addon(project: Path | str) -> Path:
-    """Puts the addon into a project, or its newer version over the older one; returns the addon's folder.
+    """Install or update the addon in a project; return the addon's folder.
 
-    The autoload ``EnvManager`` is added to ``project.godot`` when it is missing. UsageError when the folder is no
-    project, or when ``EnvManager`` is an autoload of its own.
+    The autoload ``EnvManager`` is added to ``project.godot`` if it is missing. Raises UsageError if the folder is no
+    project, or if ``EnvManager`` is another autoload.
     """
     project = Path(project)
     addon = ADDONS[config_version(project)]
@@ -59,14 +59,14 @@ def install_addon(project: Path | str) -> Path:
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:
-    """Copies a demo for Godot 4 or 3 into the folder ``to``, with the addon; returns the folder."""
+    """Copy a demo for Godot 4 or 3 into the folder ``to``, with the addon; return the folder."""
     if name not in demos():
         raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
     return _copy(HERE / "demos" / name, major, Path(to))
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Makes a game to start from: an arena, an agent and the addon; returns its folder, named as the game."""
+    """Make a game to start from: an arena, an agent and the addon; return its folder, named as the game."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")
@@ -95,7 +95,7 @@ def _copy_folder(source: Path, to: Path) -> None:
 
 
 def _with_autoload(file: Path) -> str:
-    """The text of ``project.godot`` with the autoload in it."""
+    """Return the text of ``project.godot`` with the autoload in it."""
     text = file.read_text(encoding="utf-8")
     there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
     if there and "res://addons/envmanager/bridge.gd" not in there[0]:

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.batches import Batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
-from envmanager.data.tree_rows import concat_rows
-from envmanager.data.trees import Tree, map_tree
+from envmanager.data.steps import Batch
+from envmanager.data.trees import Tree, concat_rows, map_tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.interop.remote import begin_episode, is_gymnasium_env

@@ -22,10 +22,10 @@ import numpy as np
 
 from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
-from envmanager.data.tree_rows import concat_rows
+from envmanager.data.trees import concat_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.interop.mlagents_config import config_errors
 from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
 

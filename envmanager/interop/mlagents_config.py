@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from cattrs.errors import AttributeValidationNote, BaseValidationError, ClassValidationError, IterableValidationError
 
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.exception import TrainerConfigError

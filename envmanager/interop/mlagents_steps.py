@@ -18,9 +18,8 @@ import numpy as np
 
 from envmanager.data.specs import object_array
 from envmanager.data.steps import AGENT_BITS, ActionInfo, AgentSteps
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree
-from envmanager.extras import needed_by
+from envmanager.data.trees import Tree, take_rows
+from envmanager.importing import needed_by
 
 with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.action_info import ActionInfo as MlagentsActionInfo

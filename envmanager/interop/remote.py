@@ -11,7 +11,7 @@ from typing import Any
 from envmanager.adapters.rows import stack_rows
 from envmanager.data.trees import Tree
 from envmanager.environment import attribute_of
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Env, Wrapper

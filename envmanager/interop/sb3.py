@@ -14,7 +14,7 @@ import numpy as np
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
 

@@ -18,7 +18,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Space, spaces

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.batches import Batch
-from envmanager.data.tree_rows import copy_tree, take_rows, with_rows
-from envmanager.data.trees import Tree
+from envmanager.data.steps import Batch
+from envmanager.data.trees import Tree, copy_tree, take_rows, with_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
 from envmanager.options import ResetConfig

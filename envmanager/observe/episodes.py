@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from envmanager.data.batches import Batch
-from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 
 RECENT = 100
 """Number of latest episodes over which means are taken."""

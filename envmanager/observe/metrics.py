@@ -26,10 +26,8 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import EnvManagerError, MissingExtra, UsageError
+from envmanager.importing import Plugins, imported, nearest
 from envmanager.observe.metrics_writer import MetricsWriter, RunFacts
-from envmanager.plugins import Plugins
-from envmanager.structuring import nearest
-from envmanager.system.importing import imported
 
 ENTRY_POINT_GROUP = "envmanager.metrics"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "metrics writer")

@@ -38,7 +38,7 @@ from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
 from envmanager.options import ProcessOptions, RestartPolicy
 from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 
 PROBE_S = 0.5
 """Time for which an environment is stepped, in seconds. A longer step is completed."""
@@ -206,8 +206,7 @@ class ProbedEnvironment(Environment):
 
     def _progress(self) -> Steps:
         obs = np.array([[len(self._times), self.is_done]], np.int64)
-        no = np.zeros(1, np.bool_)
-        return {"default": AgentSteps(np.zeros(1, np.int64), obs, np.zeros(1, np.float32), no, no)}
+        return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=obs)}
 
 
 def probe_group(

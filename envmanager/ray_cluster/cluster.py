@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.ray_cluster.actor import EnvActor
 from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.ray_cluster.room import in_words, why_no_room

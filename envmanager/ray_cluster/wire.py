@@ -21,11 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmanager._workers.block import Block, BlockLayout
+from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
 from envmanager._workers.wire import CODES, NAMES, STEP_CODE, dumps_command
-from envmanager._workers.worker_rows import WorkerRows
-from envmanager.data.reports import StartReport
-from envmanager.data.steps import CommandName, Steps
+from envmanager.data.steps import CommandName, StartReport, Steps
 from envmanager.data.trees import Tree
 
 COMMAND = struct.Struct("<BB")

@@ -1,1 +1,1 @@
-"""What the operating system gives and withholds: signals, limits, files."""
+"""Services of the operating system: signals, processes and files."""

@@ -1,24 +1,24 @@
-"""Let a Ctrl-C wait while something is half done.
+"""Defers a Ctrl-C while something is half done.
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the response was read" and
-"the response was kept". Blocking the signal for the thread does not help: the kernel then hands it to any other thread,
-and Python still runs the handler in the main one. So the handler itself is one of ours: while a counter is above 0 it
-takes note, else it calls the handler that it found.
+"the response was kept". Blocking the signal for the thread does not help: the kernel then delivers it to another one,
+and Python still runs the handler in the main thread. So we install a handler: while a counter is above 0 it notes the
+interrupt, else it calls the handler that it found.
 
 ::
 
-    a call begins ── another handler is in place? ── ours goes in front of it        the counter goes up
-    it ends ── the counter is 0 again: what came is passed on ── another handler was found? ── it is put back
-    the last manager closes ── Python's own handler is put back too
+    a call begins ── another handler is in place? ── ours replaces it               the counter goes up
+    it ends ── the counter is 0 again: a noted interrupt is passed on ── another handler was found? ── it is restored
+    the last manager closes ── Python's own handler is restored too
 
-Only in front of Python's own ours stays between calls: swapping handlers takes longer than the rest of a call. Others
-look for theirs (asyncio puts Python's back only where it finds its own).
+Our handler stays between calls only if it found Python's own: swapping handlers takes longer than the rest of a call.
+Other libraries look for their own handler (asyncio restores Python's only where it finds its own).
 
-A handler that Python did not install (robot middleware, an application that embeds Python) is left alone: Python could
-not put it back. Interrupts are then not held, and whoever installed the handler decides what they do.
+A handler that Python did not install (robot middleware, an application that embeds Python) stays: Python could not
+restore it. Interrupts are then not deferred; the handler decides what they do.
 
-The rule: ``held`` is around whatever must be done wholly or not at all; ``let_through`` is around every wait and every
-call of a user's code inside it.
+The rule: ``held`` is around everything that must be done wholly or not at all; ``let_through`` is around every wait and
+every call of a user's code inside it.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from envmanager.system.forking import after_fork_in_child
+from envmanager.system.processes import after_fork_in_child
 
 # signal.signal spends nine tenths of its time turning numbers into enums and back; these are what it calls.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
 _get_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# What the kernel calls for a signal: only this tells of a handler that Python does not know.
+# Returns the function that the kernel calls for a signal, also a handler that Python does not know.
 _c_handler = ctypes.pythonapi.PyOS_getsig
 _c_handler.argtypes = [ctypes.c_int]
 _c_handler.restype = ctypes.c_void_p
 _sigaction = getattr(ctypes.pythonapi, "sigaction", None)  # not on Windows
 _SIGACTION_BYTES = 1024
-"""More than a ``struct sigaction`` takes anywhere."""
+"""More bytes than a ``struct sigaction`` has on any system."""
 _SIGINT = int(signal.SIGINT)
 _RARELY_USED: Sequence[int] = (
     range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
     if hasattr(signal, "SIGRTMAX")
     else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
 )
-"""Signals to learn Python's handler from: real-time ones, which macOS has not; Windows has the last one alone."""
+"""Signals to learn Python's handler from: real-time ones, which macOS lacks; Windows has only the last one."""
 _thread = threading.get_ident
 
 
 class _State:
-    """What the main thread is in; other threads get no signals."""
+    """The state of the main thread; other threads get no signals."""
 
     __slots__ = ("found_another", "main_thread", "managers", "pythons_c_handler", "was_interrupted")
 
@@ -65,7 +65,7 @@ class _State:
         self.main_thread = threading.main_thread().ident
         self.was_interrupted = False
         self.managers: dict[int, weakref.ref[object]] = {}
-        """Those that are open, by id."""
+        """The open managers, by id."""
         self.found_another = False
         """Whether the handler that was found is not Python's own."""
         self.pythons_c_handler: Any = None
@@ -73,11 +73,11 @@ class _State:
 
 _state = _State()
 _levels = [0]
-"""How many ``held`` blocks one is in; one more number for each ``let_through`` around them."""
+"""Number of ``held`` blocks around the running code; a new number for each ``let_through`` block."""
 
 
 class _Handler:
-    """Takes note of an interrupt, or hands it on to the handler that it found."""
+    """Notes an interrupt, or passes it to the handler that was found."""
 
     __slots__ = ("found",)
 
@@ -91,17 +91,14 @@ class _Handler:
         n_levels = len(_levels)
         try:
             self.found(number, frame)
-        except BaseException:  # whoever catches it inside ``held`` may be interrupted no second time
+        except BaseException:  # code that catches it inside ``held`` cannot be interrupted a second time
             if n_levels > 1:
                 del _levels[n_levels - 1 :]
             raise
 
 
 def _take_over() -> None:
-    """Go in front of the handler that is in place, unless Python has no say over SIGINT.
-
-    It has none where the default is in place, or nothing, or somebody's handler in C.
-    """
+    """Replace the handler in place by ours, unless it is not a handler in Python: the default, none, or one in C."""
     found = _get_handler(_SIGINT)
     if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
         _state.found_another = found is not signal.default_int_handler
@@ -122,14 +119,14 @@ def _learn_pythons_c_handler() -> Any:
 
 
 def _go_away() -> None:
-    """Put back the handler that was found."""
+    """Restore the handler that was found."""
     ours = _get_handler(_SIGINT)
     if ours.__class__ is not _Handler:
         return
     if _c_handler(_SIGINT) == _state.pythons_c_handler:
         _set_handler(_SIGINT, ours.found)
         return
-    # Somebody took the signal over in C meanwhile, and may hand it on to Python.
+    # A handler in C has replaced ours meanwhile, and may call Python's.
     if _sigaction is None:
         taken_over_by = _c_handler(_SIGINT)
         _set_handler(_SIGINT, ours.found)
@@ -142,7 +139,7 @@ def _go_away() -> None:
 
 
 def begin_held() -> None:
-    """The beginning of ``held``, for who is a context manager too."""
+    """Begin a ``held`` block without its context manager."""
     if _thread() == _state.main_thread:
         if _get_handler(_SIGINT).__class__ is not _Handler:
             _take_over()
@@ -150,7 +147,7 @@ def begin_held() -> None:
 
 
 def end_held() -> None:
-    """The end of ``held``."""
+    """End a ``held`` block that ``begin_held`` began."""
     if _levels[-1] and _thread() == _state.main_thread:
         _levels[-1] -= 1
         if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
@@ -158,7 +155,7 @@ def end_held() -> None:
 
 
 def _leave() -> None:
-    """At the end of the outermost block: what came meanwhile is passed on to the handler that would have got it."""
+    """Leave the outermost block: pass a noted interrupt to the handler that would have received it."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -179,7 +176,7 @@ levels, state, Handler, take_over, leave, thread_id, handler_of = (
 
 
 class held:  # noqa: N801  (used like a function)
-    """``with held():`` a Ctrl-C in the block is raised at its end. May be nested."""
+    """Context manager: a Ctrl-C in the block is raised at its end. Blocks may be nested."""
 
     __slots__ = ()
 
@@ -191,10 +188,10 @@ class held:  # noqa: N801  (used like a function)
 
 
 class let_through:  # noqa: N801
-    """``with let_through():`` inside ``held``: here a Ctrl-C is raised at once, also one that came before.
+    """Context manager inside ``held``: a Ctrl-C is raised at once, also one that was noted before.
 
-    Wherever it is raised, also on the way in or out, they are held again: whoever catches it may be interrupted no
-    second time.
+    Once it is raised, also on the way in or out, interrupts are deferred again: code that catches it cannot be
+    interrupted a second time.
     """
 
     __slots__ = ("_n_levels",)
@@ -213,9 +210,9 @@ class let_through:  # noqa: N801
 
 
 def stay_for(manager: object) -> Callable[[], Any]:
-    """``manager`` is open from now on, so the handler may stay in place between calls; what is returned ends that.
+    """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.
 
-    It ends too when the manager is garbage. After the last one the handler goes with the next ``held`` block.
+    It ends too when the manager is garbage. After the last manager, the next ``held`` block removes the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
@@ -223,7 +220,7 @@ def stay_for(manager: object) -> Callable[[], Any]:
 
 
 def _after_fork_in_child() -> None:
-    """The thread that forked is the main one now; what other threads were in has ended."""
+    """Make the thread that forked the main one; the blocks of other threads have ended."""
     if _thread() != _state.main_thread:
         _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]
@@ -234,7 +231,7 @@ after_fork_in_child(_after_fork_in_child)
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Processes that are started in the block begin with a Ctrl-C blocked, until they say otherwise."""
+    """Context manager: processes started in the block begin with SIGINT blocked; they unblock it themselves."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

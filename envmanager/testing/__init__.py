@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 if TYPE_CHECKING:
     from envmanager.check.environment import Finding, check_environment

@@ -25,7 +25,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerDied, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.system.process_tree import state_of
+from envmanager.system.processes import state_of
 from envmanager.testing.contract import NumberedActions, check_echo
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.data.batches import Batch
 from envmanager.data.seeding import derive_seed
+from envmanager.data.steps import Batch
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events

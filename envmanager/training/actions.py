@@ -15,7 +15,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.training.masks import forbid
 from envmanager.training.networks import to_tensor
 

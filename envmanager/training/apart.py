@@ -34,7 +34,7 @@ import numpy as np
 from envmanager._workers.descriptors import open_standard, wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.policy import Policy
 from envmanager.system.interrupts import held, let_through
 from envmanager.training.message_pipe import MessagePipe

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import safe_open

@@ -31,11 +31,11 @@ import numpy as np
 
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, MissingExtra, NotWritten, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
 from envmanager.options import at_least
 from envmanager.structuring import from_plain, to_plain
-from envmanager.system.new_files import write_anew
+from envmanager.system.files import write_anew
 from envmanager.training.array_files import ArrayFile
 from envmanager.training.learners import LearnersChanged, LearnersState
 from envmanager.training.plan import SavedPlan

@@ -24,7 +24,7 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.training.rounds import unknown_behavior
 
 with needed_by("envmanager.training", extra="torch"):

@@ -19,7 +19,7 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.masks import FORBIDDEN, ActionMask, forbid

@@ -23,7 +23,7 @@ from envmanager.errors import ConfigError
 from envmanager.options import ManagerOptions, Wait
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 from envmanager.training import generators
 from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.trainer import Trainer

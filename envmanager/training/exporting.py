@@ -24,13 +24,12 @@ import numpy as np
 from envmanager import __version__
 from envmanager.data.specs import ArraySpec, describe_spec
 from envmanager.data.steps import ActionInfo, AgentSteps
-from envmanager.data.tree_rows import concat_rows, copy_tree, take_rows
-from envmanager.data.trees import Tree, leaves, leaves_like, paths
+from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, leaves_like, paths, take_rows
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.policy import Policy
 from envmanager.registry import make_manager
-from envmanager.system.new_files import replacing
+from envmanager.system.files import replacing
 from envmanager.training.networks import to_tensor
 from envmanager.training.saved import SavedPolicy, SavedTraining, with_n_envs
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

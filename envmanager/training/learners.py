@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
 import attrs
-import numpy as np
 
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.env_manager import EnvManager
@@ -192,17 +191,7 @@ class Learners:
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
     """Return ``steps`` as if the environments had just been reset to these observations."""
-    own = {behavior: _unrewarded(steps[behavior])} if behavior in steps else {}
+    seen = steps.get(behavior)
+    first = None if seen is None else AgentSteps.first(agent_id=seen.agent_id, obs=seen.obs, acting=seen.acting)
+    own = {} if first is None else {behavior: first}
     return StepInfo(None, own, None, info.worker_id, None, info.specs)
-
-
-def _unrewarded(steps: AgentSteps) -> AgentSteps:
-    n = len(steps)
-    return AgentSteps(
-        steps.agent_id,
-        steps.obs,
-        np.zeros(n, np.float32),
-        np.zeros(n, np.bool_),
-        np.zeros(n, np.bool_),
-        acting=steps.acting,
-    )

@@ -19,7 +19,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AGENT_BITS, AgentSteps
 from envmanager.data.trees import leaves
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -11,7 +11,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import Tree, leaves, leaves_like
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -24,7 +24,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
 from envmanager.structuring import from_plain, to_plain

@@ -27,12 +27,12 @@ from envmanager.adapters.resets import Resetter
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions
 from envmanager.registry import with_recipe
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.system.new_files import reporting
+from envmanager.system.files import reporting
 from envmanager.training.saved import SavedTraining
 
 WINDOW, FRAMES = "human", "rgb_array"

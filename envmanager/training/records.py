@@ -26,7 +26,7 @@ from envmanager import __version__
 from envmanager.errors import UsageError
 from envmanager.observe.metrics import Metrics
 from envmanager.options import Wait
-from envmanager.system.new_files import reporting, write_anew
+from envmanager.system.files import reporting, write_anew
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"

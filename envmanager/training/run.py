@@ -22,7 +22,7 @@ import attrs
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.observe import metrics
 from envmanager.observe.episodes import RECENT, Episode
 from envmanager.observe.metrics_writer import RunFacts

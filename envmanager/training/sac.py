@@ -25,7 +25,7 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.policy import Policy
 from envmanager.training.networks import Encoder, mlp
 from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions, require_at_least_one

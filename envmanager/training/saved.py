@@ -317,9 +317,7 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
 
 
 def _steps_of(obs: Tree) -> AgentSteps:
-    n = len(leaves(obs)[0])
-    flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-    return AgentSteps(np.arange(n), obs, *flags)
+    return AgentSteps.first(agent_id=np.arange(len(leaves(obs)[0])), obs=obs)
 
 
 def _first(actions: np.ndarray) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import Tree, build, leaves
 from envmanager.errors import UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.training.actions import bounds_of
 
 with needed_by("envmanager.training", extra="torch"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from envmanager.data.specs import describe_value
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.training.named_arrays import named, of_part
 
 with needed_by("envmanager.training", extra="torch"):

@@ -21,8 +21,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, describe_value, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.errors import UsageError
 from envmanager.training.frames import FrameStacks
 from envmanager.training.named_arrays import copy_into, named, of_part

@@ -10,8 +10,8 @@ from typing import Any
 
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
-from envmanager.plugins import Plugins
-from envmanager.structuring import nearest, structure
+from envmanager.importing import Plugins, nearest
+from envmanager.structuring import structure
 from envmanager.training.apart import LEARNER_TIMEOUT_S, Apart
 from envmanager.training.checkpoints import Checkpoint, restoring
 from envmanager.training.dqn import DQN, DQNOptions

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import ManagerOptions, RestartPolicy, Wait
 from envmanager.registry import make_manager

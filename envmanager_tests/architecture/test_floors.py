@@ -16,8 +16,8 @@ import envmanager
 
 ROOT = Path(envmanager.__file__).parent
 FLOORS = {
-    "ground": ["errors", "extras", "system"],
-    "what travels": ["data", "options", "plugins", "policy", "structuring"],
+    "ground": ["errors", "importing", "system"],
+    "what travels": ["data", "options", "policy", "structuring"],
     "what is observed": ["observe"],
     "environments": ["environment", "adapters"],
     "core": ["core", "env_manager"],

@@ -32,7 +32,7 @@ from envmanager import (
     WorkerDied,
     WorkerError,
 )
-from envmanager._workers import memory
+from envmanager._workers import shared_rows
 from envmanager._workers.processes import Helper
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
@@ -136,7 +136,7 @@ class FourMebibytes(FakeEnvironment):
 def test_case_35_shared_memory_that_does_not_fit_is_refused_before_it_is_touched(
     start_method: Any, zero_copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(shared_rows, "available_bytes", lambda: 1 << 20)
     with nothing_left_behind(), pytest.raises(UsageError, match="shared memory") as raised:
         SubprocessEnvManager(FourMebibytes, 2, start_method=start_method, zero_copy=zero_copy)
     assert "1 MiB are free" in str(raised.value)

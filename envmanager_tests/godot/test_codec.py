@@ -15,6 +15,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, only_agents
 from envmanager.data.trees import leaves, leaves_like
 from envmanager.godot.codec import Acting, StepsDecoder, encode_step
+from envmanager.godot.decoding import bad_numbers
 from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, read_specs
 from envmanager.godot.frames import BadFrame, FrameReader, Kind, dump_json, pack
 from envmanager.godot.messages import (
@@ -28,7 +29,6 @@ from envmanager.godot.messages import (
     read_values,
     reset_body,
 )
-from envmanager.godot.value_checks import bad_numbers
 from envmanager.testing.engine_codec import (
     Call,
     Configure,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envmanager.godot.codec import Acting, StepsDecoder
+from envmanager.godot.codec import Acting, PlainFrame, StepsDecoder
 from envmanager.godot.frames import BadFrame
-from envmanager.godot.plain_frames import PlainFrame
 from envmanager_tests.godot.test_codec import Ends, assert_same, steps_of
 
 IDS = (4 << 32, 4 << 32 | 1, 5 << 32)

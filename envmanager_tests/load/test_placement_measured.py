@@ -12,7 +12,7 @@ from envmanager import SimpleEnvManager, SubprocessEnvManager, make_manager
 from envmanager.adapters.choosing import build_group
 from envmanager.cli.config_files import load_config
 from envmanager.placing.probing import probe_group
-from envmanager.system.cores import count_cores
+from envmanager.system.processes import count_cores
 from envmanager_tests.process.test_cli_tune import ENVS, tune
 from envmanager_tests.process.test_placement import N_ENVS, Noop
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
-from envmanager._workers import memory
+from envmanager._workers import shared_rows
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
@@ -153,9 +153,9 @@ def test_more_workers_than_environments_is_refused() -> None:
 
 
 def test_free_memory_is_a_sensible_number_also_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert 2**20 < memory.available_bytes() < 2**50
-    monkeypatch.setattr(memory, "Path", lambda _: tmp_path / "none")
-    assert 2**20 < memory.available_bytes() < 2**50
+    assert 2**20 < shared_rows.available_bytes() < 2**50
+    monkeypatch.setattr(shared_rows, "Path", lambda _: tmp_path / "none")
+    assert 2**20 < shared_rows.available_bytes() < 2**50
 
 
 def test_another_system_is_told_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, RandomPolicy, SimpleEnvManager, UsageError
-from envmanager.data.tree_rows import take_rows
-from envmanager.data.trees import leaves, map_tree
+from envmanager.data.trees import leaves, map_tree, take_rows
 from envmanager.training import array_files, checkpoints, load_policy
 from envmanager.training.saved import SavedTraining
 from envmanager.training.trainer import Trainer
@@ -373,7 +372,7 @@ def of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer ``stubborn`` is an entry point."""
     point = importlib.metadata.EntryPoint("stubborn", f"{__name__}:Stubborn", "envmanager.trainers")
     points = importlib.metadata.EntryPoints([point])
-    monkeypatch.setattr("envmanager.plugins.entry_points", lambda **which: points.select(**which))
+    monkeypatch.setattr("envmanager.importing.entry_points", lambda **which: points.select(**which))
 
 
 @pytest.mark.usefixtures("of_another_package")

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from envmanager.core.recovery import last_steps
 from envmanager.core.row_steps import batches_with
 from envmanager.core.table import Entry
-from envmanager.data.batches import Batch
 from envmanager.data.cut_episodes import followed_by, lost
-from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo, only_agents
+from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
 from envmanager.data.trees import leaves
 
 SHAPES = {

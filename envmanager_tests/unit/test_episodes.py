@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from envmanager.data.batches import Batch
-from envmanager.data.steps import ActionInfo, AgentSteps, Lost, StepInfo
+from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo
 from envmanager.errors import WorkerDied
 from envmanager.observe.episodes import RECENT, Episode, Episodes
 

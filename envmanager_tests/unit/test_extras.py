@@ -15,7 +15,7 @@ from envmanager import SimpleEnvManager
 from envmanager.adapters.names import find_environment, import_all
 from envmanager.cli.plan import load_policy
 from envmanager.errors import EnvManagerError, EnvRaised, MissingExtra, UsageError
-from envmanager.extras import needed_by
+from envmanager.importing import needed_by
 
 ROOT = Path(envmanager.__file__).parent
 BARE = """
@@ -147,7 +147,7 @@ def import_as(where):
 
 def test_the_extra_that_brings_the_library_is_named(monkeypatch, write_module):
     monkeypatch.setattr(
-        "envmanager.extras.metadata.requires",
+        "envmanager.importing.metadata.requires",
         lambda _: ["attrs>=22", 'no-such-library; extra == "test"', 'no-such-library>=1; extra == "games"'],
     )
     write_module("my_game", "import no_such_library")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmanager import RestartPolicy, SimpleEnvManager
-from envmanager._workers.lent_rows import LentRows
+from envmanager._workers.local_worker import LentRows
 from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import ActionInfo, AgentSteps, RowBuffer, only_agents
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from envmanager import plugins
+from envmanager import importing
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.observe import csv_metrics, metrics, tensorboard
 from envmanager.observe.metrics import Metrics, open_writers, parse
@@ -116,7 +116,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert group == metrics.ENTRY_POINT_GROUP
         return [each for each in there if name in (None, each.name)]
 
-    monkeypatch.setattr(plugins, "entry_points", found)
+    monkeypatch.setattr(importing, "entry_points", found)
     yield
     Remembering.made.clear()
 

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from envmanager.data.plain_specs import plain_spec, spec_from_plain
-from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.specs import ArraySpec, BehaviorSpec, plain_spec, spec_from_plain
 from envmanager.data.trees import leaves
 
 SPECS = [

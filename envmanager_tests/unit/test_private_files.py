@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from envmanager.system.private_files import open_privately
+from envmanager.system.files import open_privately
 
 
 @pytest.fixture(autouse=True)

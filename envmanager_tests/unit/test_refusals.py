@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from envmanager import SubprocessEnvManager, UsageError, WorkerError
-from envmanager._workers import descriptors, memory
+from envmanager._workers import descriptors, shared_rows
 from envmanager._workers.output import OutputLog
-from envmanager.system.refusals import advice
+from envmanager.system.files import advice
 from envmanager.testing import FakeEnvironment
 
 LIMITS = ("ulimit -u", "ulimit -n", "ulimit -f", "fs.file-max", "out of memory", "disk", "read-only", "directory")
@@ -94,7 +94,7 @@ def test_shared_memory_that_the_kernel_refuses_though_there_is_enough_says_why()
     fd = descriptors.create_memory("test")
     try:
         with pytest.raises(UsageError, match=r"need 4,096 bytes of shared memory.*File too large.*ulimit -f") as raised:
-            memory.allocate(fd, 4096)
+            shared_rows.allocate(fd, 4096)
         assert "free" not in str(raised.value)
     finally:
         descriptors.close(fd)

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from envmanager import plugins, registry
+from envmanager import importing, registry
 from envmanager.errors import ConfigError, MissingExtra, UsageError
 from envmanager.options import ManagerOptions, Timeouts, Wait
 from envmanager.registry import known_kinds, make_manager, structure
@@ -42,7 +42,7 @@ def add_kind(monkeypatch, name, value, *, distribution="other-package"):
         assert group == registry.ENTRY_POINT_GROUP
         return [entry_point] if name in (None, entry_point.name) else []
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(importing, "entry_points", entry_points)
 
 
 def complaint(config, cls=ManagerOptions, **where):

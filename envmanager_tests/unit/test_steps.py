@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.data.batches import Batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import (
     ActionInfo,
     AgentSteps,
+    Batch,
     CommandName,
     EnvironmentCommand,
     EnvironmentResponse,
@@ -38,6 +38,27 @@ def steps_of(ids, ended=(), acting=None, reward=None, base=0.0):
         [{"id": int(i)} for i in ids],
         [{"began": int(i)} for i in ids[over]],
     )
+
+
+def test_first_steps_have_no_rewards_and_no_ends():
+    steps = AgentSteps.first(agent_id=np.arange(2), obs=np.ones((2, 3), np.float32))
+
+    assert steps.reward.tolist() == [0.0, 0.0]
+    assert not steps.ended.any()
+    assert steps.final_obs is None
+
+
+@pytest.mark.parametrize(("ended", "final_obs"), [(True, None), (False, np.zeros((1, 3), np.float32))])
+def test_steps_that_contradict_themselves_about_an_end_cannot_be_made(ended, final_obs):
+    with pytest.raises(ValueError, match="final_obs has a row for each"):
+        AgentSteps.stepped(
+            agent_id=np.arange(1),
+            obs=np.ones((1, 3), np.float32),
+            reward=np.zeros(1, np.float32),
+            terminated=np.array([ended]),
+            truncated=np.array([False]),
+            final_obs=final_obs,
+        )
 
 
 def as_lists(steps):

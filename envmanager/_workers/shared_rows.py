@@ -1,0 +1,424 @@
+"""The rows of workers in one block of memory: their observations, rewards, flags and actions.
+
+::
+
+    steps     counts [slot][worker][behavior] = (n rows, m final rows, has acting?)
+              per behavior agent_id, obs, reward, terminated, truncated, acting     [slot][row, …]
+    finals    per behavior final_obs                                                [slot][row, …]
+    actions   action_counts [worker][behavior] = n rows, or -1 for no action
+              per behavior action, row (which rows an action is for)                [row, …]
+
+    trainer's actions ── write_actions ──▶ the block ── read_payload ──▶ the worker's environments
+     trainer's steps  ◀── full, read ───── the block ◀── in_place, write ── what the environments return
+
+The workers of one machine share one block, in memory without a name (memfd): no other program can open it, and nothing
+is left behind. It is allocated before it is used, so that a full machine is an error and not a SIGBUS in an
+environment. A worker elsewhere has a block of its own, as large as the one that its manager keeps for it; the parts
+travel as bytes.
+
+A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one
+view. With ``zero_copy`` there are three slots: one delivered, the one before it, and the one being written. Otherwise
+one is enough, because a step is copied out before the worker gets its next command.
+
+The rule: both sides lay the same arrays over the same bytes, from one BlockLayout and nothing else. Environments of one
+agent each write straight into their rows; what others return is copied there, if it fits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager._workers.wire import ENDED, FULL, IN_MEMORY
+from envmanager.data.specs import BehaviorSpec
+from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
+from envmanager.errors import UsageError
+from envmanager.system.files import advice
+
+_ALIGNMENT = 64  # a cache line, at which each array begins
+
+
+@attrs.frozen
+class BehaviorLayout:
+    """The rows of one behavior: worker w has ``[first[w], first[w] + capacity[w])``."""
+
+    name: str
+    spec: BehaviorSpec
+    first: tuple[int, ...]
+    capacity: tuple[int, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.capacity)
+
+
+@attrs.frozen
+class BlockLayout:
+    """The contents of the block, from which both sides lay their arrays over the same bytes."""
+
+    n_slots: int
+    n_workers: int
+    behaviors: tuple[BehaviorLayout, ...]
+
+    @classmethod
+    def of(
+        cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
+    ) -> BlockLayout:
+        """Return the layout for workers with ``max_agents`` per behavior. Behaviors with object leaves have no rows."""
+        behaviors = []
+        for name, spec in specs.items():
+            if not spec.has_objects:
+                capacity = [own.get(name, 0) for own in max_agents]
+                first = np.concatenate([[0], np.cumsum(capacity)[:-1]])
+                behaviors.append(BehaviorLayout(name, spec, tuple(int(row) for row in first), tuple(capacity)))
+        return cls(n_slots, len(max_agents), tuple(behaviors))
+
+
+class Block:
+    """Arrays over a writable buffer of ``size_bytes``; without a buffer, only their size."""
+
+    def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
+        self.layout = layout
+        self.memory = memory
+        self._offset = 0
+        behaviors, n_slots, n_counts = layout.behaviors, layout.n_slots, max(1, len(layout.behaviors))
+        self.counts = self._array((n_slots, layout.n_workers, n_counts, 3), np.dtype(np.int32))
+        shapes = [(n_slots, each.n_rows) for each in behaviors]
+        columns = [{name: self._array(shape, dtype) for name, dtype in COLUMNS.items()} for shape in shapes]
+        obs = [self._tree(each.spec.observation, *shape) for each, shape in zip(behaviors, shapes, strict=True)]
+        self.finals_at = self._offset
+        finals = [self._tree(each.spec.observation, n_slots, each.n_rows) for each in behaviors]
+        self.actions_at = self._offset
+        self.action_counts = self._array((layout.n_workers, n_counts), np.dtype(np.int32))
+        actions = [self._tree(each.spec.action, each.n_rows) for each in behaviors]
+        rows = [self._array((each.n_rows,), np.dtype(np.int64)) for each in behaviors]
+        self.columns = {
+            each.name: Columns(*parts)
+            for each, *parts in zip(behaviors, columns, obs, finals, actions, rows, strict=True)
+        }
+
+    @classmethod
+    def shared(cls, layout: BlockLayout, fd: int) -> Block:
+        """Return a block in the memory behind ``fd``, which has the block's size."""
+        return cls(layout, map_memory(fd, cls(layout).size_bytes))
+
+    def make_private(self, fd: int) -> None:
+        """Replace the memory by a private copy, in a forked process; the arrays keep their values."""
+        make_private(self.memory, fd)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of memory that the layout takes; at least one page."""
+        return max(self._offset, mmap.PAGESIZE)
+
+    def _tree(self, spec: Tree, *leading: int) -> Tree:
+        return map_tree(lambda leaf: self._array((*leading, *leaf.shape), leaf.dtype), spec)
+
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        start = self._offset
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._offset = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
+        if self.memory is None or size == 0:
+            return np.empty(shape if size == 0 else (0,), dtype)
+        return np.frombuffer(self.memory, dtype, size // dtype.itemsize, start).reshape(shape)
+
+
+@attrs.define(eq=False)
+class Columns:
+    """Arrays with all rows of one behavior: ``[slot][row, …]``; ``action`` and ``row`` are ``[row, …]``."""
+
+    arrays: dict[str, np.ndarray]
+    """Arrays of the fields in ``COLUMNS``, by name."""
+    obs: Tree
+    final_obs: Tree
+    action: Tree
+    row: np.ndarray
+
+    def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
+        """Return views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
+        own = slice(first, first + n)
+        final = slice(first, first + m)
+        arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
+        if not has_acting:
+            arrays["acting"] = None
+        return AgentSteps(
+            obs=map_tree(lambda leaf: leaf[slot, own], self.obs),
+            final_obs=map_tree(lambda leaf: leaf[slot, final], self.final_obs) if m else None,
+            **arrays,
+        )
+
+
+_MAP_FIXED = 0x10
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library; Windows has none by this name, so it is loaded when it is needed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def map_memory(fd: int, size_bytes: int) -> Any:
+    """Return a buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
+
+    It is the C library's, because ``make_private`` needs that, and because Python's own mmap keeps a descriptor (up to
+    3.12) as long as a trainer keeps one zero-copy array, or the traceback of an error.
+    """
+    address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        limit = " The limit of its address space (`ulimit -v`) may be too low." if number == errno.ENOMEM else ""
+        raise UsageError(
+            f"{_readable(size_bytes)} of shared memory cannot be mapped into this process: {os.strerror(number)}."
+            f"{limit}"
+        )
+    memory = (ctypes.c_char * size_bytes).from_address(address)
+    weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
+    return memory
+
+
+def make_private(memory: Any, fd: int) -> None:
+    """Replace ``memory`` by a private copy at the same address, in a forked process; the rest is no longer shared."""
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    address = ctypes.addressof(memory)
+    if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
+
+
+def allocate(fd: int, size_bytes: int) -> None:
+    """Allocate the memory; UsageError when the machine has less, or the kernel refuses."""
+    needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
+    available = available_bytes()
+    if size_bytes > available:
+        raise UsageError(
+            f"{needed}, but only {_readable(available)} are free on this machine. Run fewer environments, make "
+            "observations smaller, or leave out zero_copy (which needs three times as much)."
+        )
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        raise UsageError(f"{needed}, which the kernel refuses: {error.strerror}. {advice(error)}".rstrip()) from error
+
+
+def _readable(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB" if size_bytes >= 2**20 else f"{size_bytes:,} bytes"
+
+
+def available_bytes() -> int:
+    """Return how much memory the machine has left."""
+    try:
+        words = Path("/proc/meminfo").read_text().split()
+    except OSError:
+        words = []
+    if "MemAvailable:" in words:
+        return int(words[words.index("MemAvailable:") + 1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # the used part is not reported here
+
+
+class WorkerRows:
+    """One worker's part of the block, read and written by the worker and by its manager."""
+
+    def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:
+        self._block = block
+        self._worker_id = worker_id
+        self._fixed_ids = only_agents(env_ids)
+        self._behaviors = [
+            (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
+        ]
+        self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
+        self._full = [
+            {each.name: self._all_steps(each, slot) for _, each in self._behaviors}
+            for slot in range(block.layout.n_slots)
+        ]
+        self._finals = [
+            {each.name: self._steps(each, slot, 0, each.capacity[worker_id]).final_obs for _, each in self._behaviors}
+            for slot in range(block.layout.n_slots)
+        ]
+        self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
+        self.actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
+        """Views of the actions of all rows, by behavior."""
+        self._plain_action: tuple[str, np.ndarray] | None = None
+        """The behavior and its actions if the worker has one behavior whose actions are one array: as nearly always."""
+        if len(self._behaviors) == 1:
+            ((name, action),) = self.actions.items()
+            self._plain_action = (name, action) if action.__class__ is np.ndarray else None
+        self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
+
+    @property
+    def layout(self) -> BlockLayout:
+        """The layout of the whole block."""
+        return self._block.layout
+
+    def _steps(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
+        return self._block.columns[each.name].steps(slot, each.first[self._worker_id], n, m, has_acting)
+
+    def _all_steps(self, each: BehaviorLayout, slot: int) -> AgentSteps:
+        """Return views of all rows of a slot.
+
+        Workers of one agent per environment have fixed agent ids, which are not in the block.
+        """
+        steps = self._steps(each, slot, each.capacity[self._worker_id], 0)
+        if len(self._fixed_ids) == len(steps):
+            steps.agent_id = self._fixed_ids
+        return steps
+
+    def _own(self, each: BehaviorLayout, column: Tree) -> Tree:
+        first = each.first[self._worker_id]
+        own = slice(first, first + each.capacity[self._worker_id])
+        return map_tree(lambda leaf: leaf[own], column)
+
+    def full(self, slot: int) -> dict[str, AgentSteps]:
+        """Return views of all rows of a slot: the step in which every agent is there and acts."""
+        return self._full[slot]
+
+    def buffer(self, slot: int) -> RowBuffer | None:
+        """Return a slot's rows for environments of one agent each to write into; None for other environments."""
+        return self._buffers[slot]
+
+    def _buffer(self, slot: int) -> RowBuffer | None:
+        if len(self._behaviors) != 1 or self._behaviors[0][1].capacity[self._worker_id] != len(self._fixed_ids):
+            return None
+        _, each = self._behaviors[0]
+        return RowBuffer(self._full[slot][each.name], self._finals[slot][each.name])
+
+    def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
+        """Put steps into a slot; return the flags of the response and, with FULL, the number of final rows.
+
+        The flags are 0 if the steps do not fit.
+        """
+        n_ended = self.in_place(slot, steps_by_behavior)
+        if n_ended is None:
+            return IN_MEMORY if self.write(slot, steps_by_behavior) else 0, 0
+        return IN_MEMORY | FULL | (ENDED if n_ended else 0), n_ended
+
+    def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
+        """Return the number of final rows if the steps are the slot's own arrays; None if they must be written."""
+        buffer = self._buffers[slot]
+        if buffer is None or len(steps_by_behavior) != 1:
+            return None
+        (steps,) = steps_by_behavior.values()
+        if steps.reward is not buffer.steps.reward:
+            return None
+        return 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
+
+    def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
+        """Copy steps into a slot; return False, without a copy, if some do not fit."""
+        if any(steps.agent_id.size > self._capacities.get(name, -1) for name, steps in steps_by_behavior.items()):
+            return False
+        self._block.counts[slot, self._worker_id] = 0
+        for index, each in self._behaviors:
+            if each.name in steps_by_behavior:
+                self._write(slot, index, each, steps_by_behavior[each.name])
+        return True
+
+    def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
+        m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
+        into = self._steps(each, slot, len(steps), m, steps.acting is not None)
+        for name in COLUMNS:
+            source = getattr(steps, name)
+            if source is not None:
+                getattr(into, name)[...] = source
+        _copy_tree_into(into.obs, steps.obs)
+        if m:
+            _copy_tree_into(into.final_obs, steps.final_obs)
+        self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
+
+    def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
+        """Return views of all rows of a slot in which ``n_ended`` episodes ended. The worker has one behavior."""
+        ((name, full),) = self._full[slot].items()
+        final_obs = take_rows(self._finals[slot][name], slice(n_ended))
+        return {name: full.with_final(final_obs)}
+
+    def read(self, slot: int) -> dict[str, AgentSteps]:
+        """Return views of the steps in a slot."""
+        found = {}
+        for index, each in self._behaviors:
+            n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
+            if n:
+                found[each.name] = self._steps(each, slot, n, m, bool(has_acting))
+        return found
+
+    def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
+        """Write actions for some of the worker's rows, or for all; return the flags of the command.
+
+        The flags are 0 if the actions do not fit.
+        """
+        plain = self._plain_action
+        if plain is not None and rows is None and len(actions) == 1:
+            action = actions.get(plain[0])
+            if action.__class__ is np.ndarray and len(action) == len(plain[1]):
+                plain[1][...] = action
+                return IN_MEMORY | FULL
+        for name, action in actions.items():
+            if _n_rows(action) > self._capacities.get(name, -1):
+                return 0
+        for index, each in self._behaviors:
+            n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
+            self._block.action_counts[self._worker_id, index] = n
+        return IN_MEMORY
+
+    def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:
+        structure = self.actions[each.name]
+        n = _n_rows(action)
+        if structure.__class__ is np.ndarray:
+            structure[:n] = action
+        else:
+            for target, source in zip(leaves(structure), leaves_like(structure, action), strict=True):
+                target[:n] = source
+        if rows is not None:
+            self._row_numbers[each.name][:n] = rows
+        return n
+
+    def read_payload(self, name: CommandName, flags: int) -> Any:
+        """Return the payload of a step command with these flags."""
+        if flags & FULL:
+            return self.actions
+        actions = self.read_actions()
+        return actions if name is CommandName.STEP else (self.read_row_numbers(), actions)
+
+    def read_actions(self) -> dict[str, Tree]:
+        """Return views of the actions that were written."""
+        found = {}
+        for index, each in self._behaviors:
+            n = int(self._block.action_counts[self._worker_id, index])
+            if n == each.capacity[self._worker_id]:
+                found[each.name] = self.actions[each.name]
+            elif n >= 0:
+                found[each.name] = take_rows(self.actions[each.name], slice(n))
+        return found
+
+    def read_row_numbers(self) -> np.ndarray:
+        """Return the rows that the actions are for."""
+        index, each = self._behaviors[0]
+        n = int(self._block.action_counts[self._worker_id, index])
+        return np.array(self._row_numbers[each.name][:n])
+
+
+_UNKNOWN = 2**32
+"""More rows than fit anywhere: the number of rows of a tree without leaves (an empty Dict) is unknown."""
+
+
+def _n_rows(tree: Tree) -> int:
+    if tree.__class__ is np.ndarray:
+        return len(tree)
+    columns = leaves(tree)
+    return len(columns[0]) if columns else _UNKNOWN
+
+
+def _copy_tree_into(target: Tree, source: Tree) -> None:
+    for into, values in zip(leaves(target), leaves_like(target, source), strict=True):
+        into[...] = values

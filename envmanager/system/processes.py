@@ -1,0 +1,101 @@
+"""Processes of this machine: their children and states, the cores that they may use, and forks.
+
+The rule: standard library only, because ``benchmarks`` imports it in interpreters of other libraries too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of all threads of a process, zombies too; none when it has ended, or without /proc."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as children:
+                found += map(int, children.read().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below ``pid``, each after its parent."""
+    found = children_of(pid)
+    for child in found:  # it grows meanwhile
+        found += children_of(child)
+    return found
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process: R, S, D, T, t, Z or X; "" when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def after_fork_in_child(function: Callable[[], object]) -> None:
+    """Call ``function`` in each process that is forked from this one; Windows forks none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def count_cores() -> int:
+    """Return how many cores this process and its children may keep busy: at least 1; a part of a core counts as one.
+
+    The affinity counts and, in a container, the share of time that a cgroup allows: the process's own or one around it,
+    in version 2 of cgroups as in version 1.
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        allowed = os.cpu_count() or 1
+    quotas = []
+    for folder in _cgroups():
+        of_version_1 = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+        for words in (_words(folder / "cpu.max"), of_version_1):
+            # No limit is ``max`` in version 2 and -1 in version 1.
+            if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                quotas.append(int(words[0]) / int(words[1]))
+    return max(1, min(allowed, *(math.ceil(quota) for quota in quotas))) if quotas else allowed
+
+
+def _cgroups() -> Iterator[Path]:
+    """Yield the folders of this process's cgroup, and of the cgroups around it, that may limit its time.
+
+    Some may not exist: a container may mount its own group alone, whatever path that has outside.
+    """
+    try:
+        lines = OWN_CGROUP.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = ["0::/", "1:cpu:/"]  # no /proc: what is mounted must do
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            mounted = [CGROUPS, CGROUPS / "unified"]
+        elif "cpu" in controllers.split(","):
+            mounted = [CGROUPS / controllers, CGROUPS / "cpu"]
+        else:
+            continue
+        is_outside = not path.startswith("/") or ".." in path.split("/")  # of what this process can see
+        own = PurePosixPath("/" if is_outside else path)
+        for root in dict.fromkeys(mounted):
+            for group in (own, *own.parents):
+                yield root / group.relative_to("/")
+
+
+def _words(path: Path) -> list[str]:
+    """Return the words of a file; none when it cannot be read."""
+    try:
+        return path.read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return []
