@@ -165,10 +165,10 @@ class GymnasiumEnvironment(EnvGroup):
         except BaseException:
             self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
             raise
-        if out.rewards is None:
-            out.reward[...] = rewards
-        else:
+        try:
             out.pack_rewards(out.rewards, 0, *rewards)
+        except (struct.error, TypeError):  # an int beyond all floats, which NumPy names; no memory in one piece
+            out.reward[...] = rewards
         if ended or keeps_infos:
             return out.finish(infos if keeps_infos else None, ended)
         steps = out.steps

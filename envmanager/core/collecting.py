@@ -38,7 +38,7 @@ class Collector:
         self._calls = calls
 
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
-        """Return the entries whose next responses to deliver, by the rules of ``wait``.
+        """Return the entries of the responses to deliver, by the rules of ``wait``.
 
         Raises a WorkerError if it is among these responses. ``max_lead``: hold back the steps of workers that are this
         many steps ahead of the slowest.

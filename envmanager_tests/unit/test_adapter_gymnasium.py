@@ -446,3 +446,25 @@ def test_a_wrapped_environment_side_by_side_gives_the_same_as_the_short_way():
         steps = [group.step({"default": np.ones(2, np.int64)})["default"] for group in (short, long)]
         np.testing.assert_array_equal(steps[0].ended, steps[1].ended)
         np.testing.assert_array_equal(steps[0].final_obs, steps[1].final_obs)
+
+
+def test_a_reward_beyond_all_floats_is_refused_with_the_reason():
+    group = build_group([Scripted(result(reward=10**400))], [0])
+    group.reset(seeds=[None], options=None)
+    with pytest.raises(OverflowError, match="too large to convert to float"):
+        group.step({"default": np.zeros(1, np.int64)})
+
+
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_rewards_of_any_class_of_numbers_are_written_into_the_rows_offered(is_in_one_piece):
+    rewards = [True, 3, 0.5, np.float64(-2.5), np.float32(7), np.int8(-3)]
+    group = build_group([Scripted(result(reward=each)) for each in rewards], list(range(6)))
+    slot = RowBuffer.empty(group.behavior_specs["default"].observation, np.arange(6))
+    if not is_in_one_piece:
+        slot.steps.reward = np.zeros(12, np.float32)[::2]
+    group.reset(seeds=[None] * 6, options=None)
+    group.offer_rows(slot)
+    steps = group.step({"default": np.zeros(6, np.int64)})["default"]
+
+    assert steps.reward is slot.steps.reward
+    assert steps.reward.tolist() == [1, 3, 0.5, -2.5, 7, -3]
