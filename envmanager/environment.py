@@ -56,7 +56,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """How an adapter casts its values; None if the worker casts them."""
+    """Casting of the adapter's values; None if the worker casts them."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:

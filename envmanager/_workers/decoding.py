@@ -24,7 +24,7 @@ class Decoder:
         self._env_ids = env_ids
         self._worker_rows: WorkerRows | None = None
         self._in_place: list[EnvironmentResponse] = []
-        """By slot, the response of a step that was written in place and in which nobody ended."""
+        """Responses by slot: of steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: WorkerRows | None) -> None:
         """Find steps there from now on; None: the memory is given back."""
@@ -78,7 +78,7 @@ class Decoder:
         return self._step(steps, specs)
 
     def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
-        """What a worker pickled can have a constructor that pickle cannot call, or a class that only the worker has."""
+        """Return an error: an object has a constructor that pickle cannot call, or a class that only the worker has."""
         text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
         phase = phase_of(command)
         return describe_failure(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)

@@ -47,9 +47,9 @@ class ProcessHost(RemoteHost[WorkerHandle]):
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
-        """For behaviors of one agent per environment: all rows of each slot."""
+        """All rows of each slot, for behaviors of one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """By slot and worker, where the rewards of those rows lie: steps with these arrays are written in place."""
+        """Rewards of those rows by slot and worker: steps with these arrays are written in place."""
         self.rewrites_arrays = False  # as long as no memory is shared: fakes do not
 
     def open(self, context: HostContext) -> None:
@@ -159,7 +159,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """When all wrote into one slot of the memory, their rows lie together."""
+        """Return the rows of all workers as one view if all wrote into one slot of the memory; else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

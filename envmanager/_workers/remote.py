@@ -79,7 +79,7 @@ class WorkerProcess(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its number; None when it is not known."""
+        """Id of the process; None when it is not known."""
         ...
 
     @property
@@ -295,7 +295,7 @@ class Link:
             self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """Have the poller wait for nothing of this worker: a response that still comes is late."""
+        """Stop the poller's wait for this worker: a response that still comes is late."""
         self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.

@@ -1,4 +1,4 @@
-"""What hosts of workers in processes of their own share: care for them, replacing them, giving them back.
+"""The common part of hosts whose workers are other processes: start, replacement, end.
 
 ::
 
@@ -30,7 +30,7 @@ from envmanager.system.files import absolute
 from envmanager.system.interrupts import held
 
 _DESCRIPTORS_PER_WORKER = 3
-"""Its connection, its pidfd, and the socket that reports the exit code. An engine's log is one more."""
+"""Descriptors of a worker: connection, pidfd, socket that reports the exit code. An engine has one more, its log."""
 _MORE_DESCRIPTORS = 32
 """The manager's own (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd), those that starting a
 process takes for a moment, and room."""

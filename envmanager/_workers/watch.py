@@ -33,7 +33,7 @@ from envmanager.system.interrupts import let_through
 _LONGEST_WAIT_S = 3600.0
 """A wait may be longer than epoll's argument can be; it is then made of several."""
 _WATCH_EVERY_S = 0.01
-"""How often to look for deaths and time-outs while responses keep coming, so that a busy queue does not hide them."""
+"""Seconds between looks for deaths and time-outs while responses keep coming: a busy queue must not hide them."""
 _FIRST = (CommandName.START, CommandName.RESET)
 """The commands of a replacement before its first step."""
 
@@ -91,7 +91,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             os.eventfd_write(self.bell_fd, 1)
 
     def wake(self) -> None:
-        """Have a ``wait`` in another thread end with nothing, now and always."""
+        """End a ``wait`` in another thread, now and always; it returns nothing."""
         self._is_woken = True
         self.ring()
 

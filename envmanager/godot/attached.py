@@ -46,16 +46,16 @@ class AttachedGame:
             self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Whatever the signal, the game gets none: from now on nobody waits for it, and it notices the hang-up."""
+        """Give the game up instead of sending a signal: it notices that the connection is closed."""
         if self._given_up_fd != descriptors.CLOSED:
             os.eventfd_write(self._given_up_fd, 1)
 
     def core_wait_ns(self) -> int:
-        """Nobody can tell."""
+        """Return 0: the game's process is unknown."""
         return 0
 
     def exit_name(self) -> str:
-        """How it ended: its connection did."""
+        """Return the reason of the end: the connection was closed."""
         return "EOF"
 
     def release(self) -> None:
@@ -67,9 +67,9 @@ class AttachedGame:
 
 
 def open_lobby(address: tuple[str, int]) -> Lobby:
-    """Where the game is awaited, whatever its token: who starts it from the editor has none.
+    """Return a lobby that awaits the game with any token: a game started from the editor has none.
 
-    Says what to do, through the logger ``envmanager``. UsageError when the port is taken.
+    Logs what to do, through the logger ``envmanager``. Raises UsageError if the port is taken.
     """
     host, port = address
     try:

@@ -25,11 +25,11 @@ from envmanager.godot.messages import Hello, read_note
 TICKETS = 2**32
 """A frame has the ticket of a command modulo this."""
 _MOST_BUSY = 10
-"""How often an engine may say that it is still busy with one request."""
+"""Most messages in which an engine may say that it is still busy with one request."""
 
 
 def _nothing(*_: Any) -> None:
-    """Nobody listens yet."""
+    """Do nothing: the default of a callback."""
 
 
 class EngineChannel(Channel):
@@ -38,7 +38,7 @@ class EngineChannel(Channel):
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
         self.hello: Hello | None = None
-        """What the engine said, once it is here."""
+        """The engine's hello; None until it has connected."""
         self.last_ticket = 0
         """The ticket of the last command."""
         self.on_busy: Callable[[int], None] = _nothing
@@ -54,11 +54,11 @@ class EngineChannel(Channel):
         self._n_busy = 0
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """From now on; ``pidfd`` is readable when the engine's process has ended."""
+        """Begin to wait for an engine; ``pidfd`` is readable when its process has ended."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def close(self) -> None:
-        """Have no descriptor any more."""
+        """Close all descriptors."""
         if self._lobby is not None:
             self._lobby.close()
             self._lobby, self.fd = None, descriptors.CLOSED

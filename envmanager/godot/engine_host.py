@@ -28,7 +28,7 @@ from envmanager.godot.worker import EngineWorker
 from envmanager.options import ResetConfig
 
 _ENGINE_SEEDS = 2**31
-"""Of what an engine draws before the first reset with a seed: no environment's number."""
+"""Number in place of an environment's for the seed of what an engine draws before the first reset with a seed."""
 
 
 class EngineResources(Resources[EngineWorker]):
@@ -66,7 +66,7 @@ class EngineHost(RemoteHost[EngineWorker]):
 
     @property
     def game(self) -> Game:
-        """What is played."""
+        """The game that is played."""
         if self._game is None:
             self._game = self._find_game(self._resources.scratch)
             _import_assets(self._game, self._options.timeouts.start_s)
@@ -100,7 +100,7 @@ class EngineHost(RemoteHost[EngineWorker]):
         return self._care_for(lambda: EngineWorker(plan, self.context.events, entry.times))
 
     def engine_options(self, worker_id: int) -> EngineOptions:
-        """How this engine is started and driven."""
+        """Options for starting and driving this engine."""
         return self._engine
 
     def _environ(self, entry: Entry) -> Mapping[str, str] | None:

@@ -24,17 +24,17 @@ from envmanager.system.files import advice
 from envmanager.system.processes import count_cores
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
-"""By these environment variables an engine knows whom to ask what to do. Without them a game is just played."""
+"""Environment variables from which an engine knows its trainer. Without them a game is just played."""
 LONG_SPIN_NS = 1_000_000
-"""Where the trainer has a core besides those of its engines; 64 arenas take a third to two thirds of it."""
+"""Longest spin of a trainer with a core besides its engines'; a step of 64 arenas takes a third to two thirds."""
 
 
 @attrs.frozen(kw_only=True)
 class EnginePlan(WorkerPlan):
-    """What an engine is started with."""
+    """The parameters of an engine's start."""
 
     game: Game | None
-    """None: it is played by somebody else."""
+    """The game to start; None for a game that the user starts."""
     options: EngineOptions
     seed: int
     infos: bool
@@ -42,7 +42,7 @@ class EnginePlan(WorkerPlan):
     user_data: Path
     """A folder of its own for ``user://``."""
     core: int | None
-    """To which it is pinned."""
+    """Core to which the engine is pinned; None for any."""
     may_spin: bool
     """Whether it may keep its core busy for a moment while it waits for the next request."""
     environ: Mapping[str, str] | None = attrs.field(repr=False)  # it may hold secrets
@@ -58,7 +58,7 @@ def engines_may_spin(n_engines: int) -> bool:
 
 
 def trainer_spin_ns(n_engines: int) -> int:
-    """How long the trainer may spin while it waits for so many engines; 0: it sleeps."""
+    """Return how long the trainer may spin while it waits for its engines; 0: it sleeps."""
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 

@@ -153,7 +153,7 @@ class EngineWorker(Link):
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """As every worker; but when a script raised, that is why there was no answer."""
+        """Return the error of a missing answer: that of a script, if one was raised; else as for every worker."""
         error = self._log.new_error()
         if error is not None:
             self.kill()
