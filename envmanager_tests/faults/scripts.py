@@ -49,7 +49,7 @@ from envmanager import (
 from envmanager._workers import child, launch, processes
 from envmanager._workers.processes import Helper
 from envmanager._workers.wire import COMMAND
-from envmanager.system import process_tree
+from envmanager.system import processes
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager.testing.leaks import Traces, descendants, settle
@@ -775,8 +775,8 @@ def train_two_managers(start_method: Any) -> None:
     with started(start_method=start_method) as one, started(start_method=start_method) as another:
         one.reset()
         another.reset()
-        announce("children", *process_tree.children_of(os.getpid()))
-        announce("workers", *process_tree.children_of(pid_of_helper()))
+        announce("children", *processes.children_of(os.getpid()))
+        announce("workers", *processes.children_of(pid_of_helper()))
 
 
 def train_without_a_helper(start_method: Any, signal_number: int) -> None:
