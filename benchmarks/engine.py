@@ -19,8 +19,6 @@ import numpy as np
 
 from benchmarks.contender import Contender, random_pushes
 from benchmarks.games import TICKS, find_engine
-from envmanager._workers import descriptors
-from envmanager._workers.spin import Spinner
 from envmanager.godot.codec import StepsDecoder, encode_step
 from envmanager.godot.engine_specs import read_specs
 from envmanager.godot.engines import command_for, find_game
@@ -29,6 +27,8 @@ from envmanager.godot.launch import ADDRESS, TOKEN, engines_may_spin, trainer_sp
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, reset_body
 from envmanager.godot.options import EngineOptions
+from envmanager.hosts import descriptors
+from envmanager.hosts.spin import Spinner
 
 START_S = 60.0
 END_S = 5.0

@@ -23,21 +23,21 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from envmanager.core.asking import Asker, one_for_each
-from envmanager.core.calls import Calls, Use, weakly
-from envmanager.core.collecting import Collector
-from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost
-from envmanager.core.policy_steps import PolicySteps
-from envmanager.core.recovery import Recovery
-from envmanager.core.resetting import Resets
-from envmanager.core.row_steps import RowSteps
-from envmanager.core.sources import ResponseSource, StepQueue, as_source
-from envmanager.core.table import WorkerTable
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
+from envmanager.kernel.asking import Asker, one_for_each
+from envmanager.kernel.calls import Calls, Use, weakly
+from envmanager.kernel.collecting import Collector
+from envmanager.kernel.hosts import EnvWorker, HostContext, WorkerHost
+from envmanager.kernel.policy_steps import PolicySteps
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.resetting import Resets
+from envmanager.kernel.row_steps import RowSteps
+from envmanager.kernel.sources import ResponseSource, StepQueue, as_source
+from envmanager.kernel.table import WorkerTable
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share

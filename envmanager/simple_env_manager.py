@@ -11,12 +11,12 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers.hosting import GroupFactory
-from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.core.hosts import EnvWorker, WorkerHost
 from envmanager.data.steps import StartReport
 from envmanager.env_manager import EnvManager
+from envmanager.hosts.hosting import GroupFactory
+from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
+from envmanager.kernel.hosts import EnvWorker, WorkerHost
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ProcessOptions, takes
 

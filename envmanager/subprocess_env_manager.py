@@ -17,14 +17,14 @@ import sys
 
 import attrs
 
-from envmanager._workers.child import worker
-from envmanager._workers.hosting import GroupFactory, make_contexts
 from envmanager.adapters.factories import EnvFactory
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.options import ProcessOptions, takes
 from envmanager.placing.probing import place
+from envmanager.processes.child import worker
 
 __all__ = ["GroupFactory", "SubprocessEnvManager", "make_contexts", "worker"]
 
@@ -53,7 +53,7 @@ class SubprocessEnvManager(EnvManager):
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         _require_linux()
-        from envmanager._workers.process_host import ProcessHost
+        from envmanager.processes.process_host import ProcessHost
 
         if "auto" in (options.n_workers, options.local_envs):
             placement = place(SubprocessEnvManager, env_factory, options, in_process=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from envmanager._workers import processes
+from envmanager.processes import starting
 from envmanager.system.interrupts import held
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
     # These stay until the program ends, so they are there before the first test looks.
     resource_tracker.ensure_running()
-    processes.load("envmanager._workers.child", *PRELOADED)
+    starting.load("envmanager.processes.child", *PRELOADED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,15 +23,15 @@ from typing import Any
 import cloudpickle
 
 from envmanager import EnvironmentCommand, EnvironmentResponse, EnvManager
-from envmanager._workers import descriptors
-from envmanager._workers.channel import Channel
-from envmanager._workers.child import worker
-from envmanager._workers.decoding import Decoder
-from envmanager._workers.output import OutputLog
-from envmanager._workers.processes import execute
-from envmanager._workers.remote import Link, WorkerPlan
-from envmanager._workers.remote_host import RemoteHost
-from envmanager._workers.wire import (
+from envmanager.adapters.factories import check_travel, factories_for
+from envmanager.data.env_rows import deal
+from envmanager.data.steps import CommandName
+from envmanager.hosts import descriptors
+from envmanager.hosts.channel import Channel
+from envmanager.hosts.decoding import Decoder
+from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.link_host import LinkHost
+from envmanager.hosts.wire import (
     CODES,
     COMMAND,
     FAILED_CODE,
@@ -42,10 +42,10 @@ from envmanager._workers.wire import (
     dumps_failure,
     response_message,
 )
-from envmanager.adapters.factories import check_travel, factories_for
-from envmanager.data.env_rows import deal
-from envmanager.data.steps import CommandName
 from envmanager.options import KindOptions, takes
+from envmanager.processes.child import worker
+from envmanager.processes.output import OutputLog
+from envmanager.processes.starting import execute
 
 TOKEN_BYTES = 32
 TOKEN = "TCP_WORKER_TOKEN"
@@ -125,7 +125,7 @@ class TcpLink(Link):
         return "" if self.log is None else self.log.tail()
 
 
-class TcpHost(RemoteHost[TcpLink]):
+class TcpHost(LinkHost[TcpLink]):
     """Starts, replaces and ends the workers."""
 
     _options: KindOptions

@@ -15,9 +15,9 @@ import os
 import select
 import signal
 
-from envmanager._workers import descriptors
 from envmanager.errors import UsageError
 from envmanager.godot.lobby import Lobby
+from envmanager.hosts import descriptors
 
 _logger = logging.getLogger("envmanager")
 

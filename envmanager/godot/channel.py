@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envmanager._workers import descriptors
-from envmanager._workers.channel import Channel, Message
 from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, BadFrame, Frame, FrameReader, Kind
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import Hello, read_note
+from envmanager.hosts import descriptors
+from envmanager.hosts.channel import Channel, Message
 
 TICKETS = 2**32
 """A frame has the ticket of a command modulo this."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from envmanager._workers.channel import Message
 from envmanager.data.specs import SpecMismatch, check_values
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
 from envmanager.data.trees import leaves, leaves_like, paths
@@ -20,6 +19,7 @@ from envmanager.godot.codec import Acting, StepsDecoder
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, read_error, read_values
+from envmanager.hosts.channel import Message
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """The kind of frame that answers a command; a value for any other."""

@@ -13,25 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from envmanager._workers.remote_host import RemoteHost
-from envmanager._workers.resources import Resources
-from envmanager._workers.watch import Poller
-from envmanager.core.hosts import EnvWorker, HostContext
-from envmanager.core.table import Entry
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import UsageError
 from envmanager.godot.engines import Game, find_game, import_command
 from envmanager.godot.frames import dump_json
 from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
 from envmanager.godot.options import EngineOptions, GodotOptions
-from envmanager.godot.worker import EngineWorker
+from envmanager.godot.worker import EngineLink
+from envmanager.hosts.link_host import LinkHost, Resources
+from envmanager.hosts.poller import Poller
+from envmanager.kernel.hosts import EnvWorker, HostContext
+from envmanager.kernel.table import Entry
 from envmanager.options import ResetConfig
 
 _ENGINE_SEEDS = 2**31
 """Number in place of an environment's for the seed of what an engine draws before the first reset with a seed."""
 
 
-class EngineResources(Resources[EngineWorker]):
+class EngineResources(Resources[EngineLink]):
     """The links of engines, and a folder for what games write."""
 
     def __init__(self, close_s: float, *, spin_ns: int) -> None:
@@ -42,7 +41,7 @@ class EngineResources(Resources[EngineWorker]):
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-class EngineHost(RemoteHost[EngineWorker]):
+class EngineHost(LinkHost[EngineLink]):
     """Engines that play one game, each with several arenas of it."""
 
     steps_some_rows = False
@@ -97,7 +96,7 @@ class EngineHost(RemoteHost[EngineWorker]):
             environ=self._environ(entry),
             log_dir=self._log_dir,
         )
-        return self._care_for(lambda: EngineWorker(plan, self.context.events, entry.times))
+        return self._care_for(lambda: EngineLink(plan, self.context.events, entry.times))
 
     def engine_options(self, worker_id: int) -> EngineOptions:
         """Options for starting and driving this engine."""

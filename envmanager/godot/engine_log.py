@@ -13,9 +13,9 @@ import contextlib
 import os
 import re
 
-from envmanager._workers import descriptors
-from envmanager._workers.output import OutputLog
 from envmanager.godot.messages import EngineError
+from envmanager.hosts import descriptors
+from envmanager.processes.output import OutputLog
 
 _MOST_BYTES = 16 << 20
 _TAIL_BYTES = 2000

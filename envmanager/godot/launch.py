@@ -12,14 +12,14 @@ from pathlib import Path
 
 import attrs
 
-from envmanager._workers.processes import Process, execute
-from envmanager._workers.remote import WorkerPlan
-from envmanager._workers.spin import spin_ns
 from envmanager.errors import WorkerError
 from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.engines import Game, command_for
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.options import EngineOptions
+from envmanager.hosts.link import WorkerPlan
+from envmanager.hosts.spin import spin_ns
+from envmanager.processes.starting import Process, execute
 from envmanager.system.files import advice
 from envmanager.system.processes import count_cores
 

@@ -14,9 +14,9 @@ import select
 import socket
 from typing import NamedTuple
 
-from envmanager._workers import descriptors
 from envmanager.godot.frames import BadFrame, FrameReader, Kind
 from envmanager.godot.messages import Hello, read_hello
+from envmanager.hosts import descriptors
 
 _MOST_PENDING = 16
 """Number of connections without a hello; beyond it the oldest is closed."""

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from envmanager._workers.channel import Message
-from envmanager._workers.remote import Link
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
@@ -20,6 +18,8 @@ from envmanager.godot.frames import HEADER, BadFrame, Kind
 from envmanager.godot.launch import EnginePlan, launch
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import call_body, configure_body, reset_body
+from envmanager.hosts.channel import Message
+from envmanager.hosts.link import Link
 from envmanager.observe.events import EventLog, Note
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
@@ -32,7 +32,7 @@ _VERBS: dict[CommandName, Any] = {
 }
 
 
-class EngineWorker(Link):
+class EngineLink(Link):
     """An engine: ``send`` commands, ``recv`` responses; the responses to steps come out of the step queue."""
 
     FAILED = Kind.ERROR

@@ -20,7 +20,7 @@ from typing import Literal
 
 import attrs
 
-from envmanager._workers.local_worker import LEAST_BYTES
+from envmanager.hosts.local_worker import LEAST_BYTES
 
 
 @attrs.frozen(kw_only=True)

@@ -29,12 +29,12 @@ import numpy as np
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory, factories_for
-from envmanager.core.policy_steps import call_policies
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.data.trees import Tree, leaves
 from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
+from envmanager.kernel.policy_steps import call_policies
 from envmanager.options import ProcessOptions, RestartPolicy
 from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy

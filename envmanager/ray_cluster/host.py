@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import cloudpickle
 
-from envmanager._workers.remote_host import RemoteHost
-from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel
-from envmanager.core.table import Entry
+from envmanager.hosts.link_host import LinkHost
+from envmanager.hosts.wire import dumps_command
+from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.ray_cluster.cluster import Cluster, is_connected
 from envmanager.ray_cluster.link import ActorLink
@@ -19,7 +19,7 @@ from envmanager.ray_cluster.options import RayOptions
 from envmanager.ray_cluster.poller import ActorResources
 
 
-class RayHost(RemoteHost[ActorLink]):
+class RayHost(LinkHost[ActorLink]):
     """Actors on a Ray cluster."""
 
     _options: RayOptions

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from envmanager._workers import descriptors
-from envmanager._workers.channel import Channel, Message
-from envmanager._workers.decoding import Decoder
-from envmanager._workers.remote import Link, WorkerPlan
-from envmanager._workers.wire import CODES, FAILED_CODE
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced
+from envmanager.hosts import descriptors
+from envmanager.hosts.channel import Channel, Message
+from envmanager.hosts.decoding import Decoder
+from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.wire import CODES, FAILED_CODE
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.ray_cluster.wire import SentRows, brings_step, pack_command, unpack_answer

@@ -14,10 +14,10 @@ import select
 import time
 from collections.abc import Callable, Sequence
 
-from envmanager._workers.remote import State
-from envmanager._workers.resources import Resources
-from envmanager._workers.watch import Poller
 from envmanager.data.steps import EnvironmentResponse
+from envmanager.hosts.link import State
+from envmanager.hosts.link_host import Resources
+from envmanager.hosts.poller import Poller
 from envmanager.ray_cluster.link import ActorLink, Answers
 
 _PING_EVERY_S = 1.0

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
-from envmanager._workers.wire import CODES, NAMES, STEP_CODE, dumps_command
 from envmanager.data.steps import CommandName, StartReport, Steps
 from envmanager.data.trees import Tree
+from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows
+from envmanager.hosts.wire import CODES, NAMES, STEP_CODE, dumps_command
 
 COMMAND = struct.Struct("<BB")
 """command code, flags."""

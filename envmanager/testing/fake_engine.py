@@ -32,7 +32,6 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.adapters.factories import factories_for, resolve
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
@@ -50,6 +49,7 @@ from envmanager.godot.frames import (
     limit_of,
     pack,
 )
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.testing.engine_codec import (
     Call,
     Configure,

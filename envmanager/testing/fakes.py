@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager._workers.failures import describe_failure
-from envmanager._workers.hosting import COMMANDS, env_ids_of_failure, make_group
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
+from envmanager.hosts.failures import describe_failure
+from envmanager.hosts.hosting import COMMANDS, env_ids_of_failure, make_group
 
 
 class FakeWorker:

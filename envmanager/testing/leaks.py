@@ -21,7 +21,7 @@ from envmanager.system import processes
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
-_LASTING = ("envmanager._workers.helper", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+_LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 """The helper of this library, and the servers of multiprocessing, which run until the program ends."""
 
 

@@ -31,9 +31,9 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.descriptors import open_standard, wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.hosts.descriptors import open_standard, wait_for
 from envmanager.importing import needed_by
 from envmanager.policy import Policy
 from envmanager.system.interrupts import held, let_through
@@ -41,7 +41,7 @@ from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
 if TYPE_CHECKING:
-    from envmanager._workers.processes import Process
+    from envmanager.processes.starting import Process
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -253,7 +253,7 @@ class Apart(Trainer):
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
     """Start a learner that shares the model's weights; return its process and this end of the pipe to it."""
-    from envmanager._workers.processes import start  # other systems have no such processes
+    from envmanager.processes.starting import start  # other systems have no such processes
 
     open_standard()
     ours, theirs = socket.socketpair()

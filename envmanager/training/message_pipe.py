@@ -17,7 +17,7 @@ import struct
 import time
 from typing import Any
 
-from envmanager._workers import descriptors
+from envmanager.hosts import descriptors
 from envmanager.system.interrupts import held, let_through
 
 _LENGTH = struct.Struct("<Q")

@@ -20,8 +20,9 @@ FLOORS = {
     "what travels": ["data", "options", "policy", "structuring"],
     "what is observed": ["observe"],
     "environments": ["environment", "adapters"],
-    "core": ["core", "env_manager"],
-    "workers": ["_workers"],
+    "kernel": ["kernel", "env_manager"],
+    "workers": ["hosts"],
+    "processes": ["processes"],
     "managers": [
         "godot",
         "ray_cluster",
@@ -36,7 +37,9 @@ FLOORS = {
 """A module imports from its own floor and from those before it, and never itself through others."""
 
 
-ROOMS = ["_workers", "adapters", "core", "data", "godot", "observe", "placing", "ray_cluster", "system"]
+ROOMS = [
+    "adapters", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster", "system",
+]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
 
 
@@ -160,7 +163,7 @@ def test_the_helper_loads_nothing_but_the_standard_library() -> None:
     code = """
 import sys
 before = set(sys.modules)
-import envmanager._workers.helper
+import envmanager.processes.helper
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
     command = [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT.parent)!r})\n{code}"]

@@ -46,9 +46,9 @@ from envmanager import (
     WorkerDied,
     WorkerError,
 )
-from envmanager._workers import child, launch, processes
-from envmanager._workers.processes import Helper
-from envmanager._workers.wire import COMMAND
+from envmanager.hosts.wire import COMMAND
+from envmanager.processes import child, starting
+from envmanager.processes.starting import Helper
 from envmanager.system import processes
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
@@ -364,11 +364,11 @@ def train_beside_a_loader(start_method: Any) -> None:
 def start_instead(function: Any, *before: Any) -> None:
     """Have workers run ``function(fds, *before, …)`` instead of their own first function."""
 
-    def start(start_method: str, name: str, _: Any, arguments: tuple[Any, ...], **options: Any) -> processes.Process:
+    def start(start_method: str, name: str, _: Any, arguments: tuple[Any, ...], **options: Any) -> starting.Process:
         named = f"{function.__module__}:{function.__name__}"
-        return processes.start(start_method, name, named, (*before, *arguments), **options)
+        return starting.start(start_method, name, named, (*before, *arguments), **options)
 
-    vars(launch)["start"] = start
+    vars(process_link)["start"] = start
 
 
 def run_without_a_trainer(fds: list[int], trainer_pid: int, *arguments: Any) -> None:
@@ -571,7 +571,7 @@ def train_with_little_address_space() -> None:
 
 def pid_of_helper() -> int:
     """The process that starts workers."""
-    return next(pid for pid, command in descendants().items() if "envmanager._workers.helper" in command)
+    return next(pid for pid, command in descendants().items() if "envmanager.processes.helper" in command)
 
 
 def train_across_a_helper_without_descriptors() -> None:

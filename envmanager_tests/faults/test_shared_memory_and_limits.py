@@ -32,8 +32,8 @@ from envmanager import (
     WorkerDied,
     WorkerError,
 )
-from envmanager._workers import shared_rows
-from envmanager._workers.processes import Helper
+from envmanager.hosts import shared_rows
+from envmanager.processes.starting import Helper
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers

@@ -73,7 +73,7 @@ def test_a_ctrl_c_ends_the_wait_for_a_helper_that_hangs(hanging_import: str) -> 
     with program(scripts.train_with_a_helper_that_hangs, 60.0, PYTHONPATH=hanging_import) as trainer:
         trainer.announced("starting")
         helper = scripts.until(
-            lambda: [pid for pid, command in trainer.family().items() if "envmanager._workers.helper" in command],
+            lambda: [pid for pid, command in trainer.family().items() if "envmanager.processes.helper" in command],
             "the helper",
         )
         assert helper

@@ -14,13 +14,13 @@ from typing import Any
 
 import cloudpickle
 
-from envmanager._workers.hosting import GroupFactory
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.core.table import Entry
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engines import DEFAULT_TICKS_PER_SECOND, Game
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import GodotOptions
+from envmanager.hosts.hosting import GroupFactory
+from envmanager.kernel.table import Entry
 
 _PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
 

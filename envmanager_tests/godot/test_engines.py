@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
-from envmanager._workers.descriptors import wait_for
 from envmanager.data.steps import StepInfo
 from envmanager.errors import WorkerError
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.system import processes
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from envmanager import RandomPolicy
-from envmanager._workers.hosting import GroupFactory, make_contexts
 from envmanager.adapters.factories import factories_for
 from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, Kind
+from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.engine_codec import plain
 from envmanager.testing.faults import CloseOutput

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from envmanager._workers import descriptors
 from envmanager.godot.frames import Kind, dump_json, pack
 from envmanager.godot.lobby import Arrival, Lobby
+from envmanager.hosts import descriptors
 
 
 @pytest.fixture

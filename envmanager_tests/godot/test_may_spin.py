@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager._workers import spin
-from envmanager._workers.spin import MANY, SPIN_NS
 from envmanager.godot import channel, engine_host, launch, worker
+from envmanager.hosts import spin
+from envmanager.hosts.spin import MANY, SPIN_NS
 from envmanager.testing import EchoEnvironment
 from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 

@@ -13,8 +13,8 @@ from benchmarks.contender import Contender
 from benchmarks.engine import Codec
 from benchmarks.godot import Drawn, Engines
 from envmanager import make_manager
-from envmanager._workers import spin
 from envmanager.godot import launch
+from envmanager.hosts import spin
 from envmanager_tests.godot.driver import MISSING, find_engine
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.contender import env_fns
 from envmanager import EnvManager, SubprocessEnvManager, Wait
-from envmanager._workers import spin
+from envmanager.hosts import spin
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]
 

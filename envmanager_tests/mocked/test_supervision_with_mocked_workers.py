@@ -230,7 +230,7 @@ def test_a_delayed_replacement_is_created_when_it_is_due_and_nobody_waits_for_it
     scripted: Any, mocker: MockerFixture
 ) -> None:
     clock = mocker.Mock(monotonic=mocker.Mock(return_value=1000.0))
-    mocker.patch("envmanager.core.recovery.time", clock)
+    mocker.patch("envmanager.kernel.recovery.time", clock)
     script = scripted(restarts=RestartPolicy(backoff_s=10.0))
     script.manager.reset()
     script.fail(1)

@@ -23,8 +23,8 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
-from envmanager.core.sources import ResponseSource
 from envmanager.env_manager import EnvWorker
+from envmanager.kernel.sources import ResponseSource
 from envmanager.subprocess_env_manager import worker
 from envmanager.testing import EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Step
 

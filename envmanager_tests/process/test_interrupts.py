@@ -26,7 +26,7 @@ from envmanager import (
     UsageError,
     Wait,
 )
-from envmanager._workers.process_host import ProcessHost
+from envmanager.processes.process_host import ProcessHost
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 

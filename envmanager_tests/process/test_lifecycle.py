@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
-from envmanager._workers import shared_rows
+from envmanager.hosts import shared_rows
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
 

@@ -18,9 +18,9 @@ from envmanager import (
     Wait,
     make_manager,
 )
-from envmanager._workers.local_worker import LocalStepQueue
-from envmanager.core.sources import ResponseSource
 from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.hosts.local_worker import LocalStepQueue
+from envmanager.kernel.sources import ResponseSource
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager_tests.envs import CountsSteps

@@ -14,8 +14,8 @@ OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
-    *(f"_workers.{name}" for name in ("handle", "helper", "launch", "process_host", "processes")),
-    *(f"_workers.{name}" for name in ("remote_host", "resources", "step_queue")),
+    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "process_poller", "starting")),
+    "hosts.link_host",
     *(f"godot.{name}" for name in ("engine_host", "launch", "worker")),
     *(f"ray_cluster.{name}" for name in ("host", "poller")),
 }

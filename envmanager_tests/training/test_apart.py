@@ -24,8 +24,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
-from envmanager._workers.processes import start
 from envmanager.cli.app import run_command_line
+from envmanager.processes.starting import start
 from envmanager.testing.fault_checks import is_gone, returns_within, until
 from envmanager.training import apart
 from envmanager.training.apart import Apart, LearnerFailed

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.core.asking import one_for_each
 from envmanager.errors import UsageError
+from envmanager.kernel.asking import one_for_each
 
 
 class Basket:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmanager import RestartPolicy, SimpleEnvManager
-from envmanager._workers.local_worker import LentRows
 from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import ActionInfo, AgentSteps, RowBuffer, only_agents
+from envmanager.hosts.local_worker import LentRows
 
 N_BYTES = 1 << 16
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from envmanager.core.policy_steps import call_policies
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.errors import BadAction
+from envmanager.kernel.policy_steps import call_policies
 
 SPEC = BehaviorSpec(ArraySpec((2,)), ArraySpec((), np.int64))
 

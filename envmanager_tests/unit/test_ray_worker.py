@@ -13,11 +13,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from envmanager._workers.descriptors import wait_for
-from envmanager._workers.hosting import GroupFactory, make_contexts
-from envmanager._workers.remote import State, WorkerPlan
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvRaised, NotPlaced, WorkerDied, WorkerTimedOut
+from envmanager.hosts.descriptors import wait_for
+from envmanager.hosts.hosting import GroupFactory, make_contexts
+from envmanager.hosts.link import State, WorkerPlan
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts

@@ -9,11 +9,6 @@ import attrs
 import numpy as np
 import pytest
 
-from envmanager.core.calls import Calls
-from envmanager.core.collecting import Collector
-from envmanager.core.recovery import Recovery
-from envmanager.core.sources import QueueSource
-from envmanager.core.table import WorkerState, WorkerTable
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, StepInfo
 from envmanager.errors import (
     EnvRaised,
@@ -25,6 +20,11 @@ from envmanager.errors import (
     WorkerError,
     WorkerTimedOut,
 )
+from envmanager.kernel.calls import Calls
+from envmanager.kernel.collecting import Collector
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.sources import QueueSource
+from envmanager.kernel.table import WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Wait
 
@@ -281,7 +281,7 @@ def test_no_more_than_max_ready_are_handed_out_losses_included():
 def clock(mocker):
     time = Clock()
     for module in ("recovery", "collecting"):
-        mocker.patch(f"envmanager.core.{module}.time", time)
+        mocker.patch(f"envmanager.kernel.{module}.time", time)
     return time
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from envmanager import SubprocessEnvManager, UsageError, WorkerError
-from envmanager._workers import descriptors, shared_rows
-from envmanager._workers.output import OutputLog
+from envmanager.hosts import descriptors, shared_rows
+from envmanager.processes.output import OutputLog
 from envmanager.system.files import advice
 from envmanager.testing import FakeEnvironment
 

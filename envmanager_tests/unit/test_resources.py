@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pytest_mock import MockerFixture
 
-from envmanager._workers.resources import ProcessResources
 from envmanager.errors import ManagerClosed
 from envmanager.observe.events import EventLog
+from envmanager.processes.process_host import ProcessResources
 
 
 def test_a_worker_that_was_started_while_everything_was_given_back_is_given_back_too(mocker: MockerFixture) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.core.recovery import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
 from envmanager.errors import (
     BadObservation,
     EnvRaised,
@@ -19,6 +18,7 @@ from envmanager.errors import (
     WorkerError,
     WorkerTimedOut,
 )
+from envmanager.kernel.recovery import LONGEST_BACKOFF_S, GiveUp, Replace, Supervisor
 from envmanager.options import RestartPolicy
 
 

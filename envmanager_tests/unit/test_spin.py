@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from envmanager._workers import spin
-from envmanager._workers.spin import MANY, REST, SPIN_NS, Spinner, spin_ns
+from envmanager.hosts import spin
+from envmanager.hosts.spin import MANY, REST, SPIN_NS, Spinner, spin_ns
 
 YIELD_NS = 1_000
 YIELDS = SPIN_NS // YIELD_NS

@@ -1,4 +1,4 @@
-"""The manager's side of one worker process that hosts environments in Python.
+"""Starts a worker process, and is the manager's side of it.
 
 It writes actions into shared memory where they fit, and the worker its observations; the rest travels pickled.
 """
@@ -8,25 +8,110 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from envmanager._workers import descriptors, output
-from envmanager._workers.channel import Channel
-from envmanager._workers.decoding import Decoder
-from envmanager._workers.launch import LaunchPlan, launch
-from envmanager._workers.remote import Link
-from envmanager._workers.shared_rows import WorkerRows
-from envmanager._workers.wire import ATTACH_CODE, CODES, COMMAND, dumps_command
+import attrs
+
 from envmanager.data.steps import CommandName
+from envmanager.errors import WorkerError
+from envmanager.hosts import descriptors
+from envmanager.hosts.channel import Channel
+from envmanager.hosts.decoding import Decoder
+from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.shared_rows import WorkerRows
+from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, dumps_command
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
+from envmanager.processes.child_transport import Launch
+from envmanager.processes.output import OutputLog, take_crash_report
+from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, start
+from envmanager.system.files import advice
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
-class WorkerHandle(Link):
+_DESCRIPTORS_TO_START = 16
+"""More than starting one process takes for a moment: refused before, nothing is left half open."""
+
+
+@attrs.frozen(kw_only=True)
+class LaunchPlan(WorkerPlan):
+    """The arguments of the start of a worker process, but for its factory."""
+
+    seed: int
+    start_method: str
+    memory_fd: int
+    steps_fd: int
+    crash_fd: int
+    n_slots: int
+    spin_ns: int
+    """Longest time in ns that the worker polls for a command before it sleeps."""
+    environ: Mapping[str, str] = attrs.field(repr=False)  # it may hold secrets
+    log_dir: str | None
+
+
+def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, OutputLog | None]:
+    """Start the process; return it, our end of its connection, and its log.
+
+    TimeoutError when it cannot be started in ``start_s``; WorkerError when it cannot be started at all.
+    """
+    descriptors.require_room(_DESCRIPTORS_TO_START)
+    descriptors.open_standard()  # the trainer may have closed some since the last start
+    log, output = None, (1, 2)
+    if plan.log_dir is not None:
+        log, fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
+        output = fd, fd
+    try:
+        try:
+            process, fd = _start(plan, pickled_factory, output)
+        except HelperGone:
+            # After it was asked. Once more, with a new one and another connection: a worker that it has forked all
+            # the same notices that the other end of its own is closed, and ends.
+            process, fd = _start(plan, pickled_factory, output)
+    except TimeoutError:
+        raise
+    except OSError as error:
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise WorkerError(
+            f"the process of worker {plan.worker_id} could not be started: {cause}. {advice(error)}".rstrip(),
+            worker_id=plan.worker_id,
+            env_ids=plan.env_ids,
+            phase="start",
+            cause=cause,
+        ) from error
+    finally:
+        if log is not None:
+            os.close(output[0])
+    return process, fd, log
+
+
+def _start(plan: LaunchPlan, pickled_factory: bytes, output: tuple[int, int]) -> tuple[Process, int]:
+    ours, theirs = socket.socketpair()
+    fd = descriptors.register(ours.detach())
+    os.set_blocking(fd, False)
+    try:
+        with theirs:
+            process = start(
+                plan.start_method,
+                f"envmanager-worker-{plan.worker_id}",
+                "envmanager.processes.child:main",
+                (Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),),
+                fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
+                output=output,
+                environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                deadline=time.monotonic() + plan.timeouts.start_s,
+            )
+        return process, fd
+    except BaseException:
+        descriptors.close(fd)
+        raise
+
+
+class ProcessLink(Link):
     """The link to a worker process: actions go through shared memory, and steps come back through the step pipe."""
 
     decoder: Decoder
@@ -40,11 +125,10 @@ class WorkerHandle(Link):
         self._worker_rows: WorkerRows | None = None
         self._rows_to_attach: WorkerRows | None = None
         try:
-            launched = launch(plan, pickled_factory)
+            self.process, fd, self._log = launch(plan, pickled_factory)
         except TimeoutError as error:
             raise self._no_response(CommandName.START, "") from error
-        self.process, self._log = launched.process, launched.log
-        self.channel.open(launched.fd, self.process.pidfd)
+        self.channel.open(fd, self.process.pidfd)
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
@@ -108,7 +192,7 @@ class WorkerHandle(Link):
         report = ""
         if descriptors.is_registered(self._plan.crash_fd):  # else close() came meanwhile
             with contextlib.suppress(OSError):
-                report = output.take_crash_report(self._plan.crash_fd, self.worker_id)
+                report = take_crash_report(self._plan.crash_fd, self.worker_id)
         return "\n".join(filter(None, [log, report]))
 
     def release(self) -> None:

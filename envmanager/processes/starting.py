@@ -24,9 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envmanager._workers import descriptors
-from envmanager._workers.descriptors import register, wait_for
-from envmanager._workers.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
+from envmanager.hosts import descriptors
+from envmanager.hosts.descriptors import register, wait_for
+from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
 from envmanager.system.interrupts import blocked_in_children, let_through
 from envmanager.system.processes import after_fork_in_child, state_of
 
@@ -168,7 +168,7 @@ class Process:
 
     def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
         """Start it. TimeoutError when it is not there by the deadline, another OSError when it cannot be."""
-        modules = ["envmanager._workers.child"] if kind == FORK else []
+        modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
         try:
@@ -310,7 +310,7 @@ def _python(imports: str) -> list[str]:
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
     options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
-    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager._workers.{imports}(*map(int, sys.argv[1:]))"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{imports}(*map(int, sys.argv[1:]))"
     return [sys.executable, *options, "-c", code]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
-from envmanager.core.collecting import Collector
-from envmanager.core.hosts import WorkerHost
-from envmanager.core.recovery import Recovery
-from envmanager.core.table import WorkerState, WorkerTable
 from envmanager.data.steps import CommandName, StepInfo
+from envmanager.kernel.collecting import Collector
+from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.table import WorkerState, WorkerTable
 from envmanager.options import ResetConfig
 
 

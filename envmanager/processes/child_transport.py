@@ -15,11 +15,14 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers import descriptors
-from envmanager._workers.failures import dumps_failure
-from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows
-from envmanager._workers.spin import Spinner
-from envmanager._workers.wire import (
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
+from envmanager.environment import EnvGroup
+from envmanager.hosts import descriptors
+from envmanager.hosts.failures import dumps_failure
+from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows
+from envmanager.hosts.spin import Spinner
+from envmanager.hosts.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
@@ -34,9 +37,6 @@ from envmanager._workers.wire import (
     response_message,
     step_message,
 )
-from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
-from envmanager.environment import EnvGroup
 
 _FAILED = CommandName.FAILED
 

@@ -22,8 +22,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.core.hosts import WorkerHost
-from envmanager.core.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.data import cut_episodes
 from envmanager.data.seeding import reseeded
 from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
@@ -39,6 +37,8 @@ from envmanager.errors import (
     WorkerError,
     WorkerTimedOut,
 )
+from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 

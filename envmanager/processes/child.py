@@ -20,8 +20,13 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper has it: NumPy loads it late
 
-from envmanager._workers import forks, lifeline, output
-from envmanager._workers.child_transport import (
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
+from envmanager.environment import EnvGroup
+from envmanager.hosts.failures import describe_failure
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
+from envmanager.hosts.wire import Undecoded
+from envmanager.processes import forks, lifeline, output
+from envmanager.processes.child_transport import (
     CannotObey,
     Connection,
     Launch,
@@ -29,11 +34,6 @@ from envmanager._workers.child_transport import (
     TrainerGone,
     Transport,
 )
-from envmanager._workers.failures import describe_failure
-from envmanager._workers.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
-from envmanager._workers.wire import Undecoded
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
-from envmanager.environment import EnvGroup
 
 FDS = ("connection", "steps", "memory", "crash")
 """The descriptors that a worker inherits."""

@@ -39,11 +39,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager._workers.wire import ENDED, FULL, IN_MEMORY
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
+from envmanager.hosts.wire import ENDED, FULL, IN_MEMORY
 from envmanager.system.files import advice
 
 _ALIGNMENT = 64  # a cache line, at which each array begins

@@ -22,9 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from envmanager._workers.failures import describe_failure
-from envmanager._workers.hosting import COMMANDS, GroupFactory, env_ids_of_failure
-from envmanager.core.sources import ResponseSource
 from envmanager.data.steps import (
     STEPPING,
     AgentSteps,
@@ -39,6 +36,9 @@ from envmanager.data.steps import (
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
+from envmanager.hosts.failures import describe_failure
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
+from envmanager.kernel.sources import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import let_through

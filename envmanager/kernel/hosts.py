@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from envmanager.core.calls import Calls
-from envmanager.core.sources import ResponseSource, StepQueue
-from envmanager.core.table import Entry
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
+from envmanager.kernel.calls import Calls
+from envmanager.kernel.sources import ResponseSource, StepQueue
+from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig

@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers.channel import Message
-from envmanager._workers.failures import describe_failure, loads_failure
-from envmanager._workers.shared_rows import WorkerRows
-from envmanager._workers.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError
+from envmanager.hosts.channel import Message
+from envmanager.hosts.failures import describe_failure, loads_failure
+from envmanager.hosts.shared_rows import WorkerRows
+from envmanager.hosts.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS
 
 
 class Decoder:

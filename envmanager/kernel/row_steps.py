@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.core.hosts import WorkerHost
-from envmanager.core.policy_steps import checked_actions
-from envmanager.core.recovery import Recovery
-from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.env_rows import EnvRows, RowsOfWorker
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
+from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.policy_steps import checked_actions
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 
 _IDLE, _IN_FLIGHT, _READY = WorkerState.IDLE, WorkerState.IN_FLIGHT, WorkerState.READY
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS

@@ -41,7 +41,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from envmanager._workers import lifeline
+from envmanager.processes import lifeline
 
 RESPONSE = struct.Struct("<q")
 """A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""

@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from envmanager._workers import descriptors
-from envmanager._workers.remote import WHILE_BYTES_COME_S, Alarm, Link, State
-from envmanager._workers.spin import Spinner
-from envmanager.core.sources import ResponseSource
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
+from envmanager.hosts import descriptors
+from envmanager.hosts.link import WHILE_BYTES_COME_S, Alarm, Link, State
+from envmanager.hosts.spin import Spinner
+from envmanager.kernel.sources import ResponseSource
 from envmanager.system.interrupts import let_through
 
 _LONGEST_WAIT_S = 3600.0

@@ -16,26 +16,42 @@ import attrs
 import cloudpickle
 import numpy as np
 
-from envmanager._workers.handle import WorkerHandle
-from envmanager._workers.hosting import GroupFactory
-from envmanager._workers.launch import LaunchPlan
-from envmanager._workers.local_worker import LocalStepQueue, LocalWorker
-from envmanager._workers.processes import default_start_method
-from envmanager._workers.remote_host import RemoteHost
-from envmanager._workers.resources import ProcessResources
-from envmanager._workers.shared_rows import Block, BlockLayout, WorkerRows, allocate
-from envmanager._workers.spin import spin_ns
-from envmanager._workers.wire import dumps_command
 from envmanager.adapters.factories import check_travel, factories_for
-from envmanager.core.hosts import EnvWorker, HostContext
-from envmanager.core.table import Entry
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, StartReport, only_agents
+from envmanager.hosts import descriptors
+from envmanager.hosts.hosting import GroupFactory
+from envmanager.hosts.link_host import LinkHost, Resources
+from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
+from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows, allocate
+from envmanager.hosts.spin import spin_ns
+from envmanager.hosts.wire import dumps_command
+from envmanager.kernel.hosts import EnvWorker, HostContext
+from envmanager.kernel.table import Entry
+from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig
+from envmanager.processes.process_link import LaunchPlan, ProcessLink
+from envmanager.processes.process_poller import ProcessPoller
+from envmanager.processes.starting import default_start_method
 from envmanager.system.interrupts import held
 
 
-class ProcessHost(RemoteHost[WorkerHandle]):
+class ProcessResources(Resources[ProcessLink]):
+    """The links of worker processes, and the memory that these share with the trainer."""
+
+    poller: ProcessPoller
+
+    def __init__(self, events: EventLog, close_s: float, *, spin_ns: int) -> None:
+        super().__init__(close_s, ProcessPoller(events, spin_ns=spin_ns))
+        self.memory_fd = descriptors.create_memory("envmanager")
+        self.crash_fd = descriptors.create_memory("envmanager-crashes")
+
+    def _close_own(self) -> None:
+        descriptors.close(self.memory_fd)
+        descriptors.close(self.crash_fd)
+
+
+class ProcessHost(LinkHost[ProcessLink]):
     """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
 
     _options: ProcessOptions
@@ -83,7 +99,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self._options.zero_copy)
         return self._start_process(entry, factory)
 
-    def _start_process(self, entry: Entry, factory: GroupFactory) -> WorkerHandle:
+    def _start_process(self, entry: Entry, factory: GroupFactory) -> ProcessLink:
         self.context.calls.require_open("the start of a worker")
         options, resources = self._options, self._resources
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
@@ -103,7 +119,7 @@ class ProcessHost(RemoteHost[WorkerHandle]):
             log_dir=self._log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self._care_for(lambda: WorkerHandle(pickled, plan, self.context.events, entry.times))
+        return self._care_for(lambda: ProcessLink(pickled, plan, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -146,8 +162,8 @@ class ProcessHost(RemoteHost[WorkerHandle]):
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
-        if isinstance(worker, WorkerHandle):
-            others = (each.slot for each in self.workers if isinstance(each, WorkerHandle) and each is not worker)
+        if isinstance(worker, ProcessLink):
+            others = (each.slot for each in self.workers if isinstance(each, ProcessLink) and each is not worker)
             worker.begin_again_in(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
             return None
         if self._worker_rows and isinstance(worker, LocalWorker):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.core.collecting import Collector
-from envmanager.core.hosts import WorkerHost
-from envmanager.core.recovery import Recovery
-from envmanager.core.table import WorkerTable
 from envmanager.data.env_rows import EnvRows
 from envmanager.data.steps import CommandName
 from envmanager.errors import UsageError
+from envmanager.kernel.collecting import Collector
+from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.table import WorkerTable
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:

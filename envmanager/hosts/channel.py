@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers import descriptors
-from envmanager._workers.wire import MESSAGE
+from envmanager.hosts import descriptors
+from envmanager.hosts.wire import MESSAGE
 from envmanager.system.interrupts import begin_held, end_held
 
 _READ_SIZE = 1 << 20

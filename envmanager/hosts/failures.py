@@ -6,9 +6,9 @@ import pickle
 import traceback
 from collections.abc import Sequence
 
-from envmanager._workers.wire import dumps
 from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
+from envmanager.hosts.wire import dumps
 
 _UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
 """Name of Gymnasium's error for an id that is not registered; Gymnasium is not imported for this."""

@@ -9,6 +9,10 @@ The rule: nothing is sent through a worker that this host did not start itself, 
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,14 +20,15 @@ from typing import Any, Generic
 
 import attrs
 
-from envmanager._workers import descriptors
-from envmanager._workers.hosting import GroupFactory
-from envmanager._workers.remote import Link, State, WorkerPlan
-from envmanager._workers.resources import Resources
-from envmanager._workers.watch import AnyLink, Poller
-from envmanager.core.hosts import EnvWorker, HostContext, WorkerHost, start_report
-from envmanager.core.table import Entry
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
+from envmanager.errors import ManagerClosed
+from envmanager.hosts import descriptors
+from envmanager.hosts.hosting import GroupFactory
+from envmanager.hosts.link import Link, State, WorkerPlan
+from envmanager.hosts.poller import AnyLink, Poller
+from envmanager.kernel.calls import weakly
+from envmanager.kernel.hosts import EnvWorker, HostContext, WorkerHost, start_report
+from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.files import absolute
@@ -36,7 +41,103 @@ _MORE_DESCRIPTORS = 32
 process takes for a moment, and room."""
 
 
-class RemoteHost(WorkerHost, Generic[AnyLink]):
+class Resources(Generic[AnyLink]):
+    """The links of one manager, their poller, and in subclasses the memory and folders that the workers share.
+
+    It gives all of that back, also when the manager is garbage or the program ends, and holds no reference to the host
+    or the manager, which could otherwise never become garbage.
+    """
+
+    def __init__(self, close_s: float, poller: Poller[AnyLink]) -> None:
+        self.poller = poller
+        self._close_s = close_s
+        self._owner_pid = os.getpid()
+        self._closed = False
+        self._links: set[AnyLink] = set()
+        self._stopping = threading.RLock()
+        self._giving_back = threading.Lock()
+        poller.on_retired = weakly(self.drop)
+
+    def _close_own(self) -> None:
+        """Give back what a subclass holds, after the workers have gone."""
+
+    def watch(self, link: AnyLink) -> None:
+        """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
+        with self._giving_back:
+            if not self._closed:
+                self._links.add(link)
+                self.poller.register(link)
+                return
+        link.release()
+        raise ManagerClosed("the start of a worker")
+
+    def drop(self, link: AnyLink) -> None:
+        """Give back a worker that has ended or must."""
+        self._links.discard(link)
+        self.poller.forget(link)
+        link.release()
+
+    def retire(self, link: AnyLink) -> None:
+        """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
+        if link.state is State.RUNNING:
+            link.retire()
+            self.poller.retire(link)
+        else:
+            self.drop(link)
+
+    def close(self) -> None:
+        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
+
+        An interrupt meanwhile leaves out the waiting.
+        """
+        if os.getpid() != self._owner_pid or self._closed:
+            return  # in a process that the trainer forked, the workers are not its own
+        try:
+            self.stop()
+        finally:
+            with held():
+                self._give_back()
+
+    def stop(self) -> None:
+        """End all workers, inside ``close_s``; what belongs to them is still there. One thread does it at a time."""
+        with self._stopping:
+            self._stop(list(self._links))
+
+    def _stop(self, links: list[AnyLink]) -> None:
+        deadline = time.monotonic() + self._close_s
+        for link in links:
+            link.ask_to_close()
+        for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
+            left = _wait_for_ends(links, deadline - (1 - share) * self._close_s)
+            for link in left:
+                link.process.signal(number)
+        _wait_for_ends(links, deadline)
+
+    def _give_back(self) -> None:
+        with self._giving_back:
+            self._closed = True
+        for link in list(self._links):
+            self.drop(link)
+        self.poller.close()
+        self._close_own()
+
+
+def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
+    """Wait until all processes have ended or the time is up; those that have not."""
+    left = {link.process.pidfd: link for link in links}
+    while left:
+        left_s = deadline - time.monotonic()
+        ready = descriptors.wait_for([fd for link in left.values() for fd in link.channel.watched_fds()], left_s)
+        for fd in ready & left.keys():
+            del left[fd]
+        if not ready and left_s <= 0:
+            break
+        for link in left.values():
+            link.channel.pump()  # a worker that blocks on a full pipe cannot end
+    return list(left.values())
+
+
+class LinkHost(WorkerHost, Generic[AnyLink]):
     """Workers in processes of their own."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:

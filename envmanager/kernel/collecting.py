@@ -14,12 +14,12 @@ import math
 import time
 from collections.abc import Sequence
 
-from envmanager.core.calls import Calls
-from envmanager.core.recovery import Recovery
-from envmanager.core.sources import ResponseSource
-from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.kernel.calls import Calls
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.sources import ResponseSource
+from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 
-from envmanager._workers.failures import env_raised
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
@@ -20,6 +19,7 @@ from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EnvRaised, MissingExtra, UsageError
+from envmanager.hosts.failures import env_raised
 from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 

@@ -16,11 +16,11 @@ import select
 
 import attrs
 
-from envmanager._workers import descriptors
-from envmanager._workers.handle import WorkerHandle
-from envmanager._workers.watch import Poller
-from envmanager._workers.wire import FULL, IN_MEMORY, RECORD, WITH_MESSAGE
+from envmanager.hosts import descriptors
+from envmanager.hosts.poller import Poller
+from envmanager.hosts.wire import FULL, IN_MEMORY, RECORD, WITH_MESSAGE
 from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.processes.process_link import ProcessLink
 
 _READ_SIZE = 256 * RECORD.size
 _PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | WITH_MESSAGE
@@ -31,7 +31,7 @@ _PLAIN, _PLAIN_MASK = IN_MEMORY | FULL, IN_MEMORY | FULL | WITH_MESSAGE
 class _Awaited:
     """A record whose message has not arrived in full."""
 
-    handle: WorkerHandle
+    handle: ProcessLink
     ticket: int
     code: int
     slot: int
@@ -39,7 +39,7 @@ class _Awaited:
     n_ended: int
 
 
-class ProcessStepQueue(Poller[WorkerHandle]):
+class ProcessPoller(Poller[ProcessLink]):
     """Responses to "step", in order of completion."""
 
     def __init__(self, events: EventLog, *, spin_ns: int) -> None:
@@ -53,7 +53,7 @@ class ProcessStepQueue(Poller[WorkerHandle]):
         self._awaited: list[_Awaited] = []
         self._events = events
 
-    def forget(self, link: WorkerHandle) -> None:
+    def forget(self, link: ProcessLink) -> None:
         super().forget(link)
         self._awaited = [awaited for awaited in self._awaited if awaited.handle is not link]
 
@@ -88,7 +88,7 @@ class ProcessStepQueue(Poller[WorkerHandle]):
 
     look = collect
 
-    def take_step(self, link: WorkerHandle) -> None:
+    def take_step(self, link: ProcessLink) -> None:
         """Finish the steps whose messages are there."""
         if self._awaited:
             self._take_awaited()

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.core.calls import Calls
-from envmanager.core.hosts import WorkerHost
-from envmanager.core.recovery import Recovery
-from envmanager.core.table import Entry, WorkerState, WorkerTable
 from envmanager.data.fitting import check_batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
+from envmanager.kernel.calls import Calls
+from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.options import Wait
 from envmanager.policy import Policy
 from envmanager.system.interrupts import let_through

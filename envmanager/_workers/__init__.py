@@ -1,1 +1,0 @@
-"""Worker processes: how they start, talk and end. Nothing here is public."""
