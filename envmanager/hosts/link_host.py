@@ -34,8 +34,8 @@ from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.files import absolute
 from envmanager.system.interrupts import held
 
-_DESCRIPTORS_PER_WORKER = 3
-"""Descriptors of a worker: connection, pidfd, socket that reports the exit code. An engine has one more, its log."""
+_DESCRIPTORS_PER_WORKER = 4
+"""Descriptors of a worker: connection, pidfd, socket that reports the exit code, and for an engine its log."""
 _MORE_DESCRIPTORS = 32
 """The manager's own (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd), those that starting a
 process takes for a moment, and room."""

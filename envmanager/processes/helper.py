@@ -6,7 +6,7 @@
        ▲                                                         │
        └──── one socket per process: its pid and pidfd, later its exit code
 
-How a process is born: ``processes.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
+How a process is born: ``starting.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
 ``_Helper._start`` forks → ``_become`` turns the fork into what was asked for → ``run`` calls its function. With start
 method "forkserver" the fork goes on with the libraries that the helper has loaded. With "spawn" it executes a new
 Python, and ``run`` is called there. An engine executes its own program.
@@ -118,6 +118,9 @@ class _Helper:
             # Before any other, because the kernel ends the owner of the oldest line last.
             self._own_lines.append(lifeline.line_for(life_fd, os.getpid()))
         self._children: dict[int, _Child] = {}
+        """The processes that were started and not reaped, by pidfd."""
+        self._awaited: dict[int, int] = {}
+        """Their pids, by the descriptor that the trainer reads their exit code from."""
         self.born: tuple[int, ...] = ()
         """Arguments for ``run``, in a process that has just been forked; empty in the helper."""
         self._loaded: set[str] = set()
@@ -135,7 +138,10 @@ class _Helper:
                     for child in self._children.values():
                         _kill_group(child.pid)
                     return
-                if fd in self._children:
+                if fd in self._awaited:  # the trainer has closed its end: a Ctrl-C came during the start
+                    self._poll.unregister(fd)
+                    _kill_group(self._awaited.pop(fd))
+                elif fd in self._children:
                     self._reap(self._children.pop(fd))
                 elif not self._obey():
                     return
@@ -210,8 +216,9 @@ class _Helper:
             raise
         self._children[pidfd] = _Child(pid, pidfd, response_fd, lines)
         self._poll.register(pidfd, select.POLLIN)
-        if not _respond(response_fd, pid, pidfd):
-            os.kill(pid, signal.SIGKILL)  # the trainer does not wait for it any more
+        self._awaited[response_fd] = pid
+        self._poll.register(response_fd, 0)  # tells when the other end is closed
+        _respond(response_fd, pid, pidfd)
 
     def _lines_for(self, pid: int) -> list[int]:
         """Return lifelines for a child's group, and for the child, which may leave the group or lose its own line."""
@@ -226,6 +233,8 @@ class _Helper:
     def _reap(self, child: _Child) -> None:
         """Kill what is left of the group of a child that has ended, then reap the child and report its exit code."""
         self._poll.unregister(child.pidfd)
+        if self._awaited.pop(child.response_fd, None) is not None:
+            self._poll.unregister(child.response_fd)
         _kill_group(child.pid)
         _, status = os.waitpid(child.pid, 0)
         _respond(child.response_fd, os.waitstatus_to_exitcode(status))

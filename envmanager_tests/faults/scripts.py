@@ -47,7 +47,7 @@ from envmanager import (
     WorkerError,
 )
 from envmanager.hosts.wire import COMMAND
-from envmanager.processes import child, starting
+from envmanager.processes import child, process_link, starting
 from envmanager.processes.starting import Helper
 from envmanager.system import processes
 from envmanager.testing import FakeEnvironment, Sleep, Step
@@ -359,6 +359,11 @@ def train_beside_a_loader(start_method: Any) -> None:
     announce("loader", loader)
     manager.send(actions(2), [0, 1])
     manager.recv(Wait.all())
+
+
+def sleep(_: list[int]) -> None:
+    """Sleep for ever, as a worker whose factory hangs."""
+    time.sleep(LONG_S)
 
 
 def start_instead(function: Any, *before: Any) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from envmanager.testing.fault_checks import SLACK_S
+from envmanager.options import StartMethod
+from envmanager.processes import starting
+from envmanager.system import processes
+from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
 from envmanager_tests.start_methods import MARKED_START_METHODS
@@ -49,6 +52,23 @@ def test_when_the_next_helper_stops_too_that_is_said() -> None:
         assert " ".join(cause) == "HelperGone: [Errno 104] the helper process has ended or is stopped"
         assert trainer.ended() == 0
         trainer.until_all_gone()
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_an_interrupt_before_the_trainer_has_read_of_a_worker_leaves_none_behind(
+    start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper, wait_for = starting.find_helper(), starting.Helper.wait_for
+    before = processes.children_of(helper.session)
+
+    def interrupted(helper: starting.Helper, fd: int, deadline: float) -> None:
+        wait_for(helper, fd, deadline)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starting.Helper, "wait_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        starting.start(start_method, "sleeper", f"{scripts.__name__}:sleep", ())
+    until(lambda: processes.children_of(helper.session) == before)
 
 
 @pytest.fixture
