@@ -29,6 +29,7 @@ from envmanager.data.steps import CommandName
 from envmanager.hosts import descriptors
 from envmanager.hosts.channel import Channel
 from envmanager.hosts.decoding import Decoder
+from envmanager.hosts.failures import dumps_failure
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.wire import (
@@ -39,7 +40,6 @@ from envmanager.hosts.wire import (
     NAMES,
     Undecoded,
     dumps_command,
-    dumps_failure,
     response_message,
 )
 from envmanager.options import KindOptions, takes
