@@ -256,7 +256,7 @@ class FaultyManagers:
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
-        if type(self) not in _warmed_up:  # a fork server, which lasts until the program ends, is no leak
+        if type(self) not in _warmed_up:  # the helper, which lasts until the program ends, is no leak
             self.make_manager(EchoEnvironment, 1).close()
             _warmed_up.add(type(self))
         with nothing_left_behind():
