@@ -31,12 +31,11 @@ from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageEr
 from envmanager.kernel.asking import Asker, one_for_each
 from envmanager.kernel.calls import Calls, Use, weakly
 from envmanager.kernel.collecting import Collector
-from envmanager.kernel.hosts import EnvWorker, HostContext, WorkerHost
+from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, StepQueue, WorkerHost, as_source
 from envmanager.kernel.policy_steps import PolicySteps
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.resetting import Resets
 from envmanager.kernel.row_steps import RowSteps
-from envmanager.kernel.sources import ResponseSource, StepQueue, as_source
 from envmanager.kernel.table import WorkerTable
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded

@@ -16,7 +16,7 @@ from envmanager.data.steps import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
-from envmanager.kernel.hosts import EnvWorker, WorkerHost
+from envmanager.kernel.host import EnvWorker, WorkerHost
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ProcessOptions, takes
 

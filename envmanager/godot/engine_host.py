@@ -22,7 +22,7 @@ from envmanager.godot.options import EngineOptions, GodotOptions
 from envmanager.godot.worker import EngineLink
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.poller import Poller
-from envmanager.kernel.hosts import EnvWorker, HostContext
+from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.options import ResetConfig
 

@@ -27,7 +27,7 @@ from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.link import Link, State, WorkerPlan
 from envmanager.hosts.poller import AnyLink, Poller
 from envmanager.kernel.calls import weakly
-from envmanager.kernel.hosts import EnvWorker, HostContext, WorkerHost, start_report
+from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig

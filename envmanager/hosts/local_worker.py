@@ -38,7 +38,7 @@ from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
 from envmanager.hosts.failures import describe_failure
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
-from envmanager.kernel.sources import ResponseSource
+from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import let_through

@@ -27,7 +27,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import WHILE_BYTES_COME_S, Alarm, Link, State
 from envmanager.hosts.spin import Spinner
-from envmanager.kernel.sources import ResponseSource
+from envmanager.kernel.host import ResponseSource
 from envmanager.system.interrupts import let_through
 
 _LONGEST_WAIT_S = 3600.0

@@ -12,7 +12,7 @@ from envmanager.data.env_rows import EnvRows
 from envmanager.data.steps import CommandName
 from envmanager.errors import UsageError
 from envmanager.kernel.collecting import Collector
-from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import WorkerTable
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.kernel.calls import Calls
+from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.sources import ResponseSource
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait

@@ -17,7 +17,7 @@ from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo,
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.calls import Calls
-from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.options import Wait

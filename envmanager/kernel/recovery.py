@@ -37,7 +37,7 @@ from envmanager.errors import (
     WorkerError,
     WorkerTimedOut,
 )
-from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.table import Entry, Replacement, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy

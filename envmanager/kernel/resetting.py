@@ -13,7 +13,7 @@ import attrs
 
 from envmanager.data.steps import CommandName, StepInfo
 from envmanager.kernel.collecting import Collector
-from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import WorkerState, WorkerTable
 from envmanager.options import ResetConfig

@@ -20,7 +20,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
-from envmanager.kernel.hosts import WorkerHost
+from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.policy_steps import checked_actions
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable

@@ -26,7 +26,7 @@ from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
 from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows, allocate
 from envmanager.hosts.spin import spin_ns
 from envmanager.hosts.wire import dumps_command
-from envmanager.kernel.hosts import EnvWorker, HostContext
+from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig

@@ -24,7 +24,7 @@ from envmanager import (
     WorkerDied,
 )
 from envmanager.env_manager import EnvWorker
-from envmanager.kernel.sources import ResponseSource
+from envmanager.kernel.host import ResponseSource
 from envmanager.subprocess_env_manager import worker
 from envmanager.testing import EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Step
 

@@ -20,7 +20,7 @@ from envmanager import (
 )
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.hosts.local_worker import LocalStepQueue
-from envmanager.kernel.sources import ResponseSource
+from envmanager.kernel.host import ResponseSource
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager_tests.envs import CountsSteps

@@ -22,8 +22,8 @@ from envmanager.errors import (
 )
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.collecting import Collector
+from envmanager.kernel.host import QueueSource
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.sources import QueueSource
 from envmanager.kernel.table import WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Wait
