@@ -504,6 +504,21 @@ def test_a_worker_is_recycled_at_the_end_of_an_episode_once_it_is_old_enough():
     assert bench.count(events.Recycled, events.Failed, events.Restarted) == (1, 0, 0)
 
 
+def test_the_age_is_counted_anew_for_each_generation():
+    bench = Bench(1, recycle_after_steps=2)
+    generations = []
+    for number in range(1, 7):
+        bench.send(0)
+        bench.answer(0, says=number, ended=True)
+        bench.collect()
+        generations.append(bench.generations[0])
+        if any(bench.waiting):
+            bench.begin(0)
+            bench.collect()
+
+    assert generations == [0, 1, 1, 2, 2, 3]
+
+
 def test_a_worker_that_is_old_enough_is_not_recycled_when_nobody_plays_on():
     bench = Bench(1, recycle_after_steps=1)
     bench.send(0)
