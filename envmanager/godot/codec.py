@@ -152,7 +152,7 @@ class StepsDecoder:
         return Decoded(steps, busy_us)
 
     def _expect_plain(self, sections: Sequence[_Section]) -> None:
-        """Prepare for frames with the same rows. Those that are sorted or copied, or have infos, are never plain."""
+        """Prepare the fast path for later frames with the same rows; none for sorted rows, copies or infos."""
         self._plain = None
         if not self._infos and all(
             section.rows.order is None and all(layout.dtype.itemsize <= 4 for layout in section.behavior.observations)

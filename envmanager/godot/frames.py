@@ -123,7 +123,7 @@ class FrameReader:
         return self._head is not None or self._end > self._start
 
     def space(self) -> memoryview:
-        """Return the memory for the next bytes. It is never empty once ``next`` has returned None."""
+        """Return the buffer that the next received bytes go into. It has room once ``next`` has returned None."""
         space = self._scratch[self._end :] if self._head is None else self._body[self._filled :]
         if not space:  # recv_into would return 0 for it, which looks like the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
@@ -162,7 +162,7 @@ class FrameReader:
                 yield frame
 
     def _begin(self) -> bool:
-        """Take a header and the begin of its body out of the scratch; return False while the header is incomplete."""
+        """Parse the next header, and start its body with the bytes received so far. False: it is incomplete."""
         start, end = self._start, self._end
         if end - start < HEADER.size:
             self._scratch[: end - start] = self._scratch[start:end]

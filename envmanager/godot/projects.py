@@ -1,4 +1,4 @@
-"""Folders with Godot projects: installs the addon in them, and makes demos and new games from the package's own.
+"""Installs the addon in folders of Godot projects, and copies the package's demos and its template of a game.
 
 The rule: a project keeps its own files. Only ``addons/envmanager`` is overwritten, and one line of ``project.godot`` is
 added.

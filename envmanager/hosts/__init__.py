@@ -1,1 +1,1 @@
-"""Hosts of workers: the life of every worker that is not in the trainer's process, and of the one that is."""
+"""Hosts start, drive, replace and end workers: those in other processes, and the local one in the trainer's own."""

@@ -48,7 +48,7 @@ class Channel:
         self.hung_up = False
         """Set when the worker has closed its end, which could be read from for ever."""
         self.broken = ""
-        """The part of the protocol that the worker has broken, in words; nothing is read after that."""
+        """The part of the protocol that the worker has broken, in words, else empty; nothing is read after that."""
         self.on_moved: Callable[[int, int], None] = _not_watched
         """Called with the old and the new descriptor before ``fd`` changes."""
         self._inbox = bytearray()
@@ -68,7 +68,7 @@ class Channel:
     # Out.
 
     def push(self, message: Any, deadline: float) -> None:
-        """Write a message whole. Give up at the deadline, or when the worker is gone: who waits for a response notices.
+        """Write a whole message. Give up at the deadline or when the worker is gone, which a later wait reports.
 
         ``deadline`` is in monotonic seconds; what there is room for is written at once, also after it.
         """

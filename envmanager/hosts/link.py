@@ -34,7 +34,7 @@ from envmanager.options import ResetConfig, Timeouts
 from envmanager.system.interrupts import let_through
 
 WHILE_BYTES_COME_S = 1.0
-"""A message that is on its way at its deadline gets so much longer with every part that arrives."""
+"""The seconds by which each part of a late message extends its deadline."""
 _STEP = CommandName.STEP
 
 
@@ -80,28 +80,22 @@ class WorkerProcess(Protocol):
     @property
     def pid(self) -> int | None:
         """Id of the process; None when it is not known."""
-        ...
 
     @property
     def pidfd(self) -> int:
         """A descriptor that is readable when it has ended."""
-        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to it and what it has started. After SIGKILL it ends."""
-        ...
 
     def core_wait_ns(self) -> int:
         """Return how long it could have run and no core was free; 0 when that is not known."""
-        ...
 
     def exit_name(self) -> str:
         """Return how it ended, by name."""
-        ...
 
     def release(self) -> None:
         """Give back its descriptors. A second time does nothing."""
-        ...
 
 
 class ResponseDecoder(Protocol):
@@ -109,11 +103,9 @@ class ResponseDecoder(Protocol):
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the response that reports this error."""
-        ...
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """Return the response to the command ``asked``."""
-        ...
 
 
 class Link:

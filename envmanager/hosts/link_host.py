@@ -178,12 +178,12 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._starting.clear()  # nobody waits for it as for the first ones
 
     def _replace(self, worker: Any) -> None:
-        """Another takes its place."""
+        """Retire a worker whose place another one takes."""
         if isinstance(worker, Link):
             self._resources.retire(worker)
 
     def _care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
-        """A worker that has just been made, watched over and asked to start."""
+        """Make a worker, register it with the poller, send it "start", and return it."""
         with held():  # a worker that nobody watches would be left behind
             worker = make()
             self._resources.watch(worker)

@@ -367,7 +367,7 @@ class LocalStepQueue(ResponseSource):
         return (response,)
 
     def _wait_for_replacement(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
-        """Sleep for ``timeout`` when no step was sent: a replacement may start later."""
+        """Sleep for ``timeout`` seconds, since only a later replacement can respond; then take any step sent."""
         if timeout:
             with let_through():
                 time.sleep(timeout)

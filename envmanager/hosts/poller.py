@@ -1,4 +1,4 @@
-"""Watches over the links of one manager, and is the one place where the manager waits for their workers.
+"""Watches over the links of one manager, and waits for their steps, and for the first observations of replacements.
 
 ::
 

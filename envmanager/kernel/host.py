@@ -91,11 +91,9 @@ class EnvWorker(Protocol):
 
         The response to "step" comes out of the step queue, every other out of ``recv``.
         """
-        ...
 
     def recv(self) -> EnvironmentResponse:
         """Return the response to the last command; a "failed" response if none comes before its deadline."""
-        ...
 
 
 @attrs.frozen
@@ -181,7 +179,10 @@ class WorkerHost(ABC):
         """Raise UsageError, before anything is sent, if ``payload`` cannot be sent to a worker."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return ``parts`` (of all workers, in order) as one view without ends and infos, or None if they lie apart."""
+        """Return one view of all ``parts`` (one per worker, in order), without ``final_obs`` and infos.
+
+        None unless they are adjacent in memory.
+        """
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:

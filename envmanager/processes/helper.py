@@ -120,7 +120,7 @@ class _Helper:
         self._children: dict[int, _Child] = {}
         """The processes that were started and not reaped, by pidfd."""
         self._awaited: dict[int, int] = {}
-        """Their pids, by the descriptor that the trainer reads their exit code from."""
+        """The pids of these processes, by the descriptor through which the trainer learns their exit code."""
         self.born: tuple[int, ...] = ()
         """Arguments for ``run``, in a process that has just been forked; empty in the helper."""
         self._loaded: set[str] = set()
@@ -316,7 +316,10 @@ def _set_environ(environ: dict[str, str]) -> None:
 
 
 def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
-    """Run the function that this process was started for; it gets the list of its descriptors, and its arguments."""
+    """Read a function and its arguments from ``data_fd``, and call ``function(fds, *arguments)``.
+
+    Without ``is_tied``, a thread watches the lifeline ``line``.
+    """
     for fd in (data_fd, line, *fds):
         os.set_inheritable(fd, False)
     os.lseek(data_fd, 0, os.SEEK_SET)

@@ -23,7 +23,7 @@ from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_co
 
 
 class EnvActor:
-    """The environments of one worker."""
+    """A Ray actor that hosts the environments of one worker."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], pickled_factory: bytes) -> None:
         self._worker_id = worker_id
@@ -35,14 +35,14 @@ class EnvActor:
         """Number of behaviors whose specs were sent with an answer; those sent by "start" do not count."""
 
     def hello(self) -> tuple[int, str]:
-        """Its process and its host: it has been placed, and its code is there."""
+        """Return the process id and the host name: the actor has been placed, and its code is there."""
         return os.getpid(), socket.gethostname()
 
     def ping(self) -> None:
-        """It lives."""
+        """Return nothing: an answer shows that the actor lives."""
 
     def obey(self, command: bytes) -> Any:
-        """Carry out a command; the answer."""
+        """Carry out a command, and return the packed answer; never raises."""
         began_ns = time.monotonic_ns()
         name, flags, data = unpack_command(command)
         try:

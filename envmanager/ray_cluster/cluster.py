@@ -1,4 +1,4 @@
-"""The cluster: connecting to it, having it make actors and end them, and saying what it has.
+"""The cluster: connects to it, has it make actors and end them, and reports what it has.
 
 The rule: no other module of this folder imports Ray, and what this one asks of Ray is all public. It schedules nothing
 itself: who runs where, and what a lost node means, is Ray's to decide.
@@ -40,7 +40,7 @@ class _OwnJob:
 
 
 def connect(options: ClusterOptions) -> None:
-    """Be a driver of the cluster. A program that is one already stays with its cluster; it is left to end at its end.
+    """Make this program a driver of the cluster until it ends. One that is a driver already stays with its cluster.
 
     The runtime environment is then the whole job's, because only that may be made of folders of this machine.
     UsageError when there is no cluster at that address.
@@ -75,14 +75,14 @@ def _job_id() -> str:
 
 
 class ActorHandle:
-    """One actor. Answers come to a callback, in a thread of Ray's."""
+    """A handle of one actor. Its answers are passed to a callback, in a thread of Ray's."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._obey = actor.obey
 
     def hello(self, on_answer: OnAnswer) -> None:
-        """Ask who it is; it answers once it has been placed."""
+        """Ask for its process id and host; the answer comes once it has been placed."""
         self._actor.hello.remote().future().add_done_callback(on_answer)
 
     def ping(self, on_answer: OnAnswer) -> None:
@@ -90,7 +90,7 @@ class ActorHandle:
         self._actor.ping.remote().future().add_done_callback(on_answer)
 
     def obey(self, command: bytes, on_answer: OnAnswer) -> None:
-        """Have it carry out a command, after those before."""
+        """Have it carry out a command, after all earlier ones."""
         if not ray.is_initialized():  # or Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
         self._obey.remote(command).future().add_done_callback(on_answer)
@@ -119,7 +119,7 @@ class Cluster:
         }
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Ask for a new actor; it is placed when there is room for it. Ray restarts and repeats nothing by itself."""
+        """Ask for a new actor, which Ray places when there is room. Ray itself restarts and repeats nothing."""
         options = {
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -140,32 +140,32 @@ class Cluster:
 
     @property
     def wanted(self) -> dict[str, float]:
-        """What each worker takes, by Ray's names."""
+        """The resources that each worker takes, by Ray's names."""
         return {name: amount for name, amount in self._options.amounts.items() if amount}
 
     @property
     def wanted_in_words(self) -> str:
-        """The same for people."""
+        """The resources that each worker takes, in words."""
         return in_words(self.wanted)
 
     def why_no_room(self) -> str:
-        """Which resource is missing for one more worker."""
+        """Return which resource is missing for one more worker, in words."""
         return why_no_room(self.wanted, [node["Resources"] for node in _alive_nodes()], ray.available_resources())
 
     def what_it_has(self) -> str:
-        """How many nodes, and what is on them."""
+        """Return the number of nodes, and their resources, in words."""
         nodes = _alive_nodes()
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} with {resources}"
 
 
 def is_connected() -> bool:
-    """Whether this program is still a driver of the cluster."""
+    """Return whether this program is still a driver of the cluster."""
     return bool(ray.is_initialized())
 
 
 def n_cpus() -> int:
-    """How many CPUs the cluster says that it has."""
+    """Return the number of CPUs that the cluster reports."""
     return int(ray.cluster_resources().get("CPU", 0))
 
 
@@ -174,7 +174,7 @@ def _alive_nodes() -> list[Mapping[str, Any]]:
 
 
 def _besides_the_jobs(runtime_env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """``runtime_env``, unless the job has it already."""
+    """Return ``runtime_env``, or None if the job has it already."""
     if runtime_env is None or (_OwnJob.job_id == _job_id() and runtime_env == _OwnJob.runtime_env):
         return None
     return runtime_env
@@ -188,7 +188,7 @@ def _runtime_env(given: Mapping[str, Any] | None, environ: Mapping[str, str] | N
 
 
 def _node_ids(placement: Any, n_workers: int) -> list[str]:
-    """The id of each worker's node, when ``placement`` names nodes."""
+    """Return the id of each worker's node if ``placement`` names nodes, else an empty list."""
     if isinstance(placement, str):
         return []
     if len(placement) != n_workers:

@@ -37,11 +37,11 @@ TakeIn = Callable[[Any, int], None]
 
 
 class Answers:
-    """The answers that have come and were not taken in. Ray's threads add them; all else happens in the trainer's."""
+    """The answers that have come and were not taken in. Ray's threads add them; the trainer's thread takes them in."""
 
     def __init__(self) -> None:
         self.n_wanted = 1
-        """The number of steps that are worth waking for: the trainer's thread and Ray's are in each other's way."""
+        """The number of steps for which the trainer is woken: awake, its thread and Ray's delay each other."""
         self.bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         """A descriptor that is readable when answers are to be taken in."""
         self._came: deque[tuple[TakeIn, Any, int]] = deque()
@@ -59,7 +59,7 @@ class Answers:
                     os.eventfd_write(self.bell_fd, 1)
 
     def drain(self) -> None:
-        """Have all answers taken in."""
+        """Take all answers in."""
         with contextlib.suppress(OSError):  # the bell first: an answer that comes meanwhile rings again
             os.eventfd_read(self.bell_fd)
         while True:
@@ -85,7 +85,7 @@ class ActorConnection(Channel):
         self.node = ""
         """The host that the actor is on, once it has been placed."""
         self.error = ""
-        """Ray's words for its end."""
+        """Ray's message about its end, else empty."""
         self._exit_name = "KILLED"
         self._make_actor = make_actor
         self._answers = answers
@@ -111,7 +111,7 @@ class ActorConnection(Channel):
             self._actor.obey(command, self._answers.to(partial(self._answered, self._actor, ticket)))
 
     def ping(self) -> None:
-        """Have the actor's end noticed though nothing is asked of it."""
+        """Ask whether the actor lives, so that its end is noticed though no command is under way."""
         if not self._is_pinging:
             self._is_pinging = True
             self._actor.ping(self._answers.to(partial(self._lives, self._actor)))
@@ -139,7 +139,7 @@ class ActorConnection(Channel):
                 self._end()
 
     def _is_answer(self, actor: ActorHandle, future: Any) -> bool:
-        """Return whether this is an answer; note the actor's end if it is none.
+        """Return whether the call brought an answer; if it failed, note the actor's end.
 
         For some seconds Ray may send actors to a node that has gone. One that never ran there is asked for again.
         """

@@ -1,4 +1,4 @@
-"""The choices a user makes about a cluster: ``cluster:`` in a config, checked at birth."""
+"""Options about a cluster, ``cluster:`` in a config. They are checked when they are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _amount(name: str, value: Any) -> float:
 
 
 def _by_rays_names(value: Any) -> dict[str, float]:
-    """All amounts of one worker by Ray's own names; UsageError when they make no sense."""
+    """Return the amounts of one worker by Ray's own names; UsageError for an amount that cannot be."""
     if value is None:
         return {"CPU": 1.0}
     if not isinstance(value, Mapping):
@@ -83,12 +83,12 @@ class ClusterOptions:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """What each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and the custom ones."""
+        """The amounts that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and the custom ones."""
         return _by_rays_names(self.resources)
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """From None, ClusterOptions, or a mapping of their names, such as a config has; ConfigError names mistakes."""
+        """Make options of None, ClusterOptions, or a mapping as in a config; ConfigError names mistakes."""
         if isinstance(options, ClusterOptions):
             return options
         return structure(cls, options or {}, where="cluster")

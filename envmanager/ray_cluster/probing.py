@@ -29,16 +29,16 @@ from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 CALL_S = 400e-6
 """The trainer's part in one call of an actor, measured on one core (docs/ray.md); it makes one call after another."""
 ANSWER_S = 600e-6
-"""From a call to its answer, besides what the environments take."""
+"""The seconds from a call to its answer, without those of the environments."""
 AS_GOOD = 1.05
-"""Numbers of workers whose time is within so much of the least are as good; the smallest of them is taken."""
+"""The factor on the least time within which the smallest number of workers is chosen."""
 
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen
 class ClusterPlacement:
-    """How many workers, and why."""
+    """A number of workers, and the reason for it."""
 
     n_workers: int
     reason: str
@@ -71,14 +71,15 @@ def place_on_cluster(
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
-    """How long one step of all environments should take: the trainer's calls, or the slowest actor, one after the
-    other where the trainer waits for all.
+    """Return the estimated seconds of one step of all environments.
+
+    That is a call for each actor, one answer, and the steps of the actor with the most environments, added up.
     """
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> ClusterPlacement:
-    """How many of ``n_room`` workers, at most, should host the environments."""
+    """Return how many workers, at most ``n_room``, should host the environments."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     best_s = min(times.values())
     chosen = next(count for count, time_s in times.items() if time_s <= AS_GOOD * best_s)

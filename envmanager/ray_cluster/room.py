@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 _NOT_ASKED_FOR = ("node:", "object_store_memory")
-"""What Ray counts besides what workers ask for, by the beginning of its name."""
+"""The beginnings of the names of resources that Ray counts and workers do not ask for."""
 
 
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Which resource of ``wanted`` no node has, or else which are all taken, or too scattered.
+    """Return in words which resource of ``wanted`` no node has, or else which are taken, or too scattered.
 
     ``nodes``: what each node has in all. ``free``: what is left of it, all nodes together.
     """
@@ -31,7 +31,7 @@ def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """``"12 CPU, 2 license"``."""
+    """Return resources in words, such as ``"12 CPU, 2 license"``."""
     told = [
         f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in resources.items()

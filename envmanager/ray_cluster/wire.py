@@ -31,11 +31,11 @@ COMMAND = struct.Struct("<BB")
 ANSWER = struct.Struct("<BBxxIQQ")
 """command code, flags, final rows, bytes of steps, busy ns."""
 LARGE_BYTES = 100_000
-"""From so many bytes on, Ray keeps an answer in its object store, where an array need not be copied to be sent."""
+"""The size in bytes from which the steps of an answer are sent as an array, which Ray does not copy to send it."""
 
 
 class Answer(NamedTuple):
-    """What an actor answers."""
+    """An actor's response to one command: its code and flags, the rows of a step, and a pickle."""
 
     code: int
     flags: int
@@ -44,14 +44,14 @@ class Answer(NamedTuple):
     """A buffer: the steps of the worker's rows; empty when there are none."""
     busy_ns: int
     data: bytes
-    """The pickle."""
+    """The pickle of all else."""
 
 
 class SentRows:
     """The rows of one worker in memory of this process, of which parts are sent and received as bytes."""
 
     def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
-        """Of a worker that has started with this report: both sides come to the same layout."""
+        """Lay out the rows of a worker that has started with this report; both sides come to the same layout."""
         layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
         block = Block(layout, bytearray(Block(layout).size_bytes))
         self.rows = WorkerRows(block, 0, env_ids)
@@ -61,7 +61,7 @@ class SentRows:
         self._actions = memory[block.actions_at :]
 
     def put_steps(self, steps: Steps) -> tuple[int, int, memoryview]:
-        """Flags and number of final rows of the answer, and the part of the memory to send; empty: they do not fit."""
+        """Return flags, number of final rows, and the part of the memory to send, empty if the steps do not fit."""
         flags, n_ended = self.rows.put(0, steps)
         if not flags:
             return 0, 0, self._all_steps[:0]
@@ -69,11 +69,11 @@ class SentRows:
         return flags, n_ended, self._all_steps if has_finals else self._steps_without_finals
 
     def receive_steps(self, sent: Any) -> None:
-        """Take in what the other side has sent."""
+        """Copy the steps that the other side has sent into the rows."""
         self._all_steps[: len(sent)] = sent
 
     def pack_step(self, name: CommandName, payload: Any) -> bytes:
-        """The command to take a step; UsageError when its actions neither fit nor can be pickled."""
+        """Return the command to take a step; UsageError when its actions neither fit nor can be pickled."""
         rows, actions = (None, payload) if name is CommandName.STEP else payload
         flags = self.rows.write_actions(actions, rows)
         if not flags:
@@ -81,24 +81,24 @@ class SentRows:
         return COMMAND.pack(CODES[name], flags) + self._actions
 
     def step_payload(self, name: CommandName, flags: int, data: memoryview) -> Tree:
-        """The payload of a step that was sent in the memory."""
+        """Return the payload of a step that was sent in the memory."""
         self._actions[:] = data
         return self.rows.read_payload(name, flags)
 
 
 def pack_command(name: CommandName, payload: Any) -> bytes:
-    """A command with its payload pickled; UsageError when it cannot be."""
+    """Return a command with its payload pickled; UsageError when it cannot be pickled."""
     return COMMAND.pack(CODES[name], 0) + dumps_command(payload)  # an actor's __main__ is another one
 
 
 def unpack_command(command: bytes) -> tuple[CommandName, int, memoryview]:
-    """Its name, its flags, and what comes with it."""
+    """Return the name and the flags of a command, and its actions or its pickle."""
     code, flags = COMMAND.unpack_from(command)
     return NAMES[code], flags, memoryview(command)[COMMAND.size :]
 
 
 def pack_answer(answer: Answer) -> Any:
-    """An answer as it travels."""
+    """Return an answer as bytes; if its steps are large, as a pair of bytes and an array with the steps."""
     code, flags, n_ended, steps, busy_ns, data = answer
     header = ANSWER.pack(code, flags, n_ended, len(steps), busy_ns)
     if len(steps) < LARGE_BYTES:
@@ -107,7 +107,7 @@ def pack_answer(answer: Answer) -> Any:
 
 
 def brings_step(future: Any) -> bool:
-    """Whether what an actor has answered is a step: no failure, nothing else, and not its end."""
+    """Return whether an answer is a step: no failure, no other response, and not the actor's end."""
     if future.exception() is not None:
         return False
     value = future.result()
@@ -116,7 +116,7 @@ def brings_step(future: Any) -> bool:
 
 
 def unpack_answer(value: Any) -> Answer:
-    """The answer again."""
+    """Return the answer that was packed."""
     head, large = value if value.__class__ is tuple else (value, None)
     code, flags, n_ended, n_bytes, busy_ns = ANSWER.unpack_from(head)
     if large is not None:
