@@ -55,10 +55,10 @@ def interrupted(function: Callable[[], Any], nth: int) -> bool:
     sys.setprofile(count)
     try:
         function()
-        is_inside = False
     except KeyboardInterrupt:
         return True
     finally:
+        is_inside = False  # an error may come out of it too, and the next line is a call
         sys.setprofile(None)
         gc.enable()
     assert n_calls < nth, f"the interrupt at call {nth} was not raised"
