@@ -1,4 +1,4 @@
-"""Starts the process of one engine: in a session of its own, tied to the trainer's life, on a core of its own.
+"""Starts the process of one engine: in a group of its own, tied to the trainer's life, on a core of its own.
 
 The rule: an engine is started at once and awaited by nobody here; it comes to the lobby when it is ready.
 """

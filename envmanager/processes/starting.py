@@ -72,14 +72,12 @@ class Helper:
                     env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
                     pass_fds=(theirs.fileno(), life_fd),
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,
                 )
         except BaseException:
             ours.close()
             raise
         process.returncode = 0  # it is reaped here, so its object must not
-        self.session = process.pid
-        """The session that it leads, and that all processes which it starts belong to."""
+        self.pid = process.pid
         self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
         self._is_stopped = False
 
@@ -250,7 +248,7 @@ class Process:
         if len(data) == RESPONSE.size:
             (self._exit_code,) = RESPONSE.unpack(data)
         elif not self._helper.responds():
-            _kill_members(self.pid, self._helper.session)
+            _kill_group(self.pid)
 
     def release(self) -> None:
         """Give back its descriptors and its entry in the process table. A second time does nothing."""
@@ -314,16 +312,11 @@ def _python(imports: str) -> list[str]:
     return [sys.executable, *options, "-c", code]
 
 
-def _kill_members(group: int, session: int) -> None:
-    """Kill what is left of a group whose leader no process could reap.
+def _kill_group(number: int) -> None:
+    """Kill what is left of a group whose leader has ended, and could not be reaped here.
 
-    The number may be another group's by now, but not one in the helper's session: a process is in it only by birth.
+    The kernel gives nobody the number of a group that has members. So who has it, and is alive, leads another group.
     """
-    with contextlib.suppress(FileNotFoundError):  # no /proc
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):
-                if (os.getpgid(pid), os.getsid(pid)) == (group, session):
-                    pidfd = os.pidfd_open(pid)
-                    if (os.getpgid(pid), os.getsid(pid)) == (group, session):  # else the number is another's now
-                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    os.close(pidfd)
+    if state_of(number) in ("", "Z"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(number, signal.SIGKILL)

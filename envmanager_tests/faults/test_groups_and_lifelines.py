@@ -148,10 +148,11 @@ def test_two_managers_have_one_process_besides_their_workers(start_method: str) 
         trainer.until_all_gone()
 
 
-def test_the_helper_leads_a_session_and_ignores_signals() -> None:
+def test_the_helper_leads_a_group_in_the_trainers_session_and_ignores_signals() -> None:
     with started() as manager:
         helper = scripts.pid_of_helper()
-        assert os.getsid(helper) == helper
+        assert os.getpgid(helper) == helper
+        assert os.getsid(helper) == os.getsid(0), "in another session it would have another share of the cores"
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(helper, number)
         manager.reset()
