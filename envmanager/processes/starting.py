@@ -247,8 +247,10 @@ class Process:
         data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], timeout_s) else b""
         if len(data) == RESPONSE.size:
             (self._exit_code,) = RESPONSE.unpack(data)
-        elif not self._helper.responds():
-            _kill_group(self.pid)
+        elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
+            # The kernel gives nobody the number of a group that has members: a living process with it leads another.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
         """Give back its descriptors and its entry in the process table. A second time does nothing."""
@@ -310,13 +312,3 @@ def _python(imports: str) -> list[str]:
     options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
     code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{imports}(*map(int, sys.argv[1:]))"
     return [sys.executable, *options, "-c", code]
-
-
-def _kill_group(number: int) -> None:
-    """Kill what is left of a group whose leader has ended, and could not be reaped here.
-
-    The kernel gives nobody the number of a group that has members. So who has it, and is alive, leads another group.
-    """
-    if state_of(number) in ("", "Z"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(number, signal.SIGKILL)
