@@ -22,7 +22,7 @@ SUFFIX = ".mp4"
 
 @attrs.frozen(kw_only=True)
 class PlayPlan:
-    """What to play. ``video``: a file for all episodes, or a folder for a file per episode."""
+    """The episodes to play. ``video``: a file for all episodes, or a folder for a file per episode."""
 
     directory: Path
     checkpoint: str

@@ -94,7 +94,7 @@ class EngineHost(LinkHost[EngineLink]):
             core=self._cores[worker_id % len(self._cores)] if self._cores else None,
             may_spin=self._engines_may_spin,
             environ=self._environ(entry),
-            log_dir=self._log_dir,
+            log_dir=options.log_dir,
         )
         return self._care_for(lambda: EngineLink(plan, self.context.events, entry.times))
 

@@ -118,6 +118,9 @@ class Link:
     FAILED: ClassVar[int] = FAILED_CODE
     """The code of a message that reports a failure."""
 
+    slot = 0
+    """The slot of the shared memory that the last step was written to; 0 for workers without one."""
+
     process: WorkerProcess
     decoder: ResponseDecoder
 
@@ -178,7 +181,7 @@ class Link:
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
         """Return the message that asks for ``command``, for the channel; UsageError when the payload cannot travel."""
         data = b"" if payload is None else dumps_command(payload)
-        return COMMAND.pack(ticket, CODES[command], 0, 0, 0, len(data)) + data
+        return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
 
     # Responses.
 

@@ -143,8 +143,9 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
         self.env_factory = env_factory
+        if options.log_dir is not None:
+            options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may move
         self._options = options
-        self._log_dir = None if options.log_dir is None else absolute(options.log_dir)  # the trainer may move
         self._factories: Sequence[Any] = ()
         """The factories of all environments, for hosts whose workers are made of them."""
         self._slots = 0
@@ -197,7 +198,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return GroupFactory.of(
             self._factories,
             entry.env_ids,
-            attrs.evolve(self._options, log_dir=self._log_dir),
+            self._options,
             worker_id=entry.worker_id,
             generation=entry.generation,
             first_slot=first_slot,

@@ -116,7 +116,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             spin_ns=self._spin_ns,
             timeouts=options.timeouts,
             environ=environ,
-            log_dir=self._log_dir,
+            log_dir=options.log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
         return self._care_for(lambda: ProcessLink(pickled, plan, self.context.events, entry.times))

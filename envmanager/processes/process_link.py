@@ -118,8 +118,6 @@ class ProcessLink(Link):
 
     def __init__(self, pickled_factory: bytes, plan: LaunchPlan, events: EventLog, times: WorkerTimes) -> None:
         super().__init__(plan, Channel(), events, times)
-        self.slot = 0
-        """The slot of the memory that the last step was written to."""
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: WorkerRows | None = None
@@ -156,10 +154,6 @@ class ProcessLink(Link):
             self.channel.push(message[n_written:], deadline)
         self.slot = slot
         self._await(_STEP, deadline)
-
-    def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
-        data = b"" if payload is None else dumps_command(payload)
-        return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
 
     def attach(self, worker_rows: WorkerRows) -> None:
         """Use the shared memory from now on."""

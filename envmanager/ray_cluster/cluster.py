@@ -90,7 +90,7 @@ class ActorHandle:
         self._actor.ping.remote().future().add_done_callback(on_answer)
 
     def obey(self, command: bytes, on_answer: OnAnswer) -> None:
-        """Have it carry out a command, after all earlier ones."""
+        """Call the actor to carry out a command, after all earlier ones."""
         if not ray.is_initialized():  # or Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
         self._obey.remote(command).future().add_done_callback(on_answer)

@@ -66,7 +66,7 @@ def _optional_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
 
 @attrs.frozen(kw_only=True)
 class ClusterOptions:
-    """Where on a cluster workers run, and with what.
+    """The cluster, and the resources and nodes on it that workers take.
 
     ``address``: of the cluster; None is what Ray finds by itself (``RAY_ADDRESS``, a cluster on this machine), else a
     new one of this machine alone. ``resources``: what each worker takes: ``num_cpus`` (1), ``num_gpus``, ``memory`` in
