@@ -128,19 +128,19 @@ class TcpLink(Link):
 class TcpHost(LinkHost[TcpLink]):
     """Starts, replaces and ends the workers."""
 
-    _options: KindOptions
+    options: KindOptions
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__(env_factory, options)
-        self._factories = factories_for(env_factory, options.n_envs)
+        self.factories = factories_for(env_factory, options.n_envs)
         self.rewrites_arrays = False  # each response brings arrays of its own
 
     def make_worker(self, worker_id: int) -> TcpLink:
         if not self.workers:
-            check_travel(self._factories)
+            check_travel(self.factories)
         entry = self.context.entries[worker_id]
-        plan, pickled = self._plan(entry), cloudpickle.dumps(self._group_factory(entry), protocol=5)
-        return self._care_for(lambda: TcpLink(plan, pickled, self._options, self.context.events, entry.times))
+        plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
+        return self.care_for(lambda: TcpLink(plan, pickled, self.options, self.context.events, entry.times))
 
     def check_can_travel(self, payload: Any) -> None:
         if payload is not None:

@@ -46,7 +46,7 @@ class EngineHost(LinkHost[EngineLink]):
 
     steps_some_rows = False
 
-    _options: GodotOptions
+    options: GodotOptions
 
     def __init__(self, env: str, options: GodotOptions) -> None:
         super().__init__(env, options)
@@ -61,14 +61,14 @@ class EngineHost(LinkHost[EngineLink]):
         super().open(context)
 
     def _make_resources(self) -> EngineResources:
-        return EngineResources(self._options.timeouts.close_s, spin_ns=trainer_spin_ns(len(self.context.entries)))
+        return EngineResources(self.options.timeouts.close_s, spin_ns=trainer_spin_ns(len(self.context.entries)))
 
     @property
     def game(self) -> Game:
         """The game that is played."""
         if self._game is None:
             self._game = self._find_game(self._resources.scratch)
-            _import_assets(self._game, self._options.timeouts.start_s)
+            _import_assets(self._game, self.options.timeouts.start_s)
         return self._game
 
     def _find_game(self, scratch: Path) -> Game:
@@ -77,7 +77,7 @@ class EngineHost(LinkHost[EngineLink]):
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start an engine."""
         self.context.calls.require_open("the start of a worker")
-        entry, options = self.context.entries[worker_id], self._options
+        entry, options = self.context.entries[worker_id], self.options
         user_data = self._resources.scratch / f"user-{worker_id}"
         user_data.mkdir(exist_ok=True)
         plan = EnginePlan(
@@ -96,7 +96,7 @@ class EngineHost(LinkHost[EngineLink]):
             environ=self._environ(entry),
             log_dir=options.log_dir,
         )
-        return self._care_for(lambda: EngineLink(plan, self.context.events, entry.times))
+        return self.care_for(lambda: EngineLink(plan, self.context.events, entry.times))
 
     def engine_options(self, worker_id: int) -> EngineOptions:
         """Options for starting and driving this engine."""
@@ -104,12 +104,12 @@ class EngineHost(LinkHost[EngineLink]):
 
     def _environ(self, entry: Entry) -> Mapping[str, str] | None:
         """The environment variables of its engine; None: the trainer's."""
-        return self._options.worker_env
+        return self.options.worker_env
 
     def _engine_seed(self, entry: Entry) -> int:
-        if self._options.seed is None:
+        if self.options.seed is None:
             return int(np.random.SeedSequence().generate_state(1)[0] >> 1)
-        return derive_seed(self._options.seed, _ENGINE_SEEDS + entry.worker_id, entry.generation)
+        return derive_seed(self.options.seed, _ENGINE_SEEDS + entry.worker_id, entry.generation)
 
     def check_can_travel(self, payload: Any) -> None:
         """All but actions travels as JSON."""

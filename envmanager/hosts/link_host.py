@@ -145,8 +145,8 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.env_factory = env_factory
         if options.log_dir is not None:
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may move
-        self._options = options
-        self._factories: Sequence[Any] = ()
+        self.options = options
+        self.factories: Sequence[Any] = ()
         """The factories of all environments, for hosts whose workers are made of them."""
         self._slots = 0
         """The number of environments that were ever to be made: each has a slot of its own."""
@@ -163,7 +163,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
 
     def _make_resources(self) -> Resources[AnyLink]:
         """Acquire what the workers of this kind share: a poller, and in subclasses more."""
-        return Resources(self._options.timeouts.close_s, Poller())
+        return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod
     def make_worker(self, worker_id: int) -> EnvWorker:
@@ -183,7 +183,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if isinstance(worker, Link):
             self._resources.retire(worker)
 
-    def _care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
+    def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, send it "start", and return it."""
         with held():  # a worker that nobody watches would be left behind
             worker = make()
@@ -192,25 +192,25 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self._starting.append(worker)
         return worker
 
-    def _group_factory(self, entry: Entry) -> GroupFactory:
+    def group_factory(self, entry: Entry) -> GroupFactory:
         """Return what makes the environments of a worker's present generation."""
         first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
         return GroupFactory.of(
-            self._factories,
+            self.factories,
             entry.env_ids,
-            self._options,
+            self.options,
             worker_id=entry.worker_id,
             generation=entry.generation,
             first_slot=first_slot,
         )
 
-    def _plan(self, entry: Entry) -> WorkerPlan:
+    def plan_of(self, entry: Entry) -> WorkerPlan:
         """Return the identity of a worker's present generation."""
         return WorkerPlan(
             worker_id=entry.worker_id,
             env_ids=entry.env_ids,
             generation=entry.generation,
-            timeouts=self._options.timeouts,
+            timeouts=self.options.timeouts,
         )
 
     def await_start(self) -> dict[int, StartReport]:

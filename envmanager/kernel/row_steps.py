@@ -46,7 +46,7 @@ class RowSteps:
         """The one behavior, once ``send`` or ``recv`` was called."""
         self._spec: BehaviorSpec | None = None
         self._n_specs = -1
-        """Number of behaviors when the one was looked up; -1 before."""
+        """Number of specs at the last look-up of the behavior; -1 before the first."""
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows

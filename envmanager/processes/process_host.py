@@ -54,11 +54,11 @@ class ProcessResources(Resources[ProcessLink]):
 class ProcessHost(LinkHost[ProcessLink]):
     """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
 
-    _options: ProcessOptions
+    options: ProcessOptions
 
     def __init__(self, env_factory: Any, options: ProcessOptions) -> None:
         super().__init__(env_factory, options)
-        self._factories = factories_for(env_factory, options.n_envs)
+        self.factories = factories_for(env_factory, options.n_envs)
         self._n_slots = 3 if options.zero_copy else 1
         self._worker_rows: list[WorkerRows] = []
         """Each worker's part of the shared memory, for all its generations."""
@@ -70,19 +70,19 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     def open(self, context: HostContext) -> None:
         self._spin_ns = spin_ns(len(context.entries))
-        self._local_id = len(context.entries) - 1 if self._options.local_envs else None
+        self._local_id = len(context.entries) - 1 if self.options.local_envs else None
         super().open(context)
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
 
     def _make_resources(self) -> ProcessResources:
-        return ProcessResources(self.context.events, self._options.timeouts.close_s, spin_ns=self._spin_ns)
+        return ProcessResources(self.context.events, self.options.timeouts.close_s, spin_ns=self._spin_ns)
 
     # Starting.
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if not self.workers:
-            check_travel(self._factories)
+            check_travel(self.factories)
         return super().launch(worker_id, generation)
 
     def _replace(self, worker: Any) -> None:
@@ -94,14 +94,14 @@ class ProcessHost(LinkHost[ProcessLink]):
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
         entry = self.context.entries[worker_id]
-        factory = self._group_factory(entry)
+        factory = self.group_factory(entry)
         if worker_id == self._local_id:
-            return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self._options.zero_copy)
+            return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self.options.zero_copy)
         return self._start_process(entry, factory)
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> ProcessLink:
         self.context.calls.require_open("the start of a worker")
-        options, resources = self._options, self._resources
+        options, resources = self.options, self._resources
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
         plan = LaunchPlan(
             worker_id=entry.worker_id,
@@ -119,7 +119,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             log_dir=options.log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self._care_for(lambda: ProcessLink(pickled, plan, self.context.events, entry.times))
+        return self.care_for(lambda: ProcessLink(pickled, plan, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -136,7 +136,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         allocate(self._resources.memory_fd, Block(layout).size_bytes)
         block = Block.shared(layout, self._resources.memory_fd)
         self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
-        self.rewrites_arrays = not self._options.zero_copy
+        self.rewrites_arrays = not self.options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]
         for worker in workers:
             worker.attach(self._worker_rows[worker.worker_id])

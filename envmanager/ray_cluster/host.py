@@ -22,26 +22,26 @@ from envmanager.ray_cluster.poller import ActorResources
 class RayHost(LinkHost[ActorLink]):
     """Actors on a Ray cluster."""
 
-    _options: RayOptions
+    options: RayOptions
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
         check_travel(factories)
-        self._factories = factories
+        self.factories = factories
         self._cluster = cluster
         # What Ray has put into its object store is read-only; the copy makes it the trainer's own.
         self.rewrites_arrays = True
 
     def _make_resources(self) -> ActorResources:
-        return ActorResources(self._options.timeouts.close_s, is_connected)
+        return ActorResources(self.options.timeouts.close_s, is_connected)
 
     def make_worker(self, worker_id: int) -> ActorLink:
         """Ask for an actor, and do not wait for it: one wait is then enough to see that there is no room for all."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
-        plan, pickled = self._plan(entry), cloudpickle.dumps(self._group_factory(entry), protocol=5)
+        plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
         events, times = self.context.events, entry.times
-        return self._care_for(lambda: ActorLink(plan, self._cluster, pickled, poller.answers, events, times))
+        return self.care_for(lambda: ActorLink(plan, self._cluster, pickled, poller.answers, events, times))
 
     def check_can_travel(self, payload: Any) -> None:
         if payload is not None:

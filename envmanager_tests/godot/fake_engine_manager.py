@@ -40,7 +40,7 @@ class _FakeHost(EngineHost):
         factory = GroupFactory.of(
             self.factories,
             entry.env_ids,
-            self._options,
+            self.options,
             worker_id=entry.worker_id,
             generation=entry.generation,
             first_slot=self._slots,
@@ -63,12 +63,12 @@ class FakeEngineManager(GodotEnvManager):
     """
 
     def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:
-        self._factories = factories_for(env_factory, n_envs)
+        self.factories = factories_for(env_factory, n_envs)
         self._mode = mode
         options["n_workers"] = options.get("n_workers") or n_envs
         super().__init__("fake", n_envs, **options)
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
         host = _FakeHost(env, options)
-        host.factories, host.mode = self._factories, self._mode
+        host.factories, host.mode = self.factories, self._mode
         return host
