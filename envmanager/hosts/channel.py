@@ -31,6 +31,8 @@ class Message:
     busy_ns: int
     ended_ns: int
     """Monotonic ns of its end; the time of its arrival if the worker's clock is not the trainer's."""
+    n_ended: int = 0
+    """Number of final rows, for a step whose rows are in a block."""
 
 
 def _not_watched(_: int, __: int) -> None:
@@ -120,10 +122,11 @@ class Channel:
             n_new += len(part)
             self._inbox += part
         while len(self._inbox) >= MESSAGE.size:
-            ticket, code, flags, _, _, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
             if len(self._inbox) < MESSAGE.size + length:
                 break
             data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
             del self._inbox[: MESSAGE.size + length]
-            self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns or time.monotonic_ns()))
+            ended_ns = ended_ns or time.monotonic_ns()
+            self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns, n_ended))
         return n_new > 0

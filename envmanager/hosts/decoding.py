@@ -13,7 +13,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.hosts.channel import Message
 from envmanager.hosts.failures import describe_failure, loads_failure
 from envmanager.hosts.shared_rows import WorkerRows
-from envmanager.hosts.wire import ENDED, FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS
+from envmanager.hosts.wire import FAILED_CODE, FULL, IN_MEMORY, WITH_SPECS
 
 
 class Decoder:
@@ -61,14 +61,18 @@ class Decoder:
         return self._step(self._worker_rows.full_with_final(slot, n_ended))
 
     def step(self, code: int, slot: int, flags: int, n_ended: int, data: bytes | None) -> EnvironmentResponse:
-        """The response behind any record and its message; the arrays are views of shared memory."""
+        """The response to a step that lies in a slot of the memory, in pickled ``data``, or in both."""
         if code == FAILED_CODE:
             return self.failed(loads_failure(data or b""))
         infos: Any = {}
         try:
             if flags & IN_MEMORY and self._worker_rows is not None:
                 infos, specs = ({}, None) if data is None else pickle.loads(data)
-                steps = _read(self._worker_rows, slot, flags, n_ended)
+                rows = self._worker_rows
+                if not flags & FULL:
+                    steps = rows.read(slot)
+                else:
+                    steps = rows.full_with_final(slot, n_ended) if n_ended else rows.full(slot)
             else:
                 steps, specs = pickle.loads(data or b"")
         except Exception as error:
@@ -82,12 +86,6 @@ class Decoder:
         text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
         phase = phase_of(command)
         return describe_failure(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)
-
-
-def _read(worker_rows: WorkerRows, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-    if not flags & FULL:
-        return worker_rows.read(slot)
-    return worker_rows.full_with_final(slot, n_ended) if flags & ENDED else worker_rows.full(slot)
 
 
 def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:

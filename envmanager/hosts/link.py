@@ -56,12 +56,15 @@ _MOVES = {
 
 
 class Alarm:
-    """The time (monotonic seconds) at which the poller must look for late responses: no later than the first is due."""
+    """The reasons for which the poller of some links must look at all of them."""
 
-    __slots__ = ("at",)
+    __slots__ = ("at", "has_unread")
 
     def __init__(self) -> None:
         self.at = math.inf
+        """Time (monotonic seconds) at which to look for late responses: no later than the first is due."""
+        self.has_unread = False
+        """Whether a link has read messages that the poller has not taken, while it waited for another response."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +146,7 @@ class Link:
         """The time (monotonic seconds) at which that response is late."""
         self.alarm = Alarm()
         self._events = events
-        self._launched_ns = self._ready_ns = self._answered_ns = time.monotonic_ns()
+        self._launched_ns = self._ready_ns = time.monotonic_ns()
         self._core_wait_ns = 0
         self._timeouts = plan.timeouts
         self._timeouts_s = {command: _timeout_s(plan.timeouts, command) for command in CommandName}
@@ -191,6 +194,7 @@ class Link:
             return self._received()
         finally:
             self.asked_ticket = 0  # a response that comes after an interrupt or a time-out is late
+            self.alarm.has_unread = True
 
     def _received(self) -> EnvironmentResponse:
         channel = self.channel
@@ -229,7 +233,7 @@ class Link:
         """Return the response in the message to the last command that was no step."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
-            self._ready_ns = self._answered_ns = message.ended_ns
+            self._ready_ns = message.ended_ns
             self._core_wait_ns = self.process.core_wait_ns()
             self.times.started(self._launched_ns, self._ready_ns, generation=self.generation)
             self._events.add(
@@ -252,8 +256,7 @@ class Link:
     def _note_step(self, busy_ns: int, ended_ns: int) -> None:
         """Note that the step in flight has ended, and how long it took."""
         self.await_nothing()
-        self.times.stepped(busy_ns, max(0, ended_ns - busy_ns - self._answered_ns), ended_ns)
-        self._answered_ns = ended_ns
+        self.times.stepped(busy_ns, ended_ns)
 
     def core_wait_share(self) -> float:
         """Return the share of the time since its start that it could have run and no core was free."""

@@ -166,7 +166,6 @@ class LocalWorker:
         """A step or reset that has begun and not ended; between calls, one that was interrupted half-way."""
         self._rows: RotatingRows | LentRows | None = None
         self._user_code = let_through()
-        self._ended_ns = time.monotonic_ns()
 
     def start(self) -> StartReport:
         """Make the environments. Raises the errors of a worker process's start."""
@@ -180,8 +179,7 @@ class LocalWorker:
             if failure is error:
                 raise  # an error that says it all must not become its own cause
             raise failure from error
-        self._ended_ns = time.monotonic_ns()
-        self.times.started(asked_ns, self._ended_ns, generation=generation)
+        self.times.started(asked_ns, time.monotonic_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
         self._make_rows(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
@@ -249,8 +247,8 @@ class LocalWorker:
         if name is CommandName.RESET:
             self._begun = None
             self._hand_over(response)
-        self._ended_ns = time.monotonic_ns()
-        self.times.responded(name, self._ended_ns - started_ns, self._ended_ns)
+        ended_ns = time.monotonic_ns()
+        self.times.responded(name, ended_ns - started_ns, ended_ns)
         return response
 
     def take_step(self) -> EnvironmentResponse | None:
@@ -281,8 +279,7 @@ class LocalWorker:
                 self._report_specs(response)
         self._begun = None
         ended_ns = time.monotonic_ns()
-        self.times.stepped(ended_ns - started_ns, started_ns - self._ended_ns, ended_ns)
-        self._ended_ns = ended_ns
+        self.times.stepped(ended_ns - started_ns, ended_ns)
         if self._rows is None:
             return response
         self._stepped = response

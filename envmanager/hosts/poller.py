@@ -43,7 +43,7 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 class Poller(ResponseSource, Generic[AnyLink]):
     """Responses to "step" and first observations of replacements, in order of completion.
 
-    A subclass whose steps do not come through the links' own channels overrides ``collect`` and ``look``.
+    A subclass whose steps do not come through the links' own channels overrides ``read_other`` or ``collect``.
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
@@ -150,17 +150,24 @@ class Poller(ResponseSource, Generic[AnyLink]):
 
         Here: messages that were read while another response of that worker was waited for.
         """
-        for link in self.links.values():
-            if link.channel.messages:
-                self._take_messages(link)
+        if self._alarm.has_unread:
+            self._alarm.has_unread = False
+            for link in self.links.values():
+                if link.channel.messages:
+                    self._take_messages(link)
         return bool(self.arrived)
+
+    def read_other(self, fd: int) -> None:
+        """Take what has come through a descriptor in ``epoll`` that belongs to no link. Does nothing for the bell."""
 
     def look(self) -> bool:
         """Take what has come, by the shortest way; return whether there are responses now."""
         self.collect()
         for fd, _ in self.epoll.poll(0):  # a read that raises takes several times as long
             link = self._by_fd.get(fd)
-            if link is not None and link.awaited is CommandName.STEP and fd == link.channel.fd:
+            if link is None:
+                self.read_other(fd)
+            elif link.awaited is CommandName.STEP and fd == link.channel.fd:
                 self.pump(link)
         return bool(self.arrived)
 
@@ -179,14 +186,11 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
+        """Take the first observations of a replacement, or the response to the step in flight, if they are there."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:
                 self.arrived.append(first)
-        self.take_step(link)
-
-    def take_step(self, link: AnyLink) -> None:
-        """Take the response to the step in flight, if it is among the messages that were read."""
         message = link.take(link.step_ticket) if link.channel.messages else None
         if message is not None:
             self.arrived.append(link.step_response(message))
@@ -204,6 +208,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
             events = self.epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
         self.collect()
+        for fd, _ in events:
+            if fd not in self._by_fd:
+                self.read_other(fd)
         for fd, _ in events:
             link = self._by_fd.get(fd)
             if link is not None and fd == link.process.pidfd:

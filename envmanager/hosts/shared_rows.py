@@ -43,7 +43,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
-from envmanager.hosts.wire import ENDED, FULL, IN_MEMORY
+from envmanager.hosts.wire import FULL, IN_MEMORY
 from envmanager.system.files import advice
 
 _ALIGNMENT = 64  # a cache line, at which each array begins
@@ -303,7 +303,7 @@ class WorkerRows:
         n_ended = self.in_place(slot, steps_by_behavior)
         if n_ended is None:
             return IN_MEMORY if self.write(slot, steps_by_behavior) else 0, 0
-        return IN_MEMORY | FULL | (ENDED if n_ended else 0), n_ended
+        return IN_MEMORY | FULL, n_ended
 
     def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
         """Return the number of final rows if the steps are the slot's own arrays; None if they must be written."""

@@ -2,14 +2,14 @@
 
 ::
 
-    step pipe (one for all)     RECORD: one atomic write per step taken             workers ▶ manager
+    step pipe (one for all)     RECORD: a step that is in shared memory             workers ▶ manager
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
-processes: a worker that is killed at any moment leaves the step pipe usable for the others. What does not fit a record
-goes through the worker's own connection (a socket pair: one descriptor for both ways), where only it can leave half a
-message. Every response repeats the ticket of its request.
+processes: a worker that is killed at any moment leaves the step pipe usable for the others. Every other response is a
+message through the worker's own connection (a socket pair: one descriptor for both ways), where only it can leave half
+a message. Every response repeats the ticket of its request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from envmanager.errors import UsageError
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
-RECORD = struct.Struct("<QIIBBHIQQQ")
-"""ticket, worker_id, generation, kind, slot, flags, final rows, busy ns, idle ns, monotonic ns of its end."""
+RECORD = struct.Struct("<QIIHHIQQ")
+"""ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of its end."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""ticket, command code, flags, unused, unused, length of the pickle that follows, busy ns, monotonic ns of its end."""
+"""ticket, command code, flags, unused, final rows, length of the following pickle, busy ns, monotonic ns of its end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -42,10 +42,6 @@ STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 FULL = 1
 """Flag: all rows are there, all act, and the environment wrote them in place. In a command: actions for all rows."""
-ENDED = 2
-"""Flag, with FULL: some episodes ended; the record has their number."""
-WITH_MESSAGE = 4
-"""Flag: a message with the same ticket follows on the worker's own connection."""
 IN_MEMORY = 8
 """Flag: the steps (in a command, the actions) are in the block."""
 WITH_SPECS = 16

@@ -83,21 +83,24 @@ class WorkerTimes:
     queued_ns: int = 0
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
-    ended_ns: int = attrs.field(default=0, init=False)
-    """Time at which the last step ended; 0 before the worker has reported any."""
+    ended_ns: int = 0
+    """Time at which the last command ended; 0 before the worker has reported any."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
         """Record a start, from the request until the worker was ready."""
         self.start_s = (ready_ns - asked_ns) / 1e9
+        self.ended_ns = ready_ns
         if self.track is not None:
             self.track.begin(generation)
             self.track.span("start", asked_ns, ready_ns)
 
-    def stepped(self, busy_ns: int, idle_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` after ``idle_ns`` without a command, and ended at ``ended_ns``."""
+    def stepped(self, busy_ns: int, ended_ns: int) -> None:
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Before it the worker had no command."""
+        began_ns = ended_ns - busy_ns
+        if began_ns > self.ended_ns > 0:
+            self.idle_ns += began_ns - self.ended_ns
         self.steps += 1
         self.busy_ns += busy_ns
-        self.idle_ns += idle_ns
         self.busy.add(busy_ns)
         self.ended_ns = ended_ns
         if not self.steps & _COUNT_AFTER:
@@ -107,6 +110,7 @@ class WorkerTimes:
 
     def responded(self, name: str, busy_ns: int, ended_ns: int) -> None:
         """Record a command other than a step, which took ``busy_ns`` and ended at ``ended_ns``."""
+        self.ended_ns = ended_ns
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)
 

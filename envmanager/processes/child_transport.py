@@ -32,7 +32,6 @@ from envmanager.hosts.wire import (
     NAMES,
     RECORD,
     STEP_CODE,
-    WITH_MESSAGE,
     Undecoded,
     response_message,
     step_message,
@@ -79,7 +78,7 @@ class Transport:
         self.cannot_obey: CannotObey | None = None
         self.n_reported = 0
         """Number of behaviors whose specs were sent with a response; those sent by "start" do not count."""
-        self.started_ns = self.ended_ns = time.monotonic_ns()
+        self.started_ns = time.monotonic_ns()
 
     def attach(self, layout: BlockLayout) -> None:
         """Lay arrays over the shared memory, which now has its size. If that fails, every command fails."""
@@ -106,42 +105,24 @@ class Transport:
             return None
         return dict(self.group.behavior_specs)
 
-    def write_message(self, code: int, data: bytes, flags: int = 0) -> None:
+    def write_message(self, code: int, data: bytes, flags: int = 0, n_ended: int = 0) -> None:
         """Send a message through this worker's own connection."""
-        _write_all(self.fds["connection"], self.message(code, data, flags))
-
-    def message(self, code: int, data: bytes, flags: int = 0) -> bytes:
-        """Return a message for this worker's own connection."""
         now_ns = time.monotonic_ns()
-        return MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.started_ns, now_ns) + data
+        header = MESSAGE.pack(self.ticket, code, flags, 0, n_ended, len(data), now_ns - self.started_ns, now_ns)
+        left = memoryview(header + data)
+        while left:
+            try:
+                left = left[os.write(self.fds["connection"], left) :]
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise TrainerGone from error
 
-    def write_record(self, code: int, flags: int, n_ended: int = 0) -> None:
-        """Announce the response to a step, by one atomic write."""
+    def write_record(self, flags: int, n_ended: int) -> None:
+        """Report a step that is in shared memory, by one atomic write."""
         now_ns = time.monotonic_ns()
-        record = RECORD.pack(
-            self.ticket,
-            self.worker_id,
-            self.generation,
-            code,
-            self.slot,
-            flags,
-            n_ended,
-            now_ns - self.started_ns,
-            max(0, self.started_ns - self.ended_ns),
-            now_ns,
-        )
-        self.ended_ns = now_ns
+        busy_ns = now_ns - self.started_ns
+        record = RECORD.pack(self.ticket, self.worker_id, self.generation, self.slot, flags, n_ended, busy_ns, now_ns)
         try:
             os.write(self.fds["steps"], record)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise TrainerGone from error
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(fd, left) :]
         except (BrokenPipeError, ConnectionResetError) as error:
             raise TrainerGone from error
 
@@ -186,7 +167,6 @@ class Connection:
             self._transport.write_message(CODES[response.name], message, flags)
             if specs is not None:
                 self._transport.n_reported = len(specs)
-        self._transport.ended_ns = time.monotonic_ns()
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         transport = self._transport
@@ -247,25 +227,18 @@ class StepQueueWriter:
         self._transport = transport
 
     def put(self, response: EnvironmentResponse) -> None:
-        """Announce a step: its arrays in shared memory if they fit. The rest is pickled before a write."""
-        if response.name is _FAILED:
-            self._put(FAILED_CODE, 0, dumps_failure(response.payload))
-            return
+        """Report a step: its arrays in shared memory if they fit, all else in a message."""
         transport, steps = self._transport, response.payload
+        if response.name is _FAILED:
+            transport.write_message(FAILED_CODE, dumps_failure(steps))
+            return
         worker_rows = transport.worker_rows
         flags, n_ended = (0, 0) if worker_rows is None else worker_rows.put(transport.slot, steps)
         specs = transport.specs_to_send()
         message = step_message(steps, flags, specs)
         if message is None:
-            transport.write_record(STEP_CODE, flags, n_ended)
+            transport.write_record(flags, n_ended)
         else:
-            self._put(STEP_CODE, flags, message, n_ended)
+            transport.write_message(STEP_CODE, message, flags, n_ended)
         if specs is not None:
             transport.n_reported = len(specs)
-
-    def _put(self, code: int, flags: int, data: bytes, n_ended: int = 0) -> None:
-        # The record goes first: the manager reads the message while it is being written, however long it is. It is
-        # made before the record: once the record is out, there is no way to report that memory was short.
-        message = self._transport.message(code, data)
-        self._transport.write_record(code, flags | WITH_MESSAGE, n_ended)
-        _write_all(self._transport.fds["connection"], message)

@@ -30,8 +30,7 @@ from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig
-from envmanager.processes.process_link import LaunchPlan, ProcessLink
-from envmanager.processes.process_poller import ProcessPoller
+from envmanager.processes.process_link import LaunchPlan, ProcessLink, ProcessPoller
 from envmanager.processes.starting import default_start_method
 from envmanager.system.interrupts import held
 

@@ -1,6 +1,13 @@
-"""Starts a worker process, and is the manager's side of it.
+"""The manager's side of a worker process, and the poller of all of them.
 
-It writes actions into shared memory where they fit, and the worker its observations; the rest travels pickled.
+::
+
+    worker 0 ──┐
+    worker 1 ──┼── RECORDs ──▶ step pipe ──▶ take / wait ──▶ EnvironmentResponses
+    worker 2 ──┘
+
+Actions and observations lie in shared memory where they fit. The rest travels pickled through each worker's own
+connection: then a message takes the place of the record.
 """
 
 from __future__ import annotations
@@ -8,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -15,15 +23,16 @@ from typing import Any
 
 import attrs
 
-from envmanager.data.steps import CommandName
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import WorkerError
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel
+from envmanager.hosts.channel import Channel, Message
 from envmanager.hosts.decoding import Decoder
 from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.poller import Poller
 from envmanager.hosts.shared_rows import WorkerRows
-from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, dumps_command
-from envmanager.observe.events import EventLog
+from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, FULL, RECORD, STEP_CODE, dumps_command
+from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
 from envmanager.processes.child_transport import Launch
@@ -32,8 +41,7 @@ from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, star
 from envmanager.system.files import advice
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
-
-
+_READ_SIZE = 256 * RECORD.size
 _DESCRIPTORS_TO_START = 16
 """More than starting one process takes for a moment: refused before, nothing is left half open."""
 
@@ -176,9 +184,9 @@ class ProcessLink(Link):
         if self._rows_to_attach is not None:
             self.attach(self._rows_to_attach)
 
-    def await_message(self) -> None:
-        """Give a message as long again to arrive: a record has reported the end of the step."""
-        self.due_at = time.monotonic() + self._step_s
+    def step_response(self, message: Message) -> EnvironmentResponse:
+        self._note_step(message.busy_ns, message.ended_ns)
+        return self.decoder.step(message.code, self.slot, message.flags, message.n_ended, message.data)
 
     def last_words(self) -> str:
         """Return the end of its log, and the report of a crash in native code."""
@@ -193,3 +201,45 @@ class ProcessLink(Link):
         super().release()
         self._worker_rows = self._rows_to_attach = None
         self.decoder.attach(None)
+
+
+class ProcessPoller(Poller[ProcessLink]):
+    """Responses to "step", in order of completion."""
+
+    def __init__(self, events: EventLog, *, spin_ns: int) -> None:
+        super().__init__(spin_ns=spin_ns)
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        descriptors.register(self._read_fd)
+        descriptors.register(self.write_fd)
+        self.epoll.register(self._read_fd, select.EPOLLIN)
+        self._events = events
+
+    def read_other(self, fd: int) -> None:
+        """Read all records in the step pipe."""
+        if fd != self._read_fd:
+            return
+        data = os.read(fd, _READ_SIZE)
+        while data:
+            for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
+                link = self.links.get(worker_id)
+                if link is None or ticket != link.step_ticket or generation != link.generation:
+                    self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
+                    continue
+                link.times.stepped(busy_ns, ended_ns)
+                link.await_nothing()
+                if flags & FULL:
+                    self.arrived.append(link.decoder.in_place(slot, n_ended))
+                else:
+                    self.arrived.append(link.decoder.step(STEP_CODE, slot, flags, n_ended, None))
+            if len(data) < _READ_SIZE:
+                return
+            try:
+                data = os.read(fd, _READ_SIZE)
+            except BlockingIOError:
+                return
+
+    def close(self) -> None:
+        super().close()
+        self._read_fd = descriptors.close(self._read_fd)
+        self.write_fd = descriptors.close(self.write_fd)

@@ -34,6 +34,7 @@ class ActorPoller(Poller[ActorLink]):
 
     def collect(self) -> bool:
         self.answers.drain()
+        self._alarm.has_unread = True
         return super().collect()
 
     look = collect

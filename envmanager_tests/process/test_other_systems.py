@@ -14,7 +14,7 @@ OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
-    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "process_poller", "starting")),
+    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
     "hosts.link_host",
     *(f"godot.{name}" for name in ("engine_host", "launch", "worker")),
     *(f"ray_cluster.{name}" for name in ("host", "poller")),

@@ -17,9 +17,10 @@ def worker(worker_id=0, *, idle, step_time_s=0.001, **changes):
 
 
 def times_of(steps_ns, *, idle_ns=0):
-    times = WorkerTimes()
+    times, now_ns = WorkerTimes(ended_ns=1), 1
     for busy_ns in steps_ns:
-        times.stepped(busy_ns, idle_ns, 1)
+        now_ns += idle_ns + busy_ns
+        times.stepped(busy_ns, now_ns)
     return times
 
 

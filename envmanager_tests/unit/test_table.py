@@ -105,7 +105,7 @@ def test_a_step_that_is_delivered_is_counted_with_its_environments_and_the_time_
     for entry in table.entries:
         entry.n_envs_in_flight = len(entry.env_ids)
     table.move(table.entries, IN_FLIGHT)
-    table.entries[0].times.stepped(10, 0, 1100)  # the other has reported no times
+    table.entries[0].times.stepped(10, 1100)  # the other has reported no times
     arrive(table, response(), response(worker_id=1))
     table.delivered(table.entries)
 

@@ -64,8 +64,8 @@ def test_between_the_spans_of_a_worker_it_is_idle(tracer, path):
     zero, times = tracer._zero_ns, worker_times(tracer)
     times.started(zero + 100, zero + 400, generation=0)
     times.responded("reset", 50, zero + 500)
-    times.stepped(30, 10, zero + 540)
-    times.stepped(30, 0, zero + 570)
+    times.stepped(30, zero + 540)
+    times.stepped(30, zero + 570)
     tracer.close()
 
     assert spans(path, 1) == [
@@ -80,9 +80,9 @@ def test_between_the_spans_of_a_worker_it_is_idle(tracer, path):
 
 def test_idle_time_goes_on_over_a_write(tracer, path):
     zero, times = tracer._zero_ns, worker_times(tracer)
-    times.stepped(30, 0, zero + 100)
+    times.stepped(30, zero + 100)
     tracer.write()
-    times.stepped(30, 20, zero + 150)
+    times.stepped(30, zero + 150)
     tracer.close()
 
     assert spans(path, 1) == [("step", 70, 30), ("idle", 100, 20), ("step", 120, 30)]
@@ -91,7 +91,7 @@ def test_idle_time_goes_on_over_a_write(tracer, path):
 def test_what_is_told_late_is_drawn_in_its_place(tracer, path):
     zero, times = tracer._zero_ns, worker_times(tracer)
     times.responded("call", 10, zero + 200)
-    times.stepped(30, 0, zero + 100)
+    times.stepped(30, zero + 100)
     tracer.close()
 
     assert spans(path, 1) == [("step", 70, 30), ("idle", 100, 90), ("call", 190, 10)]
@@ -141,7 +141,7 @@ def test_any_behavior_can_be_drawn(tracer, path, name):
 
 def test_before_it_is_closed_the_file_lacks_only_the_bracket(tracer, path):
     read(path, closed=False)
-    worker_times(tracer).stepped(30, 0, tracer._zero_ns + 100)
+    worker_times(tracer).stepped(30, tracer._zero_ns + 100)
     tracer.write()
 
     assert read(path, closed=False)[-1]["name"] == "step"
@@ -149,10 +149,10 @@ def test_before_it_is_closed_the_file_lacks_only_the_bracket(tracer, path):
 
 def test_what_has_happened_is_written_after_a_second(tracer, path):
     times = worker_times(tracer)
-    times.stepped(30, 0, tracer.write_at_ns - 1)
+    times.stepped(30, tracer.write_at_ns - 1)
     assert "step" not in {event["name"] for event in read(path, closed=False)}
 
-    times.stepped(30, 0, tracer.write_at_ns)
+    times.stepped(30, tracer.write_at_ns)
     assert "step" in {event["name"] for event in read(path, closed=False)}
 
 
@@ -160,7 +160,7 @@ def test_memory_is_bounded_also_after_the_end(tracer):
     times = worker_times(tracer)
     for closed in (False, True):
         for _ in range(5000):
-            times.stepped(1, 0, tracer._zero_ns)
+            times.stepped(1, tracer._zero_ns)
         assert len(tracer.records) < 1025
         if not closed:
             tracer.close()
@@ -185,7 +185,7 @@ def test_a_trace_that_cannot_be_written_any_more_ends_with_a_warning(tracer, pat
 
 
 def test_a_forked_process_writes_nothing(tracer, path, mocker):
-    worker_times(tracer).stepped(30, 0, tracer._zero_ns + 100)
+    worker_times(tracer).stepped(30, tracer._zero_ns + 100)
     mocker.patch("os.getpid", return_value=-1)
     tracer.close()
 
