@@ -18,6 +18,7 @@ import attrs
 from envmanager.data import recipes
 from envmanager.errors import UsageError
 
+_optional = attrs.validators.optional
 StartMethod = Literal["forkserver", "spawn"]
 START_METHODS = ("forkserver", "spawn")
 
@@ -48,26 +49,17 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
     return check
 
 
-def at_least(least: int) -> Any:
-    """Return a validator that raises UsageError for anything but a whole number from ``least`` on."""
+def at_least(least: int, *, or_auto: bool = False) -> Any:
+    """Return a validator that raises UsageError for anything but a whole number from ``least`` on, or ``"auto"``."""
+    choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if or_auto and value == "auto":
+            return
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UsageError(f"{attribute.name} must be a whole number of at least {least}, not {value!r}.")
+            raise UsageError(f"{attribute.name} must be a whole number of {choices}, not {value!r}.")
 
     return check
-
-
-def _worker_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is None or value == "auto":
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f'{attribute.name} must be a whole number of at least 1, or "auto", not {value!r}.')
-
-
-def _local_count(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise UsageError(f'{attribute.name} must be a whole number of at least 0, or "auto", not {value!r}.')
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -87,9 +79,9 @@ class Wait:
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
-    max_ready: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    max_ready: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
     timeout_s: float | None = None
-    max_lead: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    max_lead: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
     ALL = 2**31
 
@@ -149,12 +141,22 @@ class Timeouts:
     close_s: float = attrs.field(default=5.0, validator=_seconds(unlimited=False))
 
 
-def one_of(*choices: str) -> Any:
+def one_of(*choices: str, advice: str = "") -> Any:
     """Return a validator that raises UsageError for anything but these choices."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
-            raise UsageError(f"{attribute.name} must be {' or '.join(map(repr, choices))}, not {value!r}.")
+            raise UsageError(f"{attribute.name} must be {' or '.join(map(repr, choices))}, not {value!r}.{advice}")
+
+    return check
+
+
+def object_of(cls: type, example: str) -> Any:
+    """Return a validator that raises UsageError for anything but an object of ``cls``."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, cls):
+            raise UsageError(f"{attribute.name} must be a {cls.__name__}({example}=…, …), not {value!r}.")
 
     return check
 
@@ -179,7 +181,17 @@ class RestartPolicy:
     backoff_s: float = attrs.field(default=0.5, validator=_seconds(unlimited=False, zero=True))
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
-    recycle_after_steps: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
+
+
+def a_mapping(what: str, of: str = "") -> Any:
+    """Return a validator that raises UsageError for anything but a mapping; ``what`` names the value."""
+
+    def check(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{what} must be a mapping{of}, not {type(value).__name__}.")
+
+    return check
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
@@ -202,11 +214,6 @@ def _one_seed(value: Any) -> int | None:
     return seed
 
 
-def _optional_mapping(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"reset options must be a mapping, not {type(value).__name__}.")
-
-
 @attrs.frozen
 class ResetConfig:
     """The ``seed`` (None, one number, or one per environment) and the ``options`` of a reset.
@@ -215,7 +222,7 @@ class ResetConfig:
     """
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
-    options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_mapping)
+    options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping("reset options")))
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
@@ -249,35 +256,6 @@ class ResetConfig:
         return parsed
 
 
-def _wait(value: Wait | str | int) -> Wait:
-    return Wait.parse(value)
-
-
-def _given_timeouts(value: Timeouts | None) -> Timeouts:
-    return Timeouts() if value is None else value
-
-
-def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
-    return RestartPolicy() if value is None else value
-
-
-def _timeouts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, Timeouts):
-        raise UsageError(f"timeouts must be a Timeouts(step_s=…, …), not {value!r}.")
-
-
-def _restarts(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, RestartPolicy):
-        raise UsageError(f"restarts must be a RestartPolicy(max_restarts=…, …), not {value!r}.")
-
-
-def _optional_start_method(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and value not in START_METHODS:
-        raise UsageError(
-            f"start_method must be 'forkserver' or 'spawn', not {value!r}. Leave it out for forkserver, the faster one."
-        )
-
-
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Validate a mapping of texts; the messages name keys and types but no values, which may be secret."""
     if value is None:
@@ -290,6 +268,10 @@ def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any)
             raise UsageError(f"{expected}, but {key!r} is not a text: write it in quotes.")
         if not isinstance(text, str):
             raise UsageError(f"{expected}, but the value of {key!r} is {type(text).__name__}: write it in quotes.")
+
+
+_timeouts, _restarts = object_of(Timeouts, "step_s"), object_of(RestartPolicy, "max_restarts")
+_start_method = one_of(*START_METHODS, advice=" Leave it out for forkserver, the faster one.")
 
 
 def _path_as_text(value: Any) -> Any:
@@ -315,9 +297,16 @@ def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
 
 
-def _optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"{attribute.name} must be a mapping of its options, not {type(value).__name__}.")
+def _wait(value: Wait | str | int) -> Wait:
+    return Wait.parse(value)
+
+
+def _given_timeouts(value: Timeouts | None) -> Timeouts:
+    return Timeouts() if value is None else value
+
+
+def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
+    return RestartPolicy() if value is None else value
 
 
 @attrs.frozen
@@ -325,13 +314,13 @@ class KindOptions:
     """The options that every kind of manager with workers takes."""
 
     n_envs: int = attrs.field(default=1, validator=at_least(1))
-    n_workers: WorkerCount = attrs.field(default=None, validator=_worker_count, kw_only=True)
+    n_workers: WorkerCount = attrs.field(default=None, validator=_optional(at_least(1, or_auto=True)), kw_only=True)
     wait: Wait = attrs.field(default="any", converter=_wait, kw_only=True)  # type: ignore[assignment]  # converted
     timeouts: Timeouts = attrs.field(default=None, converter=_given_timeouts, validator=_timeouts, kw_only=True)
     restarts: RestartPolicy = attrs.field(default=None, converter=_given_restarts, validator=_restarts, kw_only=True)
     infos: bool = attrs.field(default=False, validator=flag, kw_only=True)
     check_values: bool = attrs.field(default=False, validator=flag, kw_only=True)
-    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)), kw_only=True)
+    seed: int | None = attrs.field(default=None, validator=_optional(at_least(0)), kw_only=True)
     worker_env: Mapping[str, str] | None = attrs.field(
         default=None, validator=_optional_texts_by_name, repr=False, kw_only=True
     )
@@ -361,8 +350,8 @@ class KindOptions:
 class ProcessOptions(KindOptions):
     """The options of SubprocessEnvManager and of SimpleEnvManager."""
 
-    local_envs: LocalCount = attrs.field(default=0, validator=_local_count)
-    start_method: StartMethod | None = attrs.field(default=None, validator=_optional_start_method)
+    local_envs: LocalCount = attrs.field(default=0, validator=at_least(0, or_auto=True))
+    start_method: StartMethod | None = attrs.field(default=None, validator=_optional(_start_method))
     zero_copy: bool = attrs.field(default=False, validator=flag)
 
     def __attrs_post_init__(self) -> None:
@@ -395,8 +384,12 @@ class ManagerOptions(ProcessOptions):
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
     imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
-    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options)
-    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options, repr=False)
+    engine: Mapping[str, Any] | None = attrs.field(
+        default=None, validator=_optional(a_mapping("engine", " of its options"))
+    )
+    cluster: Mapping[str, Any] | None = attrs.field(
+        default=None, validator=_optional(a_mapping("cluster", " of its options")), repr=False
+    )
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

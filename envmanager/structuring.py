@@ -1,20 +1,19 @@
-"""Conversion of plain data into objects: config tables into options, and JSON files back into the objects written.
+"""Conversion of config tables into options.
 
-The rule: every mistake in the data is named. In a config an unknown key is a mistake, named together with the nearest
-known one; in a file that this library wrote it is ignored, since a later version may have written it.
+The rule: every mistake in the data is named, an unknown key together with the nearest known one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
-from envmanager.data.specs import BehaviorSpec, describe_value, plain_spec, spec_from_plain
+from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
@@ -34,36 +33,25 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
         raise ConfigError(
             f"{where or 'A config'} should be a mapping of option names, but is {describe_value(config)}."
         )
-    return _structured(_OF_CONFIGS, cls, config, where)
+    return structured(_OF_CONFIGS, cls, config, where)
 
 
-def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError; unknown keys are ignored."""
-    if not isinstance(plain, Mapping):
-        raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
-    return _structured(_OF_FILES, cls, plain, where)
-
-
-def to_plain(value: Any) -> Any:
-    """Return an object of an attrs class as JSON data: dicts, lists, texts and numbers."""
-    return _OF_FILES.unstructure(value)
-
-
-def _structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
+def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
+    """Return what the converter makes of ``plain``; ConfigError has a line for every mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
         raise ConfigError("\n".join(_complaints(error, where))) from error
 
 
-class _Misfit(ValueError):
+class Misfit(ValueError):
     """A value of the wrong type; the caller adds its key."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
 
 
-class _PartMisfit(Exception):
+class PartMisfit(Exception):
     """An error in one part of a list or of a mapping; ``place`` is ``[3]`` or ``.name``."""
 
     def __init__(self, place: str, error: Exception) -> None:
@@ -75,13 +63,14 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
     def check(value: Any, _: Any) -> Any:
         # bool is an int to Python, but `n_envs: true` is a mistake.
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-            raise _Misfit(expected, value)
+            raise Misfit(expected, value)
         return value
 
     return check
 
 
-def _converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+    """Return a converter that takes no value for one of another type."""
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))
@@ -112,7 +101,7 @@ def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[
         except UsageError:
             short = None
         if short is None:
-            raise _Misfit(_EXPECTED[cls], value)
+            raise Misfit(_EXPECTED[cls], value)
         return short
 
     converter.register_structure_hook(cls, hook)
@@ -123,60 +112,7 @@ _EXPECTED: dict[type, str] = {
     Timeouts: "a mapping",
     RestartPolicy: "a mapping",
 }
-_OF_CONFIGS = _converter(forbid_extra_keys=True)
-
-
-def _converter_of_files() -> cattrs.Converter:
-    converter = _converter(forbid_extra_keys=False)
-
-    # cattrs would take a text for a list of texts, and the keys of a mapping for a list.
-    def as_tuple(value: Any, wanted: Any) -> Any:
-        if not isinstance(value, list):
-            raise _Misfit("a list", value)
-        return tuple(part(each, get_args(wanted)[0], f"[{index}]") for index, each in enumerate(value))
-
-    def as_named_tuple(value: Any, wanted: Any) -> Any:
-        kinds = get_type_hints(wanted)
-        if not isinstance(value, list) or len(value) != len(kinds):
-            raise _Misfit(f"a list of {', '.join(kinds)}", value)
-        return wanted(*(part(each, kinds[name], f".{name}") for name, each in zip(kinds, value, strict=True)))
-
-    def as_dict(value: Any, wanted: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _Misfit("a mapping", value)
-        return {key: part(each, get_args(wanted)[1], f".{key}") for key, each in value.items()}
-
-    def part(value: Any, wanted: Any, place: str) -> Any:
-        try:
-            return converter.structure(value, wanted)
-        except Exception as error:
-            raise _PartMisfit(place, error) from error
-
-    converter.register_structure_hook_func(_is_of(tuple), as_tuple)
-    converter.register_structure_hook_func(_is_of(dict), as_dict)
-    converter.register_structure_hook_func(_is_named_tuple, as_named_tuple)
-    converter.register_unstructure_hook_func(_is_named_tuple, list)
-    converter.register_structure_hook(BehaviorSpec, _spec)
-    converter.register_unstructure_hook(BehaviorSpec, plain_spec)
-    return converter
-
-
-def _is_of(container: Any) -> Callable[[Any], bool]:
-    return lambda wanted: get_origin(wanted) is container
-
-
-def _is_named_tuple(wanted: Any) -> bool:
-    return isinstance(wanted, type) and issubclass(wanted, tuple) and hasattr(wanted, "_fields")
-
-
-def _spec(plain: Any, _: Any) -> BehaviorSpec:
-    try:
-        return spec_from_plain(plain)
-    except Exception as error:
-        raise _Misfit("a spec of observations and actions", plain) from error
-
-
-_OF_FILES = _converter_of_files()
+_OF_CONFIGS = make_converter(forbid_extra_keys=True)
 
 
 def _complaints(error: BaseException, path: str) -> Iterator[str]:
@@ -195,12 +131,12 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
                 yield from _complaints(child, _join(path, note.name))
         for child in alone:
             yield from _complaints(child, path)
-    elif isinstance(error, _PartMisfit):
+    elif isinstance(error, PartMisfit):
         yield from _complaints(error.error, f"{path}{error.place}")
     elif isinstance(error, UsageError):  # an object's own check; its text begins with the option's name
         yield _join(path, str(error))
     else:
-        yield f"{path or 'The config'} {error if isinstance(error, _Misfit) else f'cannot be used: {error}'}."
+        yield f"{path or 'The config'} {error if isinstance(error, Misfit) else f'cannot be used: {error}'}."
 
 
 def _join(path: str, key: str) -> str:

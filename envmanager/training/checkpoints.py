@@ -34,10 +34,10 @@ from envmanager.errors import EnvManagerError, MissingExtra, NotWritten, UsageEr
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
 from envmanager.options import at_least
-from envmanager.structuring import from_plain, to_plain
 from envmanager.system.files import write_anew
 from envmanager.training.array_files import ArrayFile
 from envmanager.training.learners import LearnersChanged, LearnersState
+from envmanager.training.plain_data import from_plain, to_plain
 from envmanager.training.plan import SavedPlan
 from envmanager.training.trainer import Arrays
 

@@ -24,11 +24,11 @@ from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
-from envmanager.structuring import from_plain, to_plain
 from envmanager.training.actions import ActionHeads
 from envmanager.training.masks import ActionMask
 from envmanager.training.named_arrays import named, of_part
 from envmanager.training.networks import CONVOLUTIONS, Encoder, mlp, pick_device, to_tensor
+from envmanager.training.plain_data import from_plain, to_plain
 from envmanager.training.return_spread import ReturnSpread, SpreadState
 from envmanager.training.states import anneal, learner_state, load_learner, load_module, means
 from envmanager.training.store import NOWHERE, StepStore

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from envmanager.data.specs import ArraySpec, BehaviorSpec, plain_spec, spec_from_plain
+from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.trees import leaves
+from envmanager.training.plain_data import plain_spec, spec_from_plain
 
 SPECS = [
     ArraySpec(),

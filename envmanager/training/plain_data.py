@@ -1,0 +1,136 @@
+"""Objects as JSON data, for files: what ``to_plain`` writes, ``from_plain`` reads.
+
+The rule: every mistake in a file is named. An unknown key is ignored, since a later version may have written it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import cattrs
+import numpy as np
+
+from envmanager.data.specs import ArraySpec, BehaviorSpec, describe_value
+from envmanager.data.trees import Tree
+from envmanager.errors import ConfigError
+from envmanager.structuring import Misfit, PartMisfit, make_converter, structured
+
+Options = TypeVar("Options")
+
+
+def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
+    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError; unknown keys are ignored."""
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
+    return structured(_OF_FILES, cls, plain, where)
+
+
+def to_plain(value: Any) -> Any:
+    """Return an object of an attrs class as JSON data: dicts, lists, texts and numbers."""
+    return _OF_FILES.unstructure(value)
+
+
+def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
+    """Return ``spec`` as JSON data, from which ``spec_from_plain`` makes an equal spec with bounds of equal dtype."""
+    return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
+    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError."""
+    return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
+
+
+def _to_plain(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, dict):  # in pairs: a key may be a number, and the order counts
+        return {"dict": [[key, _to_plain(child)] for key, child in tree.items()]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_to_plain(child) for child in tree]}
+    leaf: ArraySpec = tree
+    plain: dict[str, Any] = {"shape": list(leaf.shape), "dtype": leaf.dtype.str}
+    for name in ("minimum", "maximum"):
+        bound = getattr(leaf, name)
+        if bound is not None:
+            # JSON has no infinite number and no NaN: their texts stand for them.
+            numbers = [str(x) if isinstance(x, float) and not math.isfinite(x) else x for x in bound.ravel().tolist()]
+            is_one = numbers and numbers.count(numbers[0]) == len(numbers)  # an image has a bound for each pixel
+            values = numbers[0] if is_one else numbers
+            plain[name] = {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
+    return {**plain, "name": leaf.name} if leaf.name else plain
+
+
+def _from_plain(plain: Mapping[str, Any]) -> Tree:
+    if "dict" in plain:
+        return {key: _from_plain(child) for key, child in plain["dict"]}
+    if "tuple" in plain:
+        return tuple(_from_plain(child) for child in plain["tuple"])
+    bounds: dict[str, np.ndarray] = {}
+    for name in ("minimum", "maximum"):
+        if name in plain:
+            values = plain[name]["values"]
+            given = values if isinstance(values, list) else [values]
+            array = np.array([float(x) if isinstance(x, str) else x for x in given], _dtype_name(plain[name]))
+            shape = plain[name]["shape"]
+            bounds[name] = array.reshape(shape) if values is given else np.full(shape, array[0], array.dtype)
+    return ArraySpec(plain["shape"], _dtype_name(plain), name=plain.get("name", ""), **bounds)
+
+
+def _dtype_name(plain: Mapping[str, Any]) -> str:
+    """Return the name of the dtype; refuse dicts, lists and None, from which NumPy makes dtypes too."""
+    if not isinstance(plain["dtype"], str):
+        raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
+    return plain["dtype"]
+
+
+def _converter_of_files() -> cattrs.Converter:
+    converter = make_converter(forbid_extra_keys=False)
+
+    # cattrs would take a text for a list of texts, and the keys of a mapping for a list.
+    def as_tuple(value: Any, wanted: Any) -> Any:
+        if not isinstance(value, list):
+            raise Misfit("a list", value)
+        return tuple(part(each, get_args(wanted)[0], f"[{index}]") for index, each in enumerate(value))
+
+    def as_named_tuple(value: Any, wanted: Any) -> Any:
+        kinds = get_type_hints(wanted)
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise Misfit(f"a list of {', '.join(kinds)}", value)
+        return wanted(*(part(each, kinds[name], f".{name}") for name, each in zip(kinds, value, strict=True)))
+
+    def as_dict(value: Any, wanted: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Misfit("a mapping", value)
+        return {key: part(each, get_args(wanted)[1], f".{key}") for key, each in value.items()}
+
+    def part(value: Any, wanted: Any, place: str) -> Any:
+        try:
+            return converter.structure(value, wanted)
+        except Exception as error:
+            raise PartMisfit(place, error) from error
+
+    converter.register_structure_hook_func(_is_of(tuple), as_tuple)
+    converter.register_structure_hook_func(_is_of(dict), as_dict)
+    converter.register_structure_hook_func(_is_named_tuple, as_named_tuple)
+    converter.register_unstructure_hook_func(_is_named_tuple, list)
+    converter.register_structure_hook(BehaviorSpec, _spec)
+    converter.register_unstructure_hook(BehaviorSpec, plain_spec)
+    return converter
+
+
+def _is_of(container: Any) -> Callable[[Any], bool]:
+    return lambda wanted: get_origin(wanted) is container
+
+
+def _is_named_tuple(wanted: Any) -> bool:
+    return isinstance(wanted, type) and issubclass(wanted, tuple) and hasattr(wanted, "_fields")
+
+
+def _spec(plain: Any, _: Any) -> BehaviorSpec:
+    try:
+        return spec_from_plain(plain)
+    except Exception as error:
+        raise Misfit("a spec of observations and actions", plain) from error
+
+
+_OF_FILES = _converter_of_files()
