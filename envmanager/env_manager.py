@@ -2,13 +2,13 @@
 
 ::
 
-    step()          policies ── send("step") ──▶ every idle worker                    core.policy_steps
-    send(), recv()  actions ─── send("step") ──▶ the workers of these environments    core.row_steps
-                    the ready steps that Wait asks for ◀── responses                  core.collecting
-    reset(), call() every worker, or some ◀──▶ send and recv                          core.resetting, core.asking
+    step()          policies ── send("step") ──▶ every idle worker                    kernel.policy_steps
+    send(), recv()  actions ─── send("step") ──▶ the workers of these environments    kernel.row_steps
+                    the ready steps that Wait asks for ◀── responses                  kernel.collecting
+    reset(), call() every worker, or some ◀──▶ send and recv                          kernel.commands
 
-A manager is this class and a :class:`WorkerHost`, which starts and ends its workers. ``core.table`` has the state of
-each worker, ``core.recovery`` replaces the workers that fail.
+A manager is this class and a :class:`WorkerHost`, which starts and ends its workers. ``kernel.table`` has the state of
+each worker, ``kernel.recovery`` replaces the workers that fail.
 
 The rule: at most one step per worker is in flight, and an error or a Ctrl-C loses no step. A Ctrl-C is raised while the
 manager waits, while a policy runs, or at the end of a call; the next call returns the steps that were ready.
@@ -28,13 +28,12 @@ from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
-from envmanager.kernel.asking import Asker, one_for_each
 from envmanager.kernel.calls import Calls, Use, weakly
 from envmanager.kernel.collecting import Collector
+from envmanager.kernel.commands import Asker, Resets, one_for_each
 from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, StepQueue, WorkerHost, as_source
 from envmanager.kernel.policy_steps import PolicySteps
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.resetting import Resets
 from envmanager.kernel.row_steps import RowSteps
 from envmanager.kernel.table import WorkerTable
 from envmanager.observe.episodes import Episodes

@@ -123,7 +123,7 @@ def underscores_of_the_manager() -> int:
     ]  # fmt: skip
     own = {node.attr for node in ast.walk(manager) if isinstance(node, ast.Attribute) and node.attr.startswith("_")}
     used = set()
-    for kind in ("simple_env_manager", SUBPROCESS, "auto_env_manager", "godot.manager", "ray_cluster.manager"):
+    for kind in ("simple_env_manager", SUBPROCESS, "placing.auto_env_manager", "godot.manager", "ray_cluster.manager"):
         tree = ast.parse(modules()[kind].read_text(encoding="utf-8"))
         assigned = {
             node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)

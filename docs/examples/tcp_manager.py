@@ -27,9 +27,6 @@ from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.data.env_rows import deal
 from envmanager.data.steps import CommandName
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel
-from envmanager.hosts.decoding import Decoder
-from envmanager.hosts.failures import dumps_failure
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.wire import (
@@ -38,8 +35,11 @@ from envmanager.hosts.wire import (
     FAILED_CODE,
     MESSAGE,
     NAMES,
+    Channel,
+    Decoder,
     Undecoded,
     dumps_command,
+    dumps_failure,
     response_message,
 )
 from envmanager.options import KindOptions, takes

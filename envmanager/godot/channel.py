@@ -20,7 +20,7 @@ from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, BadFrame, Frame, Fram
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import Hello, read_note
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel, Message
+from envmanager.hosts.wire import Channel, Message
 
 TICKETS = 2**32
 """A frame has the ticket of a command modulo this."""

@@ -19,7 +19,7 @@ from envmanager.godot.codec import Acting, StepsDecoder
 from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, read_error, read_values
-from envmanager.hosts.channel import Message
+from envmanager.hosts.wire import Message
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """The kind of frame that answers a command; a value for any other."""

@@ -18,8 +18,8 @@ from envmanager.godot.frames import HEADER, BadFrame, Kind
 from envmanager.godot.launch import EnginePlan, launch
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import call_body, configure_body, reset_body
-from envmanager.hosts.channel import Message
 from envmanager.hosts.link import Link
+from envmanager.hosts.wire import Message
 from envmanager.observe.events import EventLog, Note
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig

@@ -19,7 +19,7 @@ from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, StartReport
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EnvRaised, MissingExtra, UsageError
-from envmanager.hosts.failures import env_raised
+from envmanager.hosts.wire import env_raised
 from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 

@@ -26,8 +26,7 @@ import attrs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerTimedOut
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel, Message
-from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, dumps_command
+from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps_command
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts

@@ -36,8 +36,8 @@ from envmanager.data.steps import (
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.hosts.failures import describe_failure
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
+from envmanager.hosts.wire import describe_failure
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes

@@ -43,9 +43,12 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
-from envmanager.hosts.wire import FULL, IN_MEMORY
 from envmanager.system.files import advice
 
+IN_MEMORY = 8
+"""Flag: the steps (in a command, the actions) are in the block."""
+FULL = 1
+"""Flag: all rows are there, all act, and the environment wrote them in place. In a command: actions for all rows."""
 _ALIGNMENT = 64  # a cache line, at which each array begins
 
 

@@ -1,4 +1,4 @@
-"""The bytes between manager and worker.
+"""The bytes between manager and worker, and the trainer's side of them.
 
 ::
 
@@ -14,15 +14,23 @@ a message. Every response repeats the ticket of its request.
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import cloudpickle
 
-from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import CommandName, Steps
-from envmanager.errors import UsageError
+from envmanager.data.specs import BehaviorSpecs, SpecConflict, SpecMismatch
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
+from envmanager.hosts import descriptors
+from envmanager.hosts.shared_rows import FULL, IN_MEMORY, WorkerRows
+from envmanager.system.interrupts import begin_held, end_held
 
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -40,10 +48,6 @@ ATTACH_CODE = 0
 """Code of a command without a response: it brings the layout of the shared memory."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
-FULL = 1
-"""Flag: all rows are there, all act, and the environment wrote them in place. In a command: actions for all rows."""
-IN_MEMORY = 8
-"""Flag: the steps (in a command, the actions) are in the block."""
 WITH_SPECS = 16
 """Message flag: the pickle is a pair of the payload and the specs of all behaviors."""
 
@@ -82,3 +86,269 @@ def dumps_command(payload: Any) -> bytes:
         return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
     except Exception as error:
         raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
+
+
+_UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
+"""Name of Gymnasium's error for an id that is not registered; Gymnasium is not imported for this."""
+_ADVICE = """\
+That id is not registered in the process of this environment; what another one, such as the trainer's, has registered \
+or imported is not known there. Name the module that registers it in `imports` (imports: [my_envs] in a config, \
+EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
+"""
+
+
+def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
+    """Return an error of the library for ``error``, which code in a worker raised.
+
+    At the start the library's own errors (no adapter, no such environment) are returned unchanged; later they come from
+    the environment, which may use the library itself.
+    """
+    if phase == "start" and isinstance(error, EnvManagerError):
+        return error
+    if isinstance(error, SpecMismatch | SpecConflict):
+        return BadObservation(
+            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
+        )
+    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
+
+
+def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
+    """Return EnvRaised for ``error``, with its traceback as text and ``error`` as the cause."""
+    try:
+        text = str(error) or repr(error)
+    except Exception as broken:  # a __str__ that raises must not hide the error
+        text = f"(its text cannot be shown: {type(broken).__name__})"
+    # An environment that finds a library missing may raise an error of its own, which says all.
+    says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
+    lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
+    is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
+    raised = EnvRaised(
+        worker_id=worker_id,
+        env_ids=env_ids,
+        phase=phase,
+        type_name=type(error).__qualname__,
+        cause=text,
+        remote_traceback="".join(lines),
+        advice=_ADVICE if is_unknown_id else "",
+    )
+    raised.__cause__ = error
+    return raised
+
+
+def dumps_failure(error: EnvManagerError) -> bytes:
+    """Return the pickle of an error with its cause, without the cause if that cannot be pickled and unpickled."""
+    original = None
+    if error.__cause__ is not None:
+        try:
+            original = dumps(error.__cause__)
+            pickle.loads(original)
+        except Exception:  # a lock inside, a constructor with two arguments: the text must suffice
+            original = None
+    try:
+        return pickle.dumps((error, original), protocol=5)
+    except Exception:  # a user's subclass of our errors
+        return pickle.dumps((EnvManagerError(str(error)), None), protocol=5)
+
+
+def loads_failure(data: bytes) -> EnvManagerError:
+    """Return the error, with its cause if it was sent."""
+    error, original = pickle.loads(data)
+    if original is not None:
+        try:
+            error.__cause__ = pickle.loads(original)
+        except Exception:  # a class that only the worker could import
+            error.__cause__ = None
+    return error  # type: ignore[no-any-return]
+
+
+_READ_SIZE = 1 << 20
+
+
+@attrs.define(eq=False)
+class Message:
+    """A message of a worker. It repeats the ticket of the command that it responds to."""
+
+    ticket: int
+    code: int
+    flags: int
+    data: Any
+    """bytes, or a memoryview with a buffer of its own."""
+    busy_ns: int
+    ended_ns: int
+    """Monotonic ns of its end; the time of its arrival if the worker's clock is not the trainer's."""
+    n_ended: int = 0
+    """Number of final rows, for a step whose rows are in a block."""
+
+
+def _not_watched(_: int, __: int) -> None:
+    """Ignore the move: no poller watches the channel yet."""
+
+
+class Channel:
+    """Writes commands and reads messages."""
+
+    def __init__(self) -> None:
+        self.fd = descriptors.CLOSED
+        self.pidfd = descriptors.CLOSED
+        self.messages: list[Message] = []
+        """The messages that were read and not taken, oldest first."""
+        self.hung_up = False
+        """Set when the worker has closed its end, which could be read from for ever."""
+        self.broken = ""
+        """The part of the protocol that the worker has broken, in words, else empty; nothing is read after that."""
+        self.on_moved: Callable[[int, int], None] = _not_watched
+        """Called with the old and the new descriptor before ``fd`` changes."""
+        self._inbox = bytearray()
+
+    def open(self, fd: int, pidfd: int) -> None:
+        """Use this socket, non-blocking, whose other end the process behind ``pidfd`` has."""
+        self.fd, self.pidfd = fd, pidfd
+
+    def close(self) -> None:
+        """Close the socket. A second time does nothing."""
+        self.fd = descriptors.close(self.fd)
+
+    def watched_fds(self) -> list[int]:
+        """Return the descriptors that become readable when the worker sends something or ends."""
+        return [self.pidfd] if self.hung_up else [self.pidfd, self.fd]
+
+    # Out.
+
+    def push(self, message: Any, deadline: float) -> None:
+        """Write a whole message. Give up at the deadline or when the worker is gone, which a later wait reports.
+
+        ``deadline`` is in monotonic seconds; what there is room for is written at once, also after it.
+        """
+        begin_held()  # half a message would leave the worker waiting for the rest for ever
+        try:
+            self._write(message, deadline)
+        finally:
+            end_held()
+
+    def _write(self, message: bytes, deadline: float) -> None:
+        """Do that where interrupts are held.
+
+        Both ways may be full, so what the worker writes meanwhile is read. Another thread may close the channel
+        between any two system calls.
+        """
+        left = memoryview(message)
+        while left and self.fd != descriptors.CLOSED:
+            try:
+                left = left[os.write(self.fd, left) :]
+            except BlockingIOError:
+                pass
+            except OSError:  # it is gone
+                return
+            if not left:
+                return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            ready = descriptors.wait_for(self.watched_fds(), left_s + 0.001, writable=[self.fd])
+            self.pump()
+            if self.pidfd in ready:
+                return
+
+    # In.
+
+    def pump(self) -> bool:
+        """Read what has come into ``messages``, without waiting; return whether there was anything."""
+        n_new = 0
+        while self.fd != descriptors.CLOSED:
+            try:
+                part = os.read(self.fd, _READ_SIZE)
+            except BlockingIOError:
+                break
+            except OSError:  # it ended with something of ours unread
+                part = b""
+            if not part:
+                self.hung_up = True
+                break
+            n_new += len(part)
+            self._inbox += part
+        while len(self._inbox) >= MESSAGE.size:
+            ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            if len(self._inbox) < MESSAGE.size + length:
+                break
+            data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
+            del self._inbox[: MESSAGE.size + length]
+            ended_ns = ended_ns or time.monotonic_ns()
+            self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns, n_ended))
+        return n_new > 0
+
+
+class Decoder:
+    """Makes responses of one worker's messages and records."""
+
+    def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
+        self._worker_id = worker_id
+        self._env_ids = env_ids
+        self._worker_rows: WorkerRows | None = None
+        self._in_place: list[EnvironmentResponse] = []
+        """Responses by slot: of steps that were written in place and in which no episode ended."""
+
+    def attach(self, worker_rows: WorkerRows | None) -> None:
+        """Find steps there from now on; None: the memory is given back."""
+        self._worker_rows = worker_rows
+        self._in_place = (
+            []
+            if worker_rows is None
+            else [self._step(worker_rows.full(slot)) for slot in range(worker_rows.layout.n_slots)]
+        )
+
+    def _step(self, steps: Any, specs: BehaviorSpecs | None = None) -> EnvironmentResponse:
+        return EnvironmentResponse(CommandName.STEP, self._worker_id, steps, specs)
+
+    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
+        """The response that reports this error."""
+        return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
+
+    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+        """The response to what was ``asked``."""
+        if message.code == FAILED_CODE:
+            return self.failed(loads_failure(message.data))
+        try:
+            payload = pickle.loads(message.data)
+        except Exception as error:
+            return self.failed(self._cannot_unpickle(error, asked))
+        payload, specs = payload if message.flags & WITH_SPECS else (payload, None)
+        return EnvironmentResponse(asked, self._worker_id, payload, specs)
+
+    def in_place(self, slot: int, n_ended: int) -> EnvironmentResponse:
+        """The response to a step all of whose rows lie in a slot of the memory; ``n_ended`` have final rows."""
+        if not n_ended:
+            return self._in_place[slot]
+        assert self._worker_rows is not None
+        return self._step(self._worker_rows.full_with_final(slot, n_ended))
+
+    def step(self, code: int, slot: int, flags: int, n_ended: int, data: bytes | None) -> EnvironmentResponse:
+        """The response to a step that lies in a slot of the memory, in pickled ``data``, or in both."""
+        if code == FAILED_CODE:
+            return self.failed(loads_failure(data or b""))
+        infos: Any = {}
+        try:
+            if flags & IN_MEMORY and self._worker_rows is not None:
+                infos, specs = ({}, None) if data is None else pickle.loads(data)
+                rows = self._worker_rows
+                if not flags & FULL:
+                    steps = rows.read(slot)
+                else:
+                    steps = rows.full_with_final(slot, n_ended) if n_ended else rows.full(slot)
+            else:
+                steps, specs = pickle.loads(data or b"")
+        except Exception as error:
+            return self.failed(self._cannot_unpickle(error, CommandName.STEP))
+        if infos:
+            steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
+        return self._step(steps, specs)
+
+    def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
+        """Return an error: an object has a constructor that pickle cannot call, or a class that only the worker has."""
+        text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
+        phase = phase_of(command)
+        return describe_failure(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)
+
+
+def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
+    info, reset_info = (None, None) if infos is None else infos
+    return attrs.evolve(steps, info=info, reset_info=reset_info)

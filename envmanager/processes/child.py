@@ -1,8 +1,17 @@
-"""The worker process: its set-up, and the loop that obeys commands.
+"""The worker process: its set-up, the loop that obeys commands, and the end of what an environment forks.
 
 ::
 
     helper.run ──▶ main: set-up (signals, output, seeds) ──▶ worker(connection, step queue, factory, worker_id)
+
+    worker ─── step ───▶ environment ─── os.fork() ───▶ goes on as the worker
+                                             └────────▶ the fork: what it holds of the transport leads nowhere;
+                                                        when it leaves the environment's code, it ends
+
+A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it returns,
+raises or calls ``sys.exit`` where the worker does the same, it would take commands and respond to them too. It ends
+like a script, but without what was registered to be done at the worker's end: ``atexit``, finalizers, ``close`` of the
+environments.
 
 The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
 and shared memory belong to the two objects it is given (``child_transport``).
@@ -11,10 +20,13 @@ and shared memory belong to the two objects it is given (``child_transport``).
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import sys
-from typing import Any
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
@@ -22,10 +34,9 @@ import numpy.random  # here, so that the helper has it: NumPy loads it late
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
 from envmanager.environment import EnvGroup
-from envmanager.hosts.failures import describe_failure
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
-from envmanager.hosts.wire import Undecoded
-from envmanager.processes import forks, lifeline, output
+from envmanager.hosts.wire import Undecoded, describe_failure
+from envmanager.processes import lifeline, output
 from envmanager.processes.child_transport import (
     CannotObey,
     Connection,
@@ -34,9 +45,11 @@ from envmanager.processes.child_transport import (
     TrainerGone,
     Transport,
 )
+from envmanager.system.processes import after_fork_in_child
 
 FDS = ("connection", "steps", "memory", "crash")
 """The descriptors that a worker inherits."""
+_STDERR = 2
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
 
 
@@ -53,7 +66,7 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
         if hasattr(parent_conn, "use_group"):
             parent_conn.use_group(group)
     except BaseException as error:
-        if forks.is_fork:
+        if _is_fork:
             raise
         env_ids = [c.env_id for c in factory.contexts] if isinstance(factory, GroupFactory) else [worker_id]
         failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase="start")
@@ -86,7 +99,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
     except TrainerGone:
         raise  # nobody is there to report to
     except BaseException as error:
-        if forks.is_fork:
+        if _is_fork:
             raise
         # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.
         failure = describe_failure(
@@ -110,20 +123,61 @@ def main(inherited: list[int], launch: Launch) -> None:
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
     transport = Transport(fds, launch)
-    forks.watch(lambda: _leave_worker(transport, crash_fd))
+
+    def leave() -> None:
+        transport.cut_off()
+        output.leave_crash_report(crash_fd)
+
+    global _leave_worker
+    _leave_worker = leave
     try:
         worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
     except BaseException as error:
         # What an environment forks comes here too when it leaves the environment's code, and ends.
-        if forks.is_fork:
-            forks.end(None if isinstance(error, TrainerGone) else error)
+        if _is_fork:
+            _end_fork(None if isinstance(error, TrainerGone) else error)
         if isinstance(error, TrainerGone):  # it may be noticed here before the life pipe tells
             lifeline.end_group()
         raise
-    if forks.is_fork:
-        forks.end(None)
+    if _is_fork:
+        _end_fork(None)
 
 
-def _leave_worker(transport: Transport, crash_fd: int) -> None:
-    transport.cut_off()
-    output.leave_crash_report(crash_fd)
+_is_fork = False
+"""Whether this process was forked by an environment."""
+_leave_worker: Callable[[], None] | None = None
+"""Called in each process that is forked from this worker, before anything else."""
+
+
+def _after_fork_in_child() -> None:
+    global _is_fork, _leave_worker
+    if _leave_worker is None:  # no worker, or a fork of a fork
+        return
+    _is_fork, leave, _leave_worker = True, _leave_worker, None
+    try:
+        leave()
+    except BaseException as error:  # Python would print it and go on, as a second worker
+        _end_fork(error)
+
+
+after_fork_in_child(_after_fork_in_child)
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End this process, which was forked, as a script ends that comes to its end or raises ``error``."""
+    code, text = 1, ""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+                stream.flush()
+        if error is None:
+            code = 0
+        elif not isinstance(error, SystemExit):
+            text = "".join(traceback.format_exception(error))
+        elif error.code is None or isinstance(error.code, int):
+            code = int(error.code or 0) & 0xFF
+        else:
+            text = f"{error.code}\n"
+        os.write(_STDERR, text.encode(errors="backslashreplace"))
+    finally:
+        os._exit(code)

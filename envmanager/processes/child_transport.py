@@ -19,20 +19,19 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 from envmanager.hosts import descriptors
-from envmanager.hosts.failures import dumps_failure
-from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows
+from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, WorkerRows
 from envmanager.hosts.spin import Spinner
 from envmanager.hosts.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
     FAILED_CODE,
-    IN_MEMORY,
     MESSAGE,
     NAMES,
     RECORD,
     STEP_CODE,
     Undecoded,
+    dumps_failure,
     response_message,
     step_message,
 )

@@ -26,12 +26,20 @@ import attrs
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import WorkerError
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel, Message
-from envmanager.hosts.decoding import Decoder
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.shared_rows import WorkerRows
-from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, FULL, RECORD, STEP_CODE, dumps_command
+from envmanager.hosts.shared_rows import FULL, WorkerRows
+from envmanager.hosts.wire import (
+    ATTACH_CODE,
+    CODES,
+    COMMAND,
+    RECORD,
+    STEP_CODE,
+    Channel,
+    Decoder,
+    Message,
+    dumps_command,
+)
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig

@@ -16,9 +16,18 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, StartReport, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.hosts.failures import describe_failure, dumps_failure
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
-from envmanager.hosts.wire import CODES, FAILED_CODE, IN_MEMORY, STEP_CODE, dumps, response_message, step_message
+from envmanager.hosts.shared_rows import IN_MEMORY
+from envmanager.hosts.wire import (
+    CODES,
+    FAILED_CODE,
+    STEP_CODE,
+    describe_failure,
+    dumps,
+    dumps_failure,
+    response_message,
+    step_message,
+)
 from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command
 
 

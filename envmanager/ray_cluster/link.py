@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced
 from envmanager.hosts import descriptors
-from envmanager.hosts.channel import Channel, Message
-from envmanager.hosts.decoding import Decoder
 from envmanager.hosts.link import Link, WorkerPlan
-from envmanager.hosts.wire import CODES, FAILED_CODE
+from envmanager.hosts.wire import CODES, FAILED_CODE, Channel, Decoder, Message
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.ray_cluster.wire import SentRows, brings_step, pack_command, unpack_answer

@@ -18,8 +18,8 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
-from envmanager.hosts.failures import describe_failure
 from envmanager.hosts.hosting import COMMANDS, env_ids_of_failure, make_group
+from envmanager.hosts.wire import describe_failure
 
 
 class FakeWorker:

@@ -28,7 +28,6 @@ FLOORS = {
         "ray_cluster",
         "simple_env_manager",
         "subprocess_env_manager",
-        "auto_env_manager",
         "registry",
         "placing",
     ],

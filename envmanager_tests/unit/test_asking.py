@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envmanager.errors import UsageError
-from envmanager.kernel.asking import one_for_each
+from envmanager.kernel.commands import one_for_each
 
 
 class Basket:
