@@ -14,7 +14,7 @@ like a script, but without what was registered to be done at the worker's end: `
 environments.
 
 The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
-and shared memory belong to the two objects it is given (``child_transport``).
+and shared memory belong to the object that it is given (``child_transport``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,7 @@ from envmanager.environment import EnvGroup
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
 from envmanager.hosts.wire import Undecoded, describe_failure
 from envmanager.processes import lifeline, output
-from envmanager.processes.child_transport import (
-    CannotObey,
-    Connection,
-    Launch,
-    StepQueueWriter,
-    TrainerGone,
-    Transport,
-)
+from envmanager.processes.child_transport import CannotObey, Launch, TrainerConnection, TrainerGone
 from envmanager.system.processes import after_fork_in_child
 
 FDS = ("connection", "steps", "memory", "crash")
@@ -122,16 +115,16 @@ def main(inherited: list[int], launch: Launch) -> None:
     # All workers have the helper's generators, and would draw the same numbers.
     random.seed(launch.seed)
     np.random.seed(launch.seed % 2**32)
-    transport = Transport(fds, launch)
+    trainer = TrainerConnection(fds, launch)
 
     def leave() -> None:
-        transport.cut_off()
+        trainer.cut_off()
         output.leave_crash_report(crash_fd)
 
     global _leave_worker
     _leave_worker = leave
     try:
-        worker(Connection(transport), StepQueueWriter(transport), launch.pickled_factory, launch.worker_id)
+        worker(trainer, trainer, launch.pickled_factory, launch.worker_id)
     except BaseException as error:
         # What an environment forks comes here too when it leaves the environment's code, and ends.
         if _is_fork:
