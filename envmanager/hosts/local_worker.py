@@ -187,9 +187,8 @@ class LocalWorker:
 
     def attach(self, worker_rows: Any) -> None:
         """Let the environments write into these ``WorkerRows``, one slot after the other."""
-        buffers = [worker_rows.buffer(slot) for slot in range(worker_rows.layout.n_slots)]
-        if None not in buffers:
-            self._rows = RotatingRows(buffers)
+        if None not in worker_rows.buffers:
+            self._rows = RotatingRows(worker_rows.buffers)
 
     @property
     def lends(self) -> bool:

@@ -236,97 +236,68 @@ class WorkerRows:
     """One worker's part of the block, read and written by the worker and by its manager."""
 
     def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:
+        self.layout = block.layout
         self._block = block
         self._worker_id = worker_id
-        self._fixed_ids = only_agents(env_ids)
         self._behaviors = [
             (index, each) for index, each in enumerate(block.layout.behaviors) if each.capacity[worker_id]
         ]
         self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
-        self._full = [
-            {each.name: self._all_steps(each, slot) for _, each in self._behaviors}
-            for slot in range(block.layout.n_slots)
-        ]
-        self._finals = [
-            {each.name: self._steps(each, slot, 0, each.capacity[worker_id]).final_obs for _, each in self._behaviors}
-            for slot in range(block.layout.n_slots)
-        ]
-        self._buffers = [self._buffer(slot) for slot in range(block.layout.n_slots)]
-        self.actions = {each.name: self._own(each, block.columns[each.name].action) for _, each in self._behaviors}
+        self.full: list[dict[str, AgentSteps]] = []
+        """Views of all rows by slot: the step in which every agent is there and acts."""
+        self._finals: list[dict[str, Tree]] = []
+        """Views of all final rows by slot."""
+        self.buffers: list[RowBuffer | None] = []
+        """Rows by slot for environments of one agent each to write into; None for other environments."""
+        fixed_ids = only_agents(env_ids)  # workers of one agent per environment have these, which are not in the block
+        has_buffers = list(self._capacities.values()) == [len(env_ids)]
+        for slot in range(block.layout.n_slots):
+            full, finals = {}, {}
+            for _, each in self._behaviors:
+                n = each.capacity[worker_id]
+                full[each.name] = self._steps(each, slot, n, 0)
+                finals[each.name] = self._steps(each, slot, 0, n).final_obs
+                if n == len(fixed_ids):
+                    full[each.name].agent_id = fixed_ids
+            self.full.append(full)
+            self._finals.append(finals)
+            (name, *_) = full or [""]
+            self.buffers.append(RowBuffer(full[name], finals[name]) if has_buffers else None)
+        columns = block.columns
+        self.actions = {each.name: self._own(each, columns[each.name].action) for _, each in self._behaviors}
         """Views of the actions of all rows, by behavior."""
+        self._row_numbers = {each.name: self._own(each, columns[each.name].row) for _, each in self._behaviors}
         self._plain_action: tuple[str, np.ndarray] | None = None
         """The behavior and its actions if the worker has one behavior whose actions are one array: as nearly always."""
-        if len(self._behaviors) == 1:
+        if len(self.actions) == 1:
             ((name, action),) = self.actions.items()
             self._plain_action = (name, action) if action.__class__ is np.ndarray else None
-        self._row_numbers = {each.name: self._own(each, block.columns[each.name].row) for _, each in self._behaviors}
-
-    @property
-    def layout(self) -> BlockLayout:
-        """The layout of the whole block."""
-        return self._block.layout
 
     def _steps(self, each: BehaviorLayout, slot: int, n: int, m: int, has_acting: bool = False) -> AgentSteps:
         return self._block.columns[each.name].steps(slot, each.first[self._worker_id], n, m, has_acting)
 
-    def _all_steps(self, each: BehaviorLayout, slot: int) -> AgentSteps:
-        """Return views of all rows of a slot.
-
-        Workers of one agent per environment have fixed agent ids, which are not in the block.
-        """
-        steps = self._steps(each, slot, each.capacity[self._worker_id], 0)
-        if len(self._fixed_ids) == len(steps):
-            steps.agent_id = self._fixed_ids
-        return steps
-
     def _own(self, each: BehaviorLayout, column: Tree) -> Tree:
         first = each.first[self._worker_id]
-        own = slice(first, first + each.capacity[self._worker_id])
-        return map_tree(lambda leaf: leaf[own], column)
+        return take_rows(column, slice(first, first + each.capacity[self._worker_id]))
 
-    def full(self, slot: int) -> dict[str, AgentSteps]:
-        """Return views of all rows of a slot: the step in which every agent is there and acts."""
-        return self._full[slot]
-
-    def buffer(self, slot: int) -> RowBuffer | None:
-        """Return a slot's rows for environments of one agent each to write into; None for other environments."""
-        return self._buffers[slot]
-
-    def _buffer(self, slot: int) -> RowBuffer | None:
-        if len(self._behaviors) != 1 or self._behaviors[0][1].capacity[self._worker_id] != len(self._fixed_ids):
-            return None
-        _, each = self._behaviors[0]
-        return RowBuffer(self._full[slot][each.name], self._finals[slot][each.name])
+    # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Put steps into a slot; return the flags of the response and, with FULL, the number of final rows.
-
-        The flags are 0 if the steps do not fit.
+        """Put steps into a slot, unless they are its own arrays; return the flags of the response, and with FULL the
+        number of final rows. The flags are 0 if the steps do not fit.
         """
-        n_ended = self.in_place(slot, steps_by_behavior)
-        if n_ended is None:
-            return IN_MEMORY if self.write(slot, steps_by_behavior) else 0, 0
-        return IN_MEMORY | FULL, n_ended
-
-    def in_place(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> int | None:
-        """Return the number of final rows if the steps are the slot's own arrays; None if they must be written."""
-        buffer = self._buffers[slot]
-        if buffer is None or len(steps_by_behavior) != 1:
-            return None
-        (steps,) = steps_by_behavior.values()
-        if steps.reward is not buffer.steps.reward:
-            return None
-        return 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
-
-    def write(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> bool:
-        """Copy steps into a slot; return False, without a copy, if some do not fit."""
+        buffer = self.buffers[slot]
+        if buffer is not None and len(steps_by_behavior) == 1:
+            (steps,) = steps_by_behavior.values()
+            if steps.reward is buffer.steps.reward:
+                return IN_MEMORY | FULL, 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
         if any(steps.agent_id.size > self._capacities.get(name, -1) for name, steps in steps_by_behavior.items()):
-            return False
+            return 0, 0
         self._block.counts[slot, self._worker_id] = 0
         for index, each in self._behaviors:
             if each.name in steps_by_behavior:
                 self._write(slot, index, each, steps_by_behavior[each.name])
-        return True
+        return IN_MEMORY, 0
 
     def _write(self, slot: int, index: int, each: BehaviorLayout, steps: AgentSteps) -> None:
         m = 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
@@ -340,20 +311,23 @@ class WorkerRows:
             _copy_tree_into(into.final_obs, steps.final_obs)
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
-    def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of all rows of a slot in which ``n_ended`` episodes ended. The worker has one behavior."""
-        ((name, full),) = self._full[slot].items()
-        final_obs = take_rows(self._finals[slot][name], slice(n_ended))
-        return {name: full.with_final(final_obs)}
-
-    def read(self, slot: int) -> dict[str, AgentSteps]:
-        """Return views of the steps in a slot."""
+    def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
+        """Return views of the steps that were put into a slot, by what ``put`` has returned."""
+        if flags & FULL:
+            return self.full_with_final(slot, n_ended) if n_ended else self.full[slot]
         found = {}
         for index, each in self._behaviors:
             n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
             if n:
                 found[each.name] = self._steps(each, slot, n, m, bool(has_acting))
         return found
+
+    def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
+        """Return views of all rows of a slot in which ``n_ended`` episodes ended. The worker has one behavior."""
+        ((name, full),) = self.full[slot].items()
+        return {name: full.with_final(take_rows(self._finals[slot][name], slice(n_ended)))}
+
+    # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
         """Write actions for some of the worker's rows, or for all; return the flags of the command.
@@ -370,45 +344,32 @@ class WorkerRows:
             if _n_rows(action) > self._capacities.get(name, -1):
                 return 0
         for index, each in self._behaviors:
-            n = self._write_action(each, actions[each.name], rows) if each.name in actions else -1
+            n = -1
+            if each.name in actions:
+                action, own = actions[each.name], self.actions[each.name]
+                n = _n_rows(action)
+                for target, source in zip(leaves(own), leaves_like(own, action), strict=True):
+                    target[:n] = source
+                if rows is not None:
+                    self._row_numbers[each.name][:n] = rows
             self._block.action_counts[self._worker_id, index] = n
         return IN_MEMORY
 
-    def _write_action(self, each: BehaviorLayout, action: Tree, rows: np.ndarray | None) -> int:
-        structure = self.actions[each.name]
-        n = _n_rows(action)
-        if structure.__class__ is np.ndarray:
-            structure[:n] = action
-        else:
-            for target, source in zip(leaves(structure), leaves_like(structure, action), strict=True):
-                target[:n] = source
-        if rows is not None:
-            self._row_numbers[each.name][:n] = rows
-        return n
-
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """Return the payload of a step command with these flags."""
+        """Return the payload of a step command with these flags; its actions are views."""
         if flags & FULL:
             return self.actions
-        actions = self.read_actions()
-        return actions if name is CommandName.STEP else (self.read_row_numbers(), actions)
-
-    def read_actions(self) -> dict[str, Tree]:
-        """Return views of the actions that were written."""
-        found = {}
+        found, n = {}, 0
         for index, each in self._behaviors:
             n = int(self._block.action_counts[self._worker_id, index])
             if n == each.capacity[self._worker_id]:
                 found[each.name] = self.actions[each.name]
             elif n >= 0:
                 found[each.name] = take_rows(self.actions[each.name], slice(n))
-        return found
-
-    def read_row_numbers(self) -> np.ndarray:
-        """Return the rows that the actions are for."""
-        index, each = self._behaviors[0]
-        n = int(self._block.action_counts[self._worker_id, index])
-        return np.array(self._row_numbers[each.name][:n])
+        if name is CommandName.STEP:
+            return found
+        (row_numbers,) = self._row_numbers.values()
+        return row_numbers[:n].copy(), found
 
 
 _UNKNOWN = 2**32

@@ -26,7 +26,7 @@ import attrs
 import cloudpickle
 
 from envmanager.data.specs import BehaviorSpecs, SpecConflict, SpecMismatch
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
+from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase_of
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.shared_rows import FULL, IN_MEMORY, WorkerRows
@@ -64,15 +64,15 @@ def dumps(value: Any) -> bytes:
         return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
-def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> bytes | None:
-    """Return the pickle of the parts of a step that are not in memory; None if, by its ``flags``, all of it is."""
+def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
+    """Return the flags and the pickle of what of a step is not in memory; None if, by its ``flags``, all of it is."""
     if not flags:
-        return dumps((dict(steps), specs))
+        return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
     for name, own in steps.items():
         if own.info is not None:
             infos[name] = (own.info, own.reset_info)
-    return dumps((infos, specs)) if infos or specs is not None else None
+    return (flags | WITH_SPECS, dumps((infos, specs))) if infos or specs is not None else None
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
@@ -284,71 +284,41 @@ class Decoder:
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._worker_rows: WorkerRows | None = None
-        self._in_place: list[EnvironmentResponse] = []
-        """Responses by slot: of steps that were written in place and in which no episode ended."""
+        self._full: list[EnvironmentResponse] = []
+        """Responses by slot to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: WorkerRows | None) -> None:
         """Find steps there from now on; None: the memory is given back."""
         self._worker_rows = worker_rows
-        self._in_place = (
-            []
-            if worker_rows is None
-            else [self._step(worker_rows.full(slot)) for slot in range(worker_rows.layout.n_slots)]
-        )
-
-    def _step(self, steps: Any, specs: BehaviorSpecs | None = None) -> EnvironmentResponse:
-        return EnvironmentResponse(CommandName.STEP, self._worker_id, steps, specs)
+        slots = [] if worker_rows is None else worker_rows.full
+        self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """The response that reports this error."""
+        """Return the response that reports this error."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """The response to what was ``asked``."""
+    def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
+        """Return the response to a step all of which lies in a slot of the memory; ``n_ended`` have final rows."""
+        if flags & FULL and not n_ended:
+            return self._full[slot]
+        assert self._worker_rows is not None
+        return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
+
+    def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
+        """Return the response to what was ``asked``. The arrays of a step may lie in a slot of the memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         try:
             payload = pickle.loads(message.data)
-        except Exception as error:
-            return self.failed(self._cannot_unpickle(error, asked))
+        except Exception as error:  # a constructor that pickle cannot call, or a class that only the worker has
+            text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
+            phase = phase_of(asked)
+            return self.failed(
+                env_raised(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)
+            )
         payload, specs = payload if message.flags & WITH_SPECS else (payload, None)
+        if message.flags & IN_MEMORY and self._worker_rows is not None:
+            infos, payload = payload, dict(self._worker_rows.read(slot, message.flags, message.n_ended))
+            for name, (info, reset_info) in infos.items():
+                payload[name] = attrs.evolve(payload[name], info=info, reset_info=reset_info)
         return EnvironmentResponse(asked, self._worker_id, payload, specs)
-
-    def in_place(self, slot: int, n_ended: int) -> EnvironmentResponse:
-        """The response to a step all of whose rows lie in a slot of the memory; ``n_ended`` have final rows."""
-        if not n_ended:
-            return self._in_place[slot]
-        assert self._worker_rows is not None
-        return self._step(self._worker_rows.full_with_final(slot, n_ended))
-
-    def step(self, code: int, slot: int, flags: int, n_ended: int, data: bytes | None) -> EnvironmentResponse:
-        """The response to a step that lies in a slot of the memory, in pickled ``data``, or in both."""
-        if code == FAILED_CODE:
-            return self.failed(loads_failure(data or b""))
-        infos: Any = {}
-        try:
-            if flags & IN_MEMORY and self._worker_rows is not None:
-                infos, specs = ({}, None) if data is None else pickle.loads(data)
-                rows = self._worker_rows
-                if not flags & FULL:
-                    steps = rows.read(slot)
-                else:
-                    steps = rows.full_with_final(slot, n_ended) if n_ended else rows.full(slot)
-            else:
-                steps, specs = pickle.loads(data or b"")
-        except Exception as error:
-            return self.failed(self._cannot_unpickle(error, CommandName.STEP))
-        if infos:
-            steps = {name: _with_infos(own, infos.get(name)) for name, own in steps.items()}
-        return self._step(steps, specs)
-
-    def _cannot_unpickle(self, error: Exception, command: CommandName) -> EnvManagerError:
-        """Return an error: an object has a constructor that pickle cannot call, or a class that only the worker has."""
-        text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
-        phase = phase_of(command)
-        return describe_failure(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)
-
-
-def _with_infos(steps: AgentSteps, infos: Any) -> AgentSteps:
-    info, reset_info = (None, None) if infos is None else infos
-    return attrs.evolve(steps, info=info, reset_info=reset_info)

@@ -126,7 +126,7 @@ class TrainerConnection:
         if name in STEPPING and self._worker_rows is not None and self._group is not None:
             if self._slot != self._offered_slot:
                 self._offered_slot = self._slot
-                buffer = self._worker_rows.buffer(self._slot)
+                buffer = self._worker_rows.buffers[self._slot]
                 if buffer is not None:
                     self._group.offer_rows(buffer)
             if flags & IN_MEMORY:
@@ -188,7 +188,8 @@ class TrainerConnection:
         if message is None:
             self._write_record(flags, n_ended)
         else:
-            self._write_message(STEP_CODE, message, flags, n_ended)
+            flags, data = message
+            self._write_message(STEP_CODE, data, flags, n_ended)
         if specs is not None:
             self._n_reported = len(specs)
 

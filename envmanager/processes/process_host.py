@@ -151,7 +151,7 @@ class ProcessHost(LinkHost[ProcessLink]):
                 whole = [block.columns[each.name].steps(slot, 0, n_envs, 0, False) for slot in slots]
                 self._whole[each.name] = [attrs.evolve(steps, agent_id=agent_ids) for steps in whole]
                 self._rewards[each.name] = [
-                    [own.full(slot)[each.name].reward for own in self._worker_rows] for slot in slots
+                    [own.full[slot][each.name].reward for own in self._worker_rows] for slot in slots
                 ]
 
     def _local_workers(self) -> list[LocalWorker]:

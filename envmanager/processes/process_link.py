@@ -28,13 +28,12 @@ from envmanager.errors import WorkerError
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.shared_rows import FULL, WorkerRows
+from envmanager.hosts.shared_rows import WorkerRows
 from envmanager.hosts.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
     RECORD,
-    STEP_CODE,
     Channel,
     Decoder,
     Message,
@@ -194,7 +193,7 @@ class ProcessLink(Link):
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         self._note_step(message.busy_ns, message.ended_ns)
-        return self.decoder.step(message.code, self.slot, message.flags, message.n_ended, message.data)
+        return self.decoder.response(message, _STEP, self.slot)
 
     def last_words(self) -> str:
         """Return the end of its log, and the report of a crash in native code."""
@@ -236,10 +235,7 @@ class ProcessPoller(Poller[ProcessLink]):
                     continue
                 link.times.stepped(busy_ns, ended_ns)
                 link.await_nothing()
-                if flags & FULL:
-                    self.arrived.append(link.decoder.in_place(slot, n_ended))
-                else:
-                    self.arrived.append(link.decoder.step(STEP_CODE, slot, flags, n_ended, None))
+                self.arrived.append(link.decoder.record(slot, flags, n_ended))
             if len(data) < _READ_SIZE:
                 return
             try:

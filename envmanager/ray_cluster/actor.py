@@ -95,7 +95,7 @@ class EnvActor:
 
     def _lay_out_rows(self, group: EnvGroup, report: StartReport) -> None:
         self._rows = SentRows(report, group.env_ids)
-        buffer = self._rows.rows.buffer(0)
+        buffer = self._rows.rows.buffers[0]
         if buffer is not None:
             group.offer_rows(buffer)
 
