@@ -315,7 +315,8 @@ def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
 
 
-def _optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def optional_options(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validate a mapping of options, or None."""
     if value is not None and not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping of its options, not {type(value).__name__}.")
 
@@ -395,8 +396,8 @@ class ManagerOptions(ProcessOptions):
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
     imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
-    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options)
-    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_options, repr=False)
+    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=optional_options)
+    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=optional_options, repr=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

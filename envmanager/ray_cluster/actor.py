@@ -13,11 +13,10 @@ import time
 from typing import Any
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import STEPPING, CommandName, StartReport, phase_of
+from envmanager.data.steps import STEPPING, CommandName, StartReport
 from envmanager.environment import EnvGroup
-from envmanager.errors import EnvManagerError
-from envmanager.hosts.failures import describe_failure, dumps_failure
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
+from envmanager.hosts.failures import dumps_failure
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.wire import CODES, FAILED_CODE, IN_MEMORY, STEP_CODE, dumps, response_message, step_message
 from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command
 
@@ -48,8 +47,9 @@ class EnvActor:
         try:
             return self._carried_out(name, flags, data, began_ns)
         except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: they are the environment's
-            failure = self._failure(error, name)
-            return pack_answer(Answer(FAILED_CODE, 0, 0, b"", time.monotonic_ns() - began_ns, dumps_failure(failure)))
+            response = failed(error, name, worker_id=self._worker_id, env_ids=self._env_ids, group=self._group)
+            pickled = dumps_failure(response.payload)
+            return pack_answer(Answer(FAILED_CODE, 0, 0, b"", time.monotonic_ns() - began_ns, pickled))
 
     def _carried_out(self, name: CommandName, flags: int, data: memoryview, began_ns: int) -> Any:
         if name is CommandName.CLOSE:
@@ -94,10 +94,3 @@ class EnvActor:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-
-    def _failure(self, error: BaseException, name: CommandName) -> EnvManagerError:
-        group = self._group
-        env_ids = self._env_ids if group is None else env_ids_of_failure(group, self._worker_id)
-        if group is not None:
-            group.current_env_id = None
-        return describe_failure(error, worker_id=self._worker_id, env_ids=env_ids, phase=phase_of(name))

@@ -10,7 +10,6 @@ import cloudpickle
 
 from envmanager.adapters.factories import check_travel
 from envmanager.hosts.link_host import LinkHost
-from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.ray_cluster.cluster import Cluster, is_connected
@@ -42,10 +41,6 @@ class RayHost(LinkHost[ActorLink]):
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
         events, times = self.context.events, entry.times
         return self.care_for(lambda: ActorLink(plan, self._cluster, pickled, poller.answers, events, times))
-
-    def check_can_travel(self, payload: Any) -> None:
-        if payload is not None:
-            dumps_command(payload)
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
         worker = self.workers[entry.worker_id]
