@@ -184,14 +184,10 @@ class RestartPolicy:
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
 
-def a_mapping(what: str, of: str = "") -> Any:
-    """Return a validator that raises UsageError for anything but a mapping; ``what`` names the value."""
-
-    def check(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{what} must be a mapping{of}, not {type(value).__name__}.")
-
-    return check
+def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validate a mapping: raise UsageError for anything else."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{attribute.name} must be a mapping of names to values, not {type(value).__name__}.")
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
@@ -222,7 +218,7 @@ class ResetConfig:
     """
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
-    options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping("reset options")))
+    options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
@@ -384,12 +380,8 @@ class ManagerOptions(ProcessOptions):
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
     imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
-    engine: Mapping[str, Any] | None = attrs.field(
-        default=None, validator=_optional(a_mapping("engine", " of its options"))
-    )
-    cluster: Mapping[str, Any] | None = attrs.field(
-        default=None, validator=_optional(a_mapping("cluster", " of its options")), repr=False
-    )
+    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
+    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping), repr=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

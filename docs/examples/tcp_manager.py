@@ -38,7 +38,6 @@ from envmanager.hosts.wire import (
     Channel,
     Decoder,
     Undecoded,
-    dumps_command,
     dumps_failure,
     response_message,
 )
@@ -141,10 +140,6 @@ class TcpHost(LinkHost[TcpLink]):
         entry = self.context.entries[worker_id]
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
         return self.care_for(lambda: TcpLink(plan, pickled, self.options, self.context.events, entry.times))
-
-    def check_can_travel(self, payload: Any) -> None:
-        if payload is not None:
-            dumps_command(payload)
 
 
 class TcpEnvManager(EnvManager):

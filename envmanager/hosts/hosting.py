@@ -16,10 +16,10 @@ from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, StartReport
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EnvRaised, MissingExtra, UsageError
-from envmanager.hosts.wire import env_raised
+from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
@@ -136,10 +136,11 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 }
 
 
-def env_ids_of_failure(group: EnvGroup | None, worker_id: int) -> tuple[int, ...]:
-    """Return the environment whose code was running; all of the worker's if that is unknown."""
-    if group is None:
-        return (worker_id,)
-    if group.current_env_id is not None:
-        return (group.current_env_id,)
-    return group.env_ids
+def failed(
+    error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
+) -> EnvironmentResponse:
+    """Return the response to a command that raised: of the environment whose code was running, if that is known."""
+    if group is not None and group.current_env_id is not None:
+        env_ids, group.current_env_id = (group.current_env_id,), None
+    failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))
+    return EnvironmentResponse(CommandName.FAILED, worker_id, failure)

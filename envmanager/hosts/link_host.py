@@ -26,6 +26,7 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.link import Link, State, WorkerPlan
 from envmanager.hosts.poller import AnyLink, Poller
+from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.calls import weakly
 from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.kernel.table import Entry
@@ -222,6 +223,10 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             return super().begin_again(worker_id, config)
         worker.begin_again(config)
         return None
+
+    def check_can_travel(self, payload: Any) -> None:
+        if payload is not None:
+            dumps_command(payload)
 
     def is_gone(self, worker_id: int) -> bool:
         worker = self.workers[worker_id]

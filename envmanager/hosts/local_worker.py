@@ -31,12 +31,11 @@ from envmanager.data.steps import (
     StartReport,
     Steps,
     only_agents,
-    phase_of,
 )
 from envmanager.data.trees import Tree, leaves, map_tree
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvManagerError
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.wire import describe_failure
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
@@ -318,11 +317,7 @@ class LocalWorker:
         self._n_reported = len(response.specs)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
-        env_ids = env_ids_of_failure(self.group, self.worker_id)
-        if self.group is not None:
-            self.group.current_env_id = None
-        failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase=phase_of(name))
-        return EnvironmentResponse(_FAILED, self.worker_id, failure)
+        return failed(error, name, worker_id=self.worker_id, env_ids=self.group.env_ids, group=self.group)
 
 
 class LocalStepQueue(ResponseSource):

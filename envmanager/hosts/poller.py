@@ -85,15 +85,11 @@ class Poller(ResponseSource, Generic[AnyLink]):
         """Watch over a worker that was asked to end; another may take its number."""
         self._retiring.add(link)
 
-    def ring(self) -> None:
-        """End a sleep in another thread."""
-        if self.bell_fd != descriptors.CLOSED:
-            os.eventfd_write(self.bell_fd, 1)
-
     def wake(self) -> None:
         """End a ``wait`` in another thread, now and always; it returns nothing."""
         self._is_woken = True
-        self.ring()
+        if self.bell_fd != descriptors.CLOSED:
+            os.eventfd_write(self.bell_fd, 1)
 
     def close(self) -> None:
         """Give back what it holds. The workers must have gone."""

@@ -32,10 +32,10 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper has it: NumPy loads it late
 
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse, phase_of
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure, make_group
-from envmanager.hosts.wire import Undecoded, describe_failure
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group
+from envmanager.hosts.wire import Undecoded
 from envmanager.processes import lifeline, output
 from envmanager.processes.child_transport import CannotObey, Launch, TrainerConnection, TrainerGone
 from envmanager.system.processes import after_fork_in_child
@@ -43,7 +43,7 @@ from envmanager.system.processes import after_fork_in_child
 FDS = ("connection", "steps", "memory", "crash")
 """The descriptors that a worker inherits."""
 _STDERR = 2
-_STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
+_STEP, _CLOSE = CommandName.STEP, CommandName.CLOSE
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
@@ -62,7 +62,7 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
         if _is_fork:
             raise
         env_ids = [c.env_id for c in factory.contexts] if isinstance(factory, GroupFactory) else [worker_id]
-        failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase="start")
+        failure = failed(error, CommandName.START, worker_id=worker_id, env_ids=env_ids, group=None)
     while True:
         try:
             command = parent_conn.recv()
@@ -72,7 +72,7 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
             break
         respond = step_queue.put if command.name in STEPPING else parent_conn.send
         if failure is not None or group is None:
-            respond(EnvironmentResponse(_FAILED, worker_id, failure))
+            respond(failure)
         else:
             _obey(group, command, respond, worker_id)
     if group is not None:
@@ -95,11 +95,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         if _is_fork:
             raise
         # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.
-        failure = describe_failure(
-            error, worker_id=worker_id, env_ids=env_ids_of_failure(group, worker_id), phase=phase_of(command.name)
-        )
-        group.current_env_id = None
-        respond(EnvironmentResponse(_FAILED, worker_id, failure))
+        respond(failed(error, command.name, worker_id=worker_id, env_ids=group.env_ids, group=group))
 
 
 def main(inherited: list[int], launch: Launch) -> None:

@@ -1,7 +1,18 @@
-"""The actor: hosts the environments of one worker, wherever Ray has put it, and obeys commands.
+"""The actor: hosts the environments of one worker, wherever Ray has put it; and the bytes that it exchanges.
 
-The rule: it is a plain class that knows nothing of Ray, so it can be run in a test, and it never raises: whatever an
-environment does is in the answer. What Ray reports as an error is the end of the actor.
+::
+
+    command   COMMAND, then actions or a pickle                                               manager ▶ actor
+    answer    MESSAGE with the number of final rows and the length of the steps, then steps,  actor ▶ manager
+              then a pickle of what else there is
+              where the steps are large, these without them, and them as an array: Ray puts
+              it into its object store, and the manager reads it there
+
+Steps and actions are parts of the worker's rows, as they lie in memory; what does not fit into rows is in the pickle.
+
+The rule: the actor is a plain class that knows nothing of Ray, so it can be run in a test. It never raises: whatever an
+environment does is in the answer, also that its result cannot be pickled. What Ray reports as an error is the end of
+the actor. What a manager unpickles comes from its own actors, and what an actor unpickles from its manager.
 """
 
 from __future__ import annotations
@@ -10,25 +21,76 @@ import os
 import pickle
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import STEPPING, CommandName, StartReport, phase_of
+import attrs
+import numpy as np
+
+from envmanager.data.steps import STEPPING, CommandName, StartReport
 from envmanager.environment import EnvGroup
-from envmanager.errors import EnvManagerError
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, env_ids_of_failure
-from envmanager.hosts.shared_rows import IN_MEMORY
+from envmanager.hosts.hosting import COMMANDS, failed
+from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, WorkerRows
 from envmanager.hosts.wire import (
     CODES,
+    COMMAND,
     FAILED_CODE,
+    MESSAGE,
+    NAMES,
     STEP_CODE,
-    describe_failure,
-    dumps,
+    Message,
     dumps_failure,
     response_message,
     step_message,
 )
-from envmanager.ray_cluster.wire import Answer, SentRows, pack_answer, unpack_command
+
+WHO_CODE = 0
+"""Code of a command whose answer is a pickle of the actor's process id and host name, and shows that it lives."""
+WHO = COMMAND.pack(0, WHO_CODE, 0, 0, 0, 0)
+LARGE_BYTES = 100_000
+"""The size in bytes from which the steps of an answer are sent as an array, which Ray does not copy to send it."""
+
+
+class SentRows:
+    """The rows of one worker in memory of this process, and the parts of it that are sent and received as bytes."""
+
+    def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
+        """Lay out the rows of a worker that has started with this report; both sides come to the same layout."""
+        layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
+        block = Block(layout, bytearray(Block(layout).size_bytes))
+        memory = memoryview(block.memory)
+        self.rows = WorkerRows(block, 0, env_ids)
+        self.steps = memory[: block.actions_at]
+        self.steps_without_finals = memory[: block.finals_at]
+        self.actions = memory[block.actions_at :]
+
+
+@attrs.define(eq=False)
+class Answer(Message):
+    """The answer of an actor to one command; ``data`` is the pickle of all that is not in ``steps``."""
+
+    steps: Any = b""
+    """A buffer: the steps of the worker's rows; empty when there are none."""
+
+
+def pack_answer(
+    ticket: int, code: int, flags: int, busy_ns: int, data: bytes, n_ended: int = 0, steps: Any = b""
+) -> Any:
+    """Return an answer as bytes; if its steps are large, as a pair of bytes and an array with the steps."""
+    header = MESSAGE.pack(ticket, code, flags, 0, n_ended, len(steps), busy_ns, 0)
+    if len(steps) < LARGE_BYTES:
+        return b"".join((header, steps, data))
+    return header + data, np.frombuffer(steps, np.uint8)
+
+
+def unpack_answer(value: Any, at_ns: int) -> Answer:
+    """Return the answer that was packed and came at ``at_ns``."""
+    head, large = value if value.__class__ is tuple else (value, None)
+    ticket, code, flags, _, n_ended, n_bytes, busy_ns, _ = MESSAGE.unpack_from(head)
+    if large is not None:
+        return Answer(ticket, code, flags, head[MESSAGE.size :], busy_ns, at_ns, n_ended, large)
+    end = MESSAGE.size + n_bytes
+    return Answer(ticket, code, flags, head[end:], busy_ns, at_ns, n_ended, memoryview(head)[MESSAGE.size : end])
 
 
 class EnvActor:
@@ -43,70 +105,56 @@ class EnvActor:
         self._n_reported = 0
         """Number of behaviors whose specs were sent with an answer; those sent by "start" do not count."""
 
-    def hello(self) -> tuple[int, str]:
-        """Return the process id and the host name: the actor has been placed, and its code is there."""
-        return os.getpid(), socket.gethostname()
-
-    def ping(self) -> None:
-        """Return nothing: an answer shows that the actor lives."""
-
     def obey(self, command: bytes) -> Any:
         """Carry out a command, and return the packed answer; never raises."""
         began_ns = time.monotonic_ns()
-        name, flags, data = unpack_command(command)
+        ticket, code, _, flags, _, _ = COMMAND.unpack_from(command)
+        if code == WHO_CODE:
+            return pack_answer(ticket, code, 0, 0, pickle.dumps((os.getpid(), socket.gethostname())))
+        name = NAMES[code]
         try:
-            return self._carried_out(name, flags, data, began_ns)
+            result = self._carried_out(name, flags, memoryview(command)[COMMAND.size :])
+            return self._answer(ticket, name, result, time.monotonic_ns() - began_ns)
         except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: they are the environment's
-            failure = self._failure(error, name)
-            return pack_answer(Answer(FAILED_CODE, 0, 0, b"", time.monotonic_ns() - began_ns, dumps_failure(failure)))
+            response = failed(error, name, worker_id=self._worker_id, env_ids=self._env_ids, group=self._group)
+            busy_ns = time.monotonic_ns() - began_ns
+            return pack_answer(ticket, FAILED_CODE, 0, busy_ns, dumps_failure(response.payload))
 
-    def _carried_out(self, name: CommandName, flags: int, data: memoryview, began_ns: int) -> Any:
+    def _carried_out(self, name: CommandName, flags: int, data: memoryview) -> Any:
         if name is CommandName.CLOSE:
-            self._close()
-            return pack_answer(Answer(CODES[name], 0, 0, b"", 0, dumps(None)))
+            group, self._group = self._group, None
+            if group is not None:
+                group.close()
+            return None
         if name is CommandName.START:
-            self._start()
+            self._group = pickle.loads(self._pickled_factory)()
         group, rows = self._group, self._rows
         if group is None:
             raise RuntimeError("its environments could not be made")
-        payload = rows.step_payload(name, flags, data) if rows and flags & IN_MEMORY else pickle.loads(data)
-        result = COMMANDS[name](group, payload)
-        busy_ns = time.monotonic_ns() - began_ns
-        specs = None
+        if rows is not None and flags & IN_MEMORY:
+            rows.actions[:] = data
+            return COMMANDS[name](group, rows.rows.read_payload(name, flags))
+        result = COMMANDS[name](group, pickle.loads(data) if data else None)
         if name is CommandName.START:
-            self._lay_out_rows(group, result)
-        elif len(group.behavior_specs) != self._n_reported:
+            self._rows = SentRows(result, group.env_ids)
+            buffer = self._rows.rows.buffers[0]
+            if buffer is not None:
+                group.offer_rows(buffer)
+        return result
+
+    def _answer(self, ticket: int, name: CommandName, result: Any, busy_ns: int) -> Any:
+        group, rows, specs = self._group, self._rows, None
+        if group is not None and name is not CommandName.START and len(group.behavior_specs) != self._n_reported:
             specs = dict(group.behavior_specs)
-        packed = pack_answer(self._answer(name, result, busy_ns, specs))
+        if name in STEPPING and rows is not None:
+            flags, n_ended = rows.rows.put(0, result)
+            has_finals = any(own.final_obs is not None for own in result.values())
+            steps = (rows.steps if has_finals else rows.steps_without_finals) if flags else b""
+            flags, data = step_message(result, flags, specs) or (flags, b"")
+            packed = pack_answer(ticket, STEP_CODE, flags, busy_ns, data, n_ended, steps)
+        else:
+            flags, data = response_message(result, specs)
+            packed = pack_answer(ticket, CODES[name], flags, busy_ns, data)
         if specs is not None:
             self._n_reported = len(specs)
         return packed
-
-    def _answer(self, name: CommandName, result: Any, busy_ns: int, specs: BehaviorSpecs | None) -> Answer:
-        if name not in STEPPING or self._rows is None:
-            flags, data = response_message(result, specs)
-            return Answer(CODES[name], flags, 0, b"", busy_ns, data)
-        flags, n_ended, steps = self._rows.put_steps(result)
-        return Answer(STEP_CODE, flags, n_ended, steps, busy_ns, step_message(result, flags, specs) or b"")
-
-    def _start(self) -> None:
-        factory: GroupFactory = pickle.loads(self._pickled_factory)
-        self._group = factory()
-
-    def _lay_out_rows(self, group: EnvGroup, report: StartReport) -> None:
-        self._rows = SentRows(report, group.env_ids)
-        buffer = self._rows.rows.buffers[0]
-        if buffer is not None:
-            group.offer_rows(buffer)
-
-    def _close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
-
-    def _failure(self, error: BaseException, name: CommandName) -> EnvManagerError:
-        group = self._group
-        env_ids = self._env_ids if group is None else env_ids_of_failure(group, self._worker_id)
-        if group is not None:
-            group.current_env_id = None
-        return describe_failure(error, worker_id=self._worker_id, env_ids=env_ids, phase=phase_of(name))

@@ -1,82 +1,51 @@
-"""The link to one actor: its calls carry commands, and Ray tells of its end."""
+"""The link to one actor, and the poller of all: Ray's threads bring the answers to calls, and ring a bell.
+
+::
+
+    an answer, in a thread of Ray's ── bring ──▶ came ──▶ bell ──▶ drain: each connection takes in its own
+
+Only the end of a worker that is asked nothing would go unseen, so each of those is asked once a second whether it
+lives, while the trainer takes steps of the others.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import pickle
 import re
+import select
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import Link, WorkerPlan
-from envmanager.hosts.wire import CODES, FAILED_CODE, Channel, Decoder, Message
+from envmanager.hosts.link import Link, State, WorkerPlan
+from envmanager.hosts.poller import Poller
+from envmanager.hosts.wire import CODES, COMMAND, STEP_CODE, Channel, Decoder, Message
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
-from envmanager.ray_cluster.wire import SentRows, brings_step, pack_command, unpack_answer
+from envmanager.ray_cluster.actor import WHO, WHO_CODE, Answer, SentRows, unpack_answer
 
 if TYPE_CHECKING:  # it needs Ray
     from envmanager.ray_cluster.cluster import ActorHandle, Cluster
 
+_ASK_EVERY_S = 1.0
 _NODE_DIED = "NODE_DIED"
-_EXIT_CODE = re.compile(r"exit code (\d+)")
-
-
-TakeIn = Callable[[Any, int], None]
-"""Takes an answer in: Ray's future, and when it came (monotonic ns)."""
-
-
-class Answers:
-    """The answers that have come and were not taken in. Ray's threads add them; the trainer's thread takes them in."""
-
-    def __init__(self) -> None:
-        self.n_wanted = 1
-        """The number of steps for which the trainer is woken: awake, its thread and Ray's delay each other."""
-        self.bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        """A descriptor that is readable when answers are to be taken in."""
-        self._came: deque[tuple[TakeIn, Any, int]] = deque()
-        self._lock = threading.Lock()
-
-    def to(self, take_in: TakeIn) -> Callable[[Any], None]:
-        """Return a callback for a call of an actor: ``take_in`` gets its answer, in the trainer's thread."""
-        return partial(self._add, take_in)
-
-    def _add(self, take_in: TakeIn, future: Any) -> None:
-        self._came.append((take_in, future, time.monotonic_ns()))
-        if len(self._came) >= self.n_wanted or not brings_step(future):
-            with self._lock:  # or close() could come in between, and the number be another file's
-                if self.bell_fd != descriptors.CLOSED:
-                    os.eventfd_write(self.bell_fd, 1)
-
-    def drain(self) -> None:
-        """Take all answers in."""
-        with contextlib.suppress(OSError):  # the bell first: an answer that comes meanwhile rings again
-            os.eventfd_read(self.bell_fd)
-        while True:
-            try:
-                take_in, future, at_ns = self._came.popleft()
-            except IndexError:
-                return
-            take_in(future, at_ns)
-
-    def close(self) -> None:
-        """Give back the bell."""
-        with self._lock:
-            self.bell_fd = descriptors.close(self.bell_fd)
+_EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}
 
 
 class ActorConnection(Channel):
     """An actor as a link's channel and process: its calls are the messages, and a failed call is its end."""
 
-    def __init__(self, make_actor: Callable[[], ActorHandle], answers: Answers) -> None:
+    def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
         self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.pid: int | None = None
@@ -86,76 +55,74 @@ class ActorConnection(Channel):
         """Ray's message about its end, else empty."""
         self._exit_name = "KILLED"
         self._make_actor = make_actor
-        self._answers = answers
-        self._first: tuple[tuple[int, bytes], float] | None = None
+        self._poller = poller
+        self._first: tuple[bytes, float] = b"", -math.inf
         """The first command and its deadline: it is sent again when the actor's node was gone before it ran."""
-        self._is_pinging = self._has_ended = False
-        self._actor = self._new_actor()
-
-    def _new_actor(self) -> ActorHandle:
-        """Ask for an actor, and ask it who it is."""
-        actor = self._make_actor()
-        actor.hello(self._answers.to(partial(self._said_hello, actor)))
-        return actor
+        self._is_asked = self._has_ended = False
+        self._actor = make_actor()
+        self.ask()
 
     def watched_fds(self) -> list[int]:
-        return [self.pidfd, self._answers.bell_fd]
+        return [self.pidfd, self._poller.answers_fd]
 
-    def push(self, message: tuple[int, bytes], deadline: float) -> None:
-        if self._first is None:
+    def ask(self) -> None:
+        """Ask the actor where it is, unless it is asked already: its end is noticed though no command is under way."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._call(WHO)
+
+    def push(self, message: bytes, deadline: float) -> None:
+        if not self._first[0]:
             self._first = message, deadline
         if not self._has_ended:
-            ticket, command = message
-            self._actor.obey(command, self._answers.to(partial(self._answered, self._actor, ticket)))
+            self._call(message)
 
-    def ping(self) -> None:
-        """Ask whether the actor lives, so that its end is noticed though no command is under way."""
-        if not self._is_pinging:
-            self._is_pinging = True
-            self._actor.ping(self._answers.to(partial(self._lives, self._actor)))
+    def _call(self, command: bytes) -> None:
+        self._actor.obey(command, partial(self._poller.bring, self, self._actor))
 
     def pump(self) -> bool:
         n_before = len(self.messages)
-        self._answers.drain()
+        self._poller.drain()
         return len(self.messages) > n_before
 
-    # Answers.
-
-    def _said_hello(self, actor: ActorHandle, future: Any, _: int) -> None:
-        if self._is_answer(actor, future):
-            self.pid, self.node = future.result()
-
-    def _lives(self, actor: ActorHandle, future: Any, _: int) -> None:
-        self._is_pinging = False
-        self._is_answer(actor, future)
-
-    def _answered(self, actor: ActorHandle, ticket: int, future: Any, at_ns: int) -> None:
-        if self._is_answer(actor, future):
-            answer = unpack_answer(future.result())
-            self.messages.append(Message(ticket, answer.code, answer.flags, answer, answer.busy_ns, at_ns))
+    def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
+        """Use the answer to a call of ``actor``, or the error that says how the actor ended."""
+        if actor is not self._actor:  # it never ran, and another took its place
+            pass
+        elif isinstance(answer, BaseException):
+            self._note_end(answer)
+        elif answer.code == WHO_CODE:
+            self._is_asked = False
+            self.pid, self.node = pickle.loads(answer.data)
+        else:
+            self.messages.append(answer)
             if answer.code == CODES[CommandName.CLOSE]:
                 self._end()
 
-    def _is_answer(self, actor: ActorHandle, future: Any) -> bool:
-        """Return whether the call brought an answer; if it failed, note the actor's end.
+    # Its end.
+
+    def _note_end(self, error: BaseException) -> None:
+        """Note what Ray knows of the actor's end.
 
         For some seconds Ray may send actors to a node that has gone. One that never ran there is asked for again.
         """
-        error = future.exception()
-        if error is None or actor is not self._actor:  # else of one that never ran
-            return error is None
         if self._has_ended:
-            return False
-        self._exit_name, self.error = _exit_name(type(error).__name__, str(error)), str(error).strip()
-        message, deadline = self._first or ((0, b""), -math.inf)
+            return
+        kind, self.error = type(error).__name__, str(error).strip()
+        code = re.search(r"exit code (\d+)", self.error)
+        if code is not None:
+            self._exit_name = f"EXIT({code[1]})"
+        elif "node has died" in self.error or "node was" in self.error:
+            self._exit_name = _NODE_DIED
+        else:
+            self._exit_name = _EXIT_NAMES.get(kind, kind)
+        message, deadline = self._first
         if self._exit_name == _NODE_DIED and self.pid is None and time.monotonic() < deadline:
-            self._actor = self._new_actor()
-            self.push(message, deadline)
+            self._actor, self._is_asked = self._make_actor(), False
+            self.ask()
+            self._call(message)
         else:
             self._end()
-        return False
-
-    # Its end.
 
     def _end(self) -> None:
         if not self._has_ended:
@@ -184,73 +151,109 @@ class ActorLink(Link):
 
     channel: ActorConnection
     decoder: Decoder
+    _rows: SentRows
+    """The rows of the worker, once it has started."""
 
     def __init__(
-        self,
-        plan: WorkerPlan,
-        cluster: Cluster,
-        pickled_factory: bytes,
-        answers: Answers,
-        events: EventLog,
-        times: WorkerTimes,
+        self, plan: WorkerPlan, connection: ActorConnection, cluster: Cluster, events: EventLog, times: WorkerTimes
     ) -> None:
-        make_actor = partial(cluster.make_actor, plan.worker_id, plan.env_ids, pickled_factory)
-        connection = ActorConnection(make_actor, answers)
         super().__init__(plan, connection, events, times)
         self.process = connection
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._cluster = cluster
-        self._rows: SentRows | None = None
 
-    def encode(self, ticket: int, command: CommandName, payload: Any) -> tuple[int, bytes]:
-        if command in STEPPING and self._rows is not None:
-            return ticket, self._rows.pack_step(command, payload)
-        return ticket, pack_command(command, payload)
+    def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
+        if command in STEPPING:
+            rows, actions = (None, payload) if command is CommandName.STEP else payload
+            flags = self._rows.rows.write_actions(actions, rows)
+            if flags:
+                return COMMAND.pack(ticket, CODES[command], 0, flags, 0, 0) + self._rows.actions
+        return super().encode(ticket, command, payload)
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        message.data = message.data.data
         response = super()._response(message)
         if response.name is CommandName.START:
             self._rows = SentRows(response.payload, self.env_ids)
             self.decoder.attach(self._rows.rows)
         return response
 
-    def step_response(self, message: Message) -> EnvironmentResponse:
+    def step_response(self, message: Any) -> EnvironmentResponse:
         self._note_step(message.busy_ns, message.ended_ns)
-        answer = message.data
-        if self._rows is not None and answer.code != FAILED_CODE:
-            self._rows.receive_steps(answer.steps)
-        return self.decoder.step(answer.code, 0, answer.flags, answer.n_ended, answer.data or None)
+        self._rows.steps[: len(message.steps)] = message.steps
+        if message.data:
+            return self.decoder.response(message, CommandName.STEP)
+        return self.decoder.record(0, message.flags, message.n_ended)
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         if self.channel.pid is not None:
             return super().timed_out(during)
         self.kill()
-        return NotPlaced(
-            worker_id=self.worker_id,
-            env_ids=self.env_ids,
-            timeout_s=self._timeouts.start_s,
-            wanted=self._cluster.wanted_in_words,
-            missing=self._cluster.why_no_room(),
-            cluster=self._cluster.what_it_has(),
-        )
+        worker_id, env_ids, limit_s = self.worker_id, self.env_ids, self._timeouts.start_s
+        return NotPlaced(worker_id=worker_id, env_ids=env_ids, timeout_s=limit_s, **self._cluster.shortage())
 
     def last_words(self) -> str:
         return self.channel.error
 
     def ask_to_close(self) -> None:
-        if self.channel.pid is None:  # nothing was made, or it is not known where
+        if self.channel.pid is None or not self._cluster.is_connected():  # nothing is there that could close
             self.kill()
         super().ask_to_close()
 
 
-def _exit_name(kind: str, text: str) -> str:
-    """Return how an actor ended, as far as Ray knows."""
-    code = _EXIT_CODE.search(text)
-    if code is not None:
-        return f"EXIT({code[1]})"
-    if "node" in text and ("node has died" in text or "node was" in text):
-        return _NODE_DIED
-    return {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}.get(
-        kind, kind
-    )
+class ActorPoller(Poller[ActorLink]):
+    """Responses to "step", in order of arrival, and first observations of replacements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_wanted = 1
+        """The number of steps for which the trainer is woken: awake, its thread and Ray's delay each other."""
+        self.answers_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        """A descriptor that is readable when answers are to be taken in."""
+        self.epoll.register(self.answers_fd, select.EPOLLIN)
+        self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
+        self._lock = threading.Lock()
+        self._ask_at = 0.0
+
+    def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
+        """Keep the answer to a call of ``actor`` for the trainer's thread. Called in a thread of Ray's."""
+        error = future.exception()
+        answer = unpack_answer(future.result(), time.monotonic_ns()) if error is None else error
+        self._came.append((connection, actor, answer))
+        is_step = isinstance(answer, Answer) and answer.code == STEP_CODE
+        if not is_step or len(self._came) >= self.n_wanted:
+            with self._lock:  # or close() could come in between, and the number be another file's
+                if self.answers_fd != descriptors.CLOSED:
+                    os.eventfd_write(self.answers_fd, 1)
+
+    def drain(self) -> None:
+        """Have all answers taken in."""
+        with contextlib.suppress(OSError):  # the bell first: an answer that comes meanwhile rings again
+            os.eventfd_read(self.answers_fd)
+        while True:
+            try:
+                connection, actor, answer = self._came.popleft()
+            except IndexError:
+                return
+            connection.take_in(actor, answer)
+
+    def collect(self) -> bool:
+        self.drain()
+        self._alarm.has_unread = True
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + _ASK_EVERY_S
+            for link in self.links.values():
+                if link.state is State.RUNNING and link.awaited is None:
+                    link.channel.ask()
+        return super().collect()
+
+    look = collect
+
+    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
+        self.n_wanted = n_wanted
+        return super().wait(timeout)
+
+    def close(self) -> None:
+        super().close()
+        with self._lock:
+            self.answers_fd = descriptors.close(self.answers_fd)

@@ -14,16 +14,56 @@ it is replaced, and what the trainer is told, is decided here, as for every othe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from envmanager.adapters.factories import EnvFactory, factories_for
+import attrs
+import cloudpickle
+
+from envmanager.adapters.factories import EnvFactory, check_travel, factories_for
 from envmanager.data.env_rows import deal
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.options import WorkerCount, takes
-from envmanager.ray_cluster import cluster as clusters
-from envmanager.ray_cluster.host import RayHost
+from envmanager.hosts.link_host import LinkHost, Resources
+from envmanager.kernel.table import Entry
+from envmanager.observe.stats import WorkerStats
+from envmanager.options import takes
+from envmanager.ray_cluster.cluster import Cluster, connect, n_cpus
+from envmanager.ray_cluster.link import ActorConnection, ActorLink, ActorPoller
 from envmanager.ray_cluster.options import RayOptions
 from envmanager.ray_cluster.probing import place_on_cluster
+
+
+class RayHost(LinkHost[ActorLink]):
+    """Actors on a Ray cluster."""
+
+    options: RayOptions
+    rewrites_arrays = True
+    """What Ray has put into its object store is read-only; a copy is the trainer's own."""
+
+    def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
+        super().__init__(env_factory, options)
+        check_travel(factories)
+        self.factories = factories
+        self._cluster = cluster
+
+    def _make_resources(self) -> Resources[ActorLink]:
+        return Resources(self.options.timeouts.close_s, ActorPoller())
+
+    def make_worker(self, worker_id: int) -> ActorLink:
+        """Ask for an actor, and do not wait for it: one wait is then enough to see that there is no room for all."""
+        self.context.calls.require_open("the start of a worker")
+        entry, poller = self.context.entries[worker_id], self._resources.poller
+        plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
+        cluster, events, times = self._cluster, self.context.events, entry.times
+        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, pickled)
+        return self.care_for(lambda: ActorLink(plan, ActorConnection(make_actor, poller), cluster, events, times))
+
+    def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
+        worker = self.workers[entry.worker_id]
+        node = worker.channel.node if isinstance(worker, ActorLink) else known.node
+        return attrs.evolve(super().describe(entry, known), node=node)
 
 
 class RayEnvManager(EnvManager):
@@ -44,25 +84,20 @@ class RayEnvManager(EnvManager):
 
     @takes(RayOptions)
     def __init__(self, env_factory: EnvFactory, options: RayOptions) -> None:
-        on_cluster = options.on_cluster
-        n_envs, n_workers = options.n_envs, _n_workers(options.n_envs, options.n_workers, on_cluster.envs_per_worker)
+        on_cluster, n_envs, n_workers = options.on_cluster, options.n_envs, options.n_workers
+        if on_cluster.envs_per_worker is not None:
+            if n_workers is not None:
+                raise UsageError(
+                    f"n_workers={n_workers!r} and envs_per_worker={on_cluster.envs_per_worker} say the same in two "
+                    "ways: give one."
+                )
+            n_workers = math.ceil(n_envs / on_cluster.envs_per_worker)
         factories = factories_for(env_factory, n_envs)
-        clusters.connect(on_cluster)
+        connect(on_cluster)
         if n_workers == "auto":
-            found = place_on_cluster(RayEnvManager, env_factory, options, on_cluster, clusters.n_cpus())
+            found = place_on_cluster(RayEnvManager, env_factory, options, on_cluster, n_cpus())
             n_workers, self.placement = found.n_workers, str(found)
-        assert isinstance(n_workers, int)
-        super().__init__(deal(n_envs, n_workers), **options.of_the_manager)
-        self.start(
-            RayHost(env_factory, factories, clusters.Cluster(on_cluster, n_workers, options.worker_env), options)
-        )
-
-
-def _n_workers(n_envs: int, n_workers: WorkerCount, envs_per_worker: int | None) -> WorkerCount:
-    if envs_per_worker is None:
-        return n_envs if n_workers is None else n_workers
-    if n_workers is not None:
-        raise UsageError(
-            f"n_workers={n_workers!r} and envs_per_worker={envs_per_worker} say the same in two ways: give one."
-        )
-    return math.ceil(n_envs / envs_per_worker)
+        env_ids = deal(n_envs, n_workers or n_envs)
+        super().__init__(env_ids, **options.of_the_manager)
+        cluster = Cluster(on_cluster, len(env_ids), options.worker_env)
+        self.start(RayHost(env_factory, factories, cluster, options))

@@ -1,4 +1,4 @@
-"""Options about a cluster, ``cluster:`` in a config. They are checked when they are made."""
+"""Options about a cluster, ``cluster:`` in a config, checked when they are made; and resources in words."""
 
 from __future__ import annotations
 
@@ -9,59 +9,54 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.options import LocalCount, ProcessOptions, StartMethod, at_least
+from envmanager.options import LocalCount, ProcessOptions, StartMethod, a_mapping, at_least
 from envmanager.structuring import structure
 
-_RESOURCES = ("num_cpus", "num_gpus", "memory", "custom")
-PLACEMENTS = ("pack", "spread")
+_optional = attrs.validators.optional
+_RAYS_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+_NOT_ASKED_FOR = ("node:", "object_store_memory")
+"""The beginnings of the names of resources that Ray counts and workers do not ask for."""
 
 
-def _amount(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise UsageError(f"{name} must be a number from 0 up, not {value!r}.")
-    return value
+def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
+    """Return in words which resource of ``wanted`` no node has, or else which are taken, or too scattered.
+
+    ``nodes``: what each node has in all. ``free``: what is left of it, all nodes together.
+    """
+    for name, amount in wanted.items():
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if most < amount:
+            has = f"the most that one has is {most:g}" if most else "no node has any"
+            return f"no node has {amount:g} {name} ({has})"
+    if not any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
+        return f"no node has all of {in_words(wanted)}"
+    taken = [name for name, amount in wanted.items() if free.get(name, 0.0) < amount]
+    if taken:
+        left = in_words({name: free.get(name, 0.0) for name in taken})
+        return f"all {' and '.join(taken)} is taken, but for {left}"
+    return f"no node has {in_words(wanted)} free at once, or the one that has is slow to start a process"
 
 
-def _by_rays_names(value: Any) -> dict[str, float]:
-    """Return the amounts of one worker by Ray's own names; UsageError for an amount that cannot be."""
-    if value is None:
-        return {"CPU": 1.0}
-    if not isinstance(value, Mapping):
-        raise UsageError(f"resources must be a mapping of amounts, not {value!r}.")
-    unknown = [key for key in value if key not in _RESOURCES]
-    if unknown:
-        raise UsageError(f"resources knows {', '.join(_RESOURCES)}, not {', '.join(map(repr, unknown))}.")
-    custom = value.get("custom") or {}
-    if not isinstance(custom, Mapping):
-        raise UsageError(f"resources.custom must be a mapping of amounts, not {custom!r}.")
-    amounts = {"CPU": _amount("resources.num_cpus", value.get("num_cpus", 1))}
-    for key, name in (("num_gpus", "GPU"), ("memory", "memory")):
-        if value.get(key):
-            amounts[name] = _amount(f"resources.{key}", value[key])
-    for name, amount in custom.items():
-        amounts[str(name)] = _amount(f"resources.custom.{name}", amount)
-    return {name: float(amount) for name, amount in amounts.items()}
+def in_words(resources: Mapping[str, float]) -> str:
+    """Return resources in words, such as ``"12 CPU, 2 license"``."""
+    told = [
+        f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in resources.items()
+        if not name.startswith(_NOT_ASKED_FOR)
+    ]
+    return ", ".join(told) or "nothing"
 
 
-def _resources(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    _by_rays_names(value)
-
-
-def _placement(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if value in PLACEMENTS:
+def _check_placement(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
+    if value in ("pack", "spread"):
         return
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
         raise UsageError(f'placement must be "pack", "spread" or a list of nodes, one per worker, not {value!r}.')
 
 
-def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _check_address(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise UsageError(f'{attribute.name} must be a text such as "auto" or "10.0.0.1:6379", or None, not {value!r}.')
-
-
-def _optional_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError(f"{attribute.name} must be a mapping or None, not {type(value).__name__}.")
+        raise UsageError(f'address must be a text such as "auto" or "10.0.0.1:6379", or None, not {value!r}.')
 
 
 @attrs.frozen(kw_only=True)
@@ -75,23 +70,41 @@ class ClusterOptions:
     ``runtime_env``: Ray's, for what a worker's node must have. ``envs_per_worker``: instead of ``n_workers``.
     """
 
-    address: str | None = attrs.field(default=None, validator=_optional_address)
-    resources: Mapping[str, Any] | None = attrs.field(default=None, validator=_resources)
-    placement: Any = attrs.field(default="pack", validator=_placement)
-    runtime_env: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional_mapping, repr=False)
-    envs_per_worker: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    address: str | None = attrs.field(default=None, validator=_check_address)
+    resources: Mapping[str, Any] | None = attrs.field(default=None, validator=lambda options, *_: options.amounts)
+    placement: Any = attrs.field(default="pack", validator=_check_placement)
+    runtime_env: Mapping[str, Any] | None = attrs.field(
+        default=None, validator=attrs.validators.optional(a_mapping), repr=False
+    )
+    envs_per_worker: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The amounts that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and the custom ones."""
-        return _by_rays_names(self.resources)
+        """The amounts above 0 that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, the custom ones.
+
+        Raises UsageError for amounts that cannot be.
+        """
+        if self.resources is not None and not isinstance(self.resources, Mapping):
+            raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")
+        given = {"num_cpus": 1, **(self.resources or {})}
+        custom = given.pop("custom", None) or {}
+        unknown = [key for key in given if key not in _RAYS_NAMES]
+        if unknown:
+            raise UsageError(f"resources knows {', '.join(_RAYS_NAMES)}, custom, not {', '.join(map(repr, unknown))}.")
+        if not isinstance(custom, Mapping):
+            raise UsageError(f"resources.custom must be a mapping of amounts, not {custom!r}.")
+        amounts = {}
+        for key, amount in {**given, **{f"custom.{name}": amount for name, amount in custom.items()}}.items():
+            if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
+                raise UsageError(f"resources.{key} must be a number from 0 up, not {amount!r}.")
+            if amount:
+                amounts[_RAYS_NAMES.get(key, key.removeprefix("custom."))] = float(amount)
+        return amounts
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
         """Make options of None, ClusterOptions, or a mapping as in a config; ConfigError names mistakes."""
-        if isinstance(options, ClusterOptions):
-            return options
-        return structure(cls, options or {}, where="cluster")
+        return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 
 def _means_nothing(why: str) -> Any:
@@ -102,10 +115,6 @@ def _means_nothing(why: str) -> Any:
             )
 
     return check
-
-
-_SINGLE = ("envs_per_worker", "resources", "placement", "address", "runtime_env")
-"""The fields of ClusterOptions that RayEnvManager takes one by one too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +134,8 @@ class RayOptions(ProcessOptions):
     @property
     def on_cluster(self) -> ClusterOptions:
         """The options about the cluster. Raises UsageError when they are given in two ways."""
-        given = {name: getattr(self, name) for name in _SINGLE if getattr(self, name) is not None}
+        names = [field.name for field in attrs.fields(ClusterOptions)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.cluster is not None and given:
             raise UsageError(f"{', '.join(given)} and cluster are both given: put all of it into one of them.")
         return ClusterOptions.of(given if self.cluster is None else self.cluster)

@@ -3,7 +3,7 @@
 ::
 
     Probe (what a step costs) ──┐
-    n_envs, n_cpus ─────────────┼── choose ──▶ ClusterPlacement (n_workers, the reason in a sentence)
+    n_envs, n_cpus ─────────────┼── choose ──▶ Placement (n_workers, the reason in a sentence)
     what a call of Ray costs ───┘
 
 A call costs the trainer some fifty times what a message to a process on its own machine does, so for cheap
@@ -22,7 +22,7 @@ from typing import Any
 
 import attrs
 
-from envmanager.placing.placement import Probe, describe_seconds
+from envmanager.placing.placement import Placement, Probe, describe_seconds
 from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
@@ -36,36 +36,22 @@ AS_GOOD = 1.05
 _logger = logging.getLogger("envmanager")
 
 
-@attrs.frozen
-class ClusterPlacement:
-    """A number of workers, and the reason for it."""
-
-    n_workers: int
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-
 def place_on_cluster(
     manager_class: Callable[..., Any], env_factory: Any, options: RayOptions, cluster: ClusterOptions, n_cpus: int
-) -> ClusterPlacement:
+) -> Placement:
     """Return how many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; log it.
 
     An environment that ends its probe gets a worker of its own, as long as there is room.
     """
-    if options.n_envs == 1:
-        return ClusterPlacement(1, "1 environment in 1 actor, because there is only one")
-    of_one = attrs.evolve(cluster, envs_per_worker=None, placement="pack")
-    each = cluster.amounts["CPU"]
-    most = max(1, math.floor(n_cpus / each) if each else options.n_envs)
+    n_envs, each = options.n_envs, cluster.amounts.get("CPU")
+    if n_envs == 1:
+        return Placement("ray", 1, "1 environment in 1 actor, because there is only one")
+    n_room = max(1, math.floor(n_cpus / each)) if each else n_envs
+    one = functools.partial(manager_class, cluster=attrs.evolve(cluster, envs_per_worker=None, placement="pack"))
     try:
-        probe = measure(functools.partial(manager_class, cluster=of_one), env_factory, options)
+        chosen = choose(measure(one, env_factory, options), n_envs, n_room)
     except ProbeEnded as ended:
-        n_workers = min(most, options.n_envs)
-        chosen = ClusterPlacement(n_workers, f"{_where(options.n_envs, n_workers)}, because {ended}")
-    else:
-        chosen = choose(probe, options.n_envs, most)
+        chosen = _placement(n_envs, min(n_room, n_envs), str(ended))
     _logger.info("%s", chosen)
     return chosen
 
@@ -78,15 +64,15 @@ def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 
-def choose(probe: Probe, n_envs: int, n_room: int) -> ClusterPlacement:
+def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
     """Return how many workers, at most ``n_room``, should host the environments."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
-    best_s = min(times.values())
-    chosen = next(count for count, time_s in times.items() if time_s <= AS_GOOD * best_s)
+    n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"
-    return ClusterPlacement(chosen, f"{_where(n_envs, chosen)}, because {step}")
+    return _placement(n_envs, n_workers, step)
 
 
-def _where(n_envs: int, n_workers: int) -> str:
+def _placement(n_envs: int, n_workers: int, reason: str) -> Placement:
     actors = f"{n_workers} actor{'' if n_workers == 1 else 's'}"
-    return f"{n_envs} environments in {actors}, up to {math.ceil(n_envs / n_workers)} each"
+    most = math.ceil(n_envs / n_workers)
+    return Placement("ray", n_workers, f"{n_envs} environments in {actors}, up to {most} each, because {reason}")

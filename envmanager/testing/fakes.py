@@ -15,11 +15,10 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps, phase_of
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
-from envmanager.hosts.hosting import COMMANDS, env_ids_of_failure, make_group
-from envmanager.hosts.wire import describe_failure
+from envmanager.hosts.hosting import COMMANDS, failed, make_group
 
 
 class FakeWorker:
@@ -79,13 +78,8 @@ class FakeWorker:
         try:
             return EnvironmentResponse(name, self.worker_id, COMMANDS[command](self._group, payload))
         except Exception as error:
-            failure = describe_failure(
-                error,
-                worker_id=self.worker_id,
-                env_ids=env_ids_of_failure(self._group, self.worker_id),
-                phase=phase_of(command),
-            )
-            return EnvironmentResponse(CommandName.FAILED, self.worker_id, failure)
+            env_ids, group = self._group.env_ids, self._group
+            return failed(error, command, worker_id=self.worker_id, env_ids=env_ids, group=group)
 
 
 @attrs.frozen

@@ -17,7 +17,6 @@ LINUX_ONLY = {
     *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
     "hosts.link_host",
     *(f"godot.{name}" for name in ("engine_host", "launch", "worker")),
-    *(f"ray_cluster.{name}" for name in ("host", "poller")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 

@@ -11,9 +11,8 @@ import pytest
 from envmanager.errors import ConfigError, NotPlaced, UsageError
 from envmanager.options import ManagerOptions
 from envmanager.placing.placement import Probe
-from envmanager.ray_cluster.options import ClusterOptions
+from envmanager.ray_cluster.options import ClusterOptions, in_words, why_no_room
 from envmanager.ray_cluster.probing import choose
-from envmanager.ray_cluster.room import in_words, why_no_room
 from envmanager.registry import known_kinds, make_manager
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -18,12 +19,12 @@ from envmanager.errors import EnvRaised, NotPlaced, WorkerDied, WorkerTimedOut
 from envmanager.hosts.descriptors import wait_for
 from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.hosts.link import State, WorkerPlan
+from envmanager.hosts.link_host import Resources
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.ray_cluster.actor import EnvActor
-from envmanager.ray_cluster.link import ActorLink
-from envmanager.ray_cluster.poller import ActorResources
+from envmanager.ray_cluster.link import ActorConnection, ActorLink, ActorPoller
 from envmanager.testing import EchoEnvironment, Raise, faulty
 
 _stages: list[Stage] = []
@@ -52,12 +53,6 @@ class PlayedActor:
         self.waiting: list[tuple[Any, Any]] = []
         self.is_dead = self.killed = False
 
-    def hello(self, on_answer: Any) -> None:
-        self.waiting.append((self.inside.hello, on_answer))
-
-    def ping(self, on_answer: Any) -> None:
-        self.waiting.append((self.inside.ping, on_answer))
-
     def obey(self, command: bytes, on_answer: Any) -> None:
         self.waiting.append((lambda: self.inside.obey(command), on_answer))
 
@@ -81,8 +76,6 @@ class PlayedActor:
 
 
 class PlayedCluster:
-    wanted_in_words = "1 CPU"
-
     def __init__(self) -> None:
         self.actors: list[PlayedActor] = []
 
@@ -90,11 +83,12 @@ class PlayedCluster:
         self.actors.append(PlayedActor(*arguments))
         return self.actors[-1]
 
-    def why_no_room(self) -> str:
-        return "no node has 1 license (no node has any)"
+    def is_connected(self) -> bool:
+        return True
 
-    def what_it_has(self) -> str:
-        return "1 node with 4 CPU"
+    def shortage(self) -> dict[str, str]:
+        missing = "no node has 1 license (no node has any)"
+        return {"wanted": "1 CPU", "missing": missing, "cluster": "1 node with 4 CPU"}
 
 
 class Stage:
@@ -106,19 +100,20 @@ class Stage:
         timeouts: Timeouts | None = None,
         *,
         close_s: float = 60.0,
-        resources: ActorResources | None = None,
+        resources: Resources[ActorLink] | None = None,
     ) -> None:
         self.events = EventLog()
         self.cluster = PlayedCluster()
-        self.resources = resources or ActorResources(close_s, lambda: True)
-        self.queue = self.resources.poller
+        self.resources = resources or Resources(close_s, ActorPoller())
+        self.queue: Any = self.resources.poller
         worker_id = len(self.queue.links)
         contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
+        pickled = cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False))
+        make_actor: Any = partial(self.cluster.make_actor, worker_id, (0,), pickled)
         self.worker = ActorLink(
             WorkerPlan(worker_id=worker_id, env_ids=(0,), generation=0, timeouts=timeouts or Timeouts(close_s=close_s)),
+            ActorConnection(make_actor, self.queue),
             self.cluster,  # type: ignore[arg-type]
-            cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False)),
-            self.queue.answers,
             self.events,
             WorkerTimes(),
         )
@@ -289,7 +284,7 @@ class Two:
         """Brings a function: the names of the responses, once the wait is over."""
         with ThreadPoolExecutor(1) as pool:
             wait = pool.submit(self.queue.wait, 30, 2)
-            while self.queue.answers.n_wanted != 2:
+            while self.queue.n_wanted != 2:
                 time.sleep(0)
             yield lambda: sorted(each.name for each in wait.result())
 
@@ -298,7 +293,7 @@ def test_who_waits_for_two_steps_is_woken_by_the_second() -> None:
     two = Two()
     with two.waiting() as responses:
         two.first.actor.go_on()
-        assert not wait_for([two.queue.answers.bell_fd], 0)
+        assert not wait_for([two.queue.answers_fd], 0)
         two.second.actor.go_on()
         assert responses() == [STEP, STEP]
 
@@ -318,15 +313,24 @@ def test_who_waits_for_two_steps_gets_those_that_came_before_he_slept() -> None:
     assert [each.name for each in two.queue.wait(30, 1)] == [STEP]
 
 
+class Closing(EchoEnvironment):
+    """Counts how often it is closed."""
+
+    n_closed = 0
+
+    def close(self) -> None:
+        Closing.n_closed += 1
+
+
 def test_closing_waits_for_the_environments_and_ends_the_actor() -> None:
-    stage = Stage().ready()
+    stage, Closing.n_closed = Stage(Closing).ready(), 0
     closing = stage.actor.obey
     stage.actor.obey = lambda *arguments: (closing(*arguments), stage.actor.go_on())  # type: ignore[method-assign]
     stage.queue.wake()
     stage.resources.close()
 
     assert stage.actor.killed
-    assert stage.actor.inside._group is None
+    assert Closing.n_closed == 1
 
 
 def test_retired_workers_end_when_they_have_closed_or_are_late() -> None:
