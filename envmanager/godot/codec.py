@@ -28,8 +28,8 @@ import numpy as np
 from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
 from envmanager.data.trees import Tree, leaves_like
-from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 from envmanager.godot.frames import BadFrame, parse_json
+from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
 """Flags of a section of steps."""
