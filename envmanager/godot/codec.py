@@ -106,7 +106,7 @@ class StepsDecoder:
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
         """Agents that want an action after the last frame, by behavior. The next step has a row for each."""
-        self._specs = specs
+        self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
         self._rows: dict[int, _Rows] = {}
@@ -129,8 +129,8 @@ class StepsDecoder:
                 return Decoded(plain, *COUNT.unpack_from(body))
         cursor = Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
-        if n_sections > len(self._specs.behaviors):
-            raise BadFrame(f"{n_sections} sections, where there are {len(self._specs.behaviors)} behaviors")
+        if n_sections > len(self.specs.behaviors):
+            raise BadFrame(f"{n_sections} sections, where there are {len(self.specs.behaviors)} behaviors")
         sections: dict[int, _Section] = {}
         for _ in range(n_sections):
             section = self._section(cursor, after_reset=after_reset)
@@ -155,9 +155,9 @@ class StepsDecoder:
 
     def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
-        if number >= len(self._specs.behaviors):
-            raise BadFrame(f"behavior number {number}, where there are {len(self._specs.behaviors)}")
-        behavior = self._specs.behaviors[number]
+        if number >= len(self.specs.behaviors):
+            raise BadFrame(f"behavior number {number}, where there are {len(self.specs.behaviors)}")
+        behavior = self.specs.behaviors[number]
         cursor.where = f" of behavior {behavior.name!r}"
         if zero or flags > 7:
             raise BadFrame(f"reserved bits that are not 0{cursor.where} (flags {flags}, then {zero})")

@@ -12,11 +12,12 @@ from typing import Any
 from envmanager.data.specs import ArraySpec, SpecMismatch, check_values
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
 from envmanager.data.trees import leaves, leaves_like, paths
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
-from envmanager.godot.codec import Acting, StepsDecoder
+from envmanager.errors import EnvManagerError, EnvRaised
+from envmanager.godot.codec import StepsDecoder
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.godot.messages import EngineError, EngineSpecs, read_error, read_specs, read_values
 from envmanager.hosts.channel import Message
+from envmanager.hosts.failures import describe_failure
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """The kind of frame that answers a command; a value for any other."""
@@ -27,22 +28,16 @@ class EngineDecoder:
     """Makes responses of one engine's answers."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
-        self.specs = EngineSpecs((), {})
-        """Specs of the engine; empty until it has started."""
+        self.steps = StepsDecoder(EngineSpecs((), {}), env_ids, infos=infos)
+        """The decoder of steps; without specs until the engine has started."""
         self.error: EngineError | None = None
         """The last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
         """Arenas of which the last call wants values."""
-        self._steps = StepsDecoder(self.specs, env_ids, infos=infos)
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
         self._check_values = check_values
-
-    @property
-    def acting(self) -> dict[str, Acting]:
-        """The agents of each behavior that want actions."""
-        return self._steps.acting
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the response that reports this error."""
@@ -54,35 +49,29 @@ class EngineDecoder:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
             if error.broken is not None:
-                return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
+                return self._mismatched(env_ids, SpecMismatch(*error.broken), asked)
             return self.failed(self.raised(error, asked, env_ids))
         if message.code != _ANSWERS.get(asked, Kind.VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
         if asked is CommandName.START:
-            self.specs = read_specs(message.data)
-            self._steps = StepsDecoder(self.specs, self._env_ids, infos=self._infos)
-            report = StartReport(self.specs.behavior_specs, self.specs.max_agents, partial_actions=True)
+            specs = read_specs(message.data)
+            self.steps = StepsDecoder(specs, self._env_ids, infos=self._infos)
+            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
             return EnvironmentResponse(asked, self._worker_id, report)
         if asked is CommandName.RESET or asked is CommandName.STEP:
-            steps, busy_us = self._steps.decode(message.data, after_reset=asked is CommandName.RESET)
+            steps, busy_us = self.steps.decode(message.data, after_reset=asked is CommandName.RESET)
             message.busy_ns = busy_us * 1000
-            bad = bad_numbers(self.specs, steps) if self._check_values else None
+            bad = bad_numbers(self.steps.specs, steps) if self._check_values else None
             if bad is not None:
-                return self.failed(self._bad_observation(*bad, asked))
-            specs = self.specs.behavior_specs if asked is CommandName.RESET else None
-            return EnvironmentResponse(asked, self._worker_id, steps, specs)
+                return self._mismatched(*bad, asked)
+            said = self.steps.specs.behavior_specs if asked is CommandName.RESET else None
+            return EnvironmentResponse(asked, self._worker_id, steps, said)
         values = read_values(message.data, len(self.asked_rows))
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
-    def _bad_observation(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> BadObservation:
-        return BadObservation(
-            worker_id=self._worker_id,
-            env_ids=env_ids,
-            phase=phase_of(asked),
-            path=mismatch.path,
-            expected=mismatch.expected,
-            got=mismatch.got,
-        )
+    def _mismatched(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> EnvironmentResponse:
+        phase = phase_of(asked)
+        return self.failed(describe_failure(mismatch, worker_id=self._worker_id, env_ids=env_ids, phase=phase))
 
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
         """Return the environment of the error's arena; all if the engine does not know the arena."""

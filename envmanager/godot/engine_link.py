@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -35,6 +35,12 @@ from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """Environment variables from which an engine knows its trainer. Without them a game is just played."""
+_VERBS: dict[CommandName, Any] = {
+    CommandName.CALL: "method",
+    CommandName.GET_ATTR: "get",
+    CommandName.SET_ATTR: "set",
+    CommandName.RENDER: "render",
+}
 _MOST_BUSY = 10
 """Most messages in which an engine may say that it is still busy with one request."""
 
@@ -128,9 +134,9 @@ class EngineLink(Link):
     # Out.
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
-        kind = Kind.CALL
         if command is CommandName.STEP:
-            kind, body = Kind.STEP, encode_step(self.decoder.specs, payload, self.decoder.acting)
+            steps = self.decoder.steps
+            kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
         elif command is CommandName.START:
             own, infos = self._plan, self._plan.options.infos
             kind, body = (
@@ -143,31 +149,21 @@ class EngineLink(Link):
             kind, body = Kind.RESET, reset_body(seeds, {**self._plan.engine.parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
-        elif command is CommandName.RENDER:
-            body = self._call_body("render", payload)
-        elif command is CommandName.GET_ATTR:
-            name, rows = payload
-            body = self._call_body("get", rows, name)
-        elif command is CommandName.SET_ATTR:
-            name, values, rows = payload
-            body = self._call_body("set", rows, name, values)
         else:
-            name, args, rows, kwargs = payload
-            body = self._call_body("method", rows, name, args, kwargs)
+            name, args, kwargs = None, (), {}
+            if command is CommandName.RENDER:
+                rows = payload
+            elif command is CommandName.GET_ATTR:
+                name, rows = payload
+            elif command is CommandName.SET_ATTR:
+                name, args, rows = payload
+            else:
+                name, args, rows, kwargs = payload
+            self.decoder.asked_rows = rows
+            kind, body = Kind.CALL, call_body(_VERBS[command], name, rows, args, kwargs)
         self.channel.last_ticket = ticket
         self._n_busy = 0
         return pack(kind, ticket, body)
-
-    def _call_body(
-        self,
-        what: Literal["method", "get", "set", "render"],
-        rows: Sequence[int],
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> bytes:
-        self.decoder.asked_rows = rows
-        return call_body(what, name, rows, args, kwargs)
 
     def ask_to_close(self) -> None:
         super().ask_to_close()

@@ -113,56 +113,52 @@ class FrameReader:
         self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in Kind}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
-        self._head: tuple[Kind, int] | None = None
-        """Kind and ticket of the frame that is incomplete."""
-        self._body = memoryview(b"")
+        self._frame: Frame | None = None
+        """The frame that is incomplete."""
         self._filled = 0
+        """Bytes of its body that were received."""
 
     def space(self) -> memoryview:
         """Return the buffer that the next received bytes go into. It has room once ``next`` has returned None."""
-        space = self._scratch[self._end :] if self._head is None else self._body[self._filled :]
+        space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0 for it, which looks like the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
         return space
 
     def received(self, n_bytes: int) -> None:
         """Count ``n_bytes`` as written into ``space()``."""
-        if self._head is None:
+        if self._frame is None:
             self._end += n_bytes
         else:
             self._filled += n_bytes
 
     def next(self) -> Frame | None:
         """Return the next frame; None while it is incomplete. Raises BadFrame for bytes that are no frame."""
-        if self._head is None and not self._begin():
+        frame = self._frame = self._frame or self._begin()
+        if frame is None or self._filled < len(frame.body):
             return None
-        if self._filled < len(self._body):
-            return None
-        assert self._head is not None
-        frame = Frame(*self._head, self._body)
-        self._head = None
+        self._frame = None
         return frame
 
-    def _begin(self) -> bool:
-        """Parse the next header, and start its body with the bytes received so far. False: it is incomplete."""
+    def _begin(self) -> Frame | None:
+        """Return a frame whose body has the bytes received so far; None while its header is incomplete."""
         start, end = self._start, self._end
         if end - start < HEADER.size:
             self._scratch[: end - start] = self._scratch[start:end]
             self._start, self._end = 0, end - start
-            return False
-        length, *fields = HEADER.unpack_from(self._scratch, start)
-        self._head = self._checked(length, *fields)
+            return None
+        length, number, zero, zeros, ticket = HEADER.unpack_from(self._scratch, start)
+        kind = self._checked(length, number, zero, zeros, ticket)
         start += HEADER.size
         self._filled = min(length, end - start)
-        # Not a bytearray: that would be filled with zeros first.
-        self._body = np.empty(length, np.uint8).data
-        self._body[: self._filled] = self._scratch[start : start + self._filled]
+        body = np.empty(length, np.uint8).data  # not a bytearray: that would be filled with zeros first
+        body[: self._filled] = self._scratch[start : start + self._filled]
         self._start = start + self._filled
         if self._start == end:
             self._start = self._end = 0
-        return True
+        return Frame(kind, ticket, body)
 
-    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> tuple[Kind, int]:
+    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> Kind:
         kind = _KINDS.get(number)
         if kind is None or kind not in self._kinds:
             expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self._kinds))
@@ -174,7 +170,7 @@ class FrameReader:
             raise BadFrame(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
         if ticket and kind in WITHOUT_TICKET:
             raise BadFrame(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
-        return kind, ticket
+        return kind
 
 
 def dump_json(message: dict[str, Any]) -> bytes:

@@ -86,45 +86,44 @@ class Lobby:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._pending) == _MOST_PENDING:
-                self._refuse(next(iter(self._pending)))
+                descriptors.close(self._forget(next(iter(self._pending))))
             fd = descriptors.register(connection.detach())
             self._pending[fd] = FrameReader(frozenset({Kind.HELLO}))
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_hello(self, fd: int) -> Hello | None:
         """Return the hello of a connection once it is complete; close the connection if it is refused."""
-        reader = self._pending[fd]
+        reader, hello = self._pending[fd], None
         try:
             n_bytes = os.readv(fd, [reader.space()])
             reader.received(n_bytes)
             frame = reader.next()
-            if frame is None and n_bytes:
+            if frame is not None:
+                hello = read_hello(frame.body)
+            elif n_bytes:
                 return None
-            hello = None if frame is None else read_hello(frame.body)
         except BlockingIOError:
             return None
         except (OSError, BadFrame):
-            hello = None
+            pass
+        self._forget(fd)
         if hello is None or (self._wants_token and not hmac.compare_digest(hello.token.encode(), self.token.encode())):
-            self._refuse(fd)
+            descriptors.close(fd)
             return None
-        self._epoll.unregister(fd)
-        del self._pending[fd]
         return hello
 
-    def _refuse(self, fd: int) -> None:
+    def _forget(self, fd: int) -> int:
         self._epoll.unregister(fd)
         del self._pending[fd]
-        descriptors.close(fd)
+        return fd
 
     def close(self) -> None:
         """Close the listener and all connections. A second call does nothing."""
-        if self.fd == descriptors.CLOSED:
-            return
-        for fd in list(self._pending):
-            self._refuse(fd)
-        descriptors.forget(self._listener.fileno())
-        self._listener.close()
-        descriptors.forget(self.fd)
-        self._epoll.close()
-        self.fd = descriptors.CLOSED
+        if self.fd != descriptors.CLOSED:
+            for fd in self._pending:
+                descriptors.close(fd)
+            descriptors.forget(self._listener.fileno())
+            self._listener.close()
+            descriptors.forget(self.fd)
+            self._epoll.close()
+            self.fd = descriptors.CLOSED
