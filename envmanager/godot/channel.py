@@ -14,17 +14,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, TICKETS, BadFrame, Frame, FrameReader, Kind
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import Hello
 from envmanager.hosts import descriptors
 from envmanager.hosts.channel import Channel, Message
-
-
-def _ignore(*_: Any) -> None:
-    """Do nothing: the default of a callback."""
 
 
 class EngineChannel(Channel):
@@ -36,9 +31,9 @@ class EngineChannel(Channel):
         """The engine's hello; None until it has connected."""
         self.last_ticket = 0
         """The ticket of the last command."""
-        self.on_aside: Callable[[Frame, int], None] = _ignore
-        """Called with a frame that is no answer, a note or that the engine is busy, and with the whole ticket."""
-        self.on_hung_up: Callable[[], None] = _ignore
+        self.on_aside: Callable[[Frame, int], None]
+        """Called with a frame that is no answer, but a note or that the engine is busy, and with the whole ticket."""
+        self.on_hung_up: Callable[[], None] = lambda: None
         """Called when the engine has closed the connection."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []

@@ -18,7 +18,7 @@ from envmanager.errors import UsageError
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import dump_json
 from envmanager.godot.games import Game, command_for, find_game, import_command
-from envmanager.godot.options import EngineOptions, GodotOptions
+from envmanager.godot.options import GodotOptions
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.spin import spin_ns
@@ -78,8 +78,8 @@ class EngineHost(LinkHost[EngineLink]):
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Start an engine, or wait for a game that the user starts."""
         self.context.calls.require_open("the start of a worker")
-        entry, options, engine = self.context.entries[worker_id], self.options, self.engine_options(worker_id)
-        is_attached = engine.attach is not None
+        entry, options = self.context.entries[worker_id], self.options
+        is_attached = options.engine.attach is not None
         cores = sorted(os.sched_getaffinity(0))
         seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         if options.seed is not None:
@@ -90,18 +90,13 @@ class EngineHost(LinkHost[EngineLink]):
             generation=entry.generation,
             timeouts=options.timeouts,
             options=options,
-            engine=engine,
-            command=() if is_attached else command_for(self.game, engine),
+            command=() if is_attached else command_for(self.game, options.engine),
             environ=self._environ(entry),
-            cores={cores[worker_id % len(cores)]} if engine.pin else set(cores),
+            cores={cores[worker_id % len(cores)]} if options.engine.pin else set(cores),
             seed=seed,
             may_spin=not is_attached and engines_may_spin(len(self.context.entries)),
         )
         return self.care_for(lambda: EngineLink(plan, self.context.events, entry.times))
-
-    def engine_options(self, worker_id: int) -> EngineOptions:
-        """Return the options for starting and driving this engine."""
-        return self.options.engine
 
     def _environ(self, entry: Entry) -> dict[str, str]:
         """Return the environment variables of an engine."""

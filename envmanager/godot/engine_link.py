@@ -24,7 +24,7 @@ from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.frames import BadFrame, Frame, Kind, pack
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import call_body, configure_body, read_note, reset_body
-from envmanager.godot.options import EngineOptions, GodotOptions
+from envmanager.godot.options import GodotOptions
 from envmanager.hosts import descriptors
 from envmanager.hosts.channel import Message
 from envmanager.hosts.link import Link, WorkerPlan
@@ -49,12 +49,10 @@ _MOST_BUSY = 10
 class EnginePlan(WorkerPlan):
     """The parameters of an engine's start."""
 
-    options: GodotOptions
-    engine: EngineOptions
-    """Options for starting and driving this engine."""
+    options: GodotOptions = attrs.field(repr=False)  # like the variables, it may hold secrets
     command: Sequence[str]
     """The command line that plays the game; empty for a game that the user starts."""
-    environ: Mapping[str, str] = attrs.field(repr=False)  # it may hold secrets
+    environ: Mapping[str, str] = attrs.field(repr=False)
     cores: set[int]
     seed: int
     may_spin: bool
@@ -71,16 +69,12 @@ class AttachedGame:
 
     def __init__(self, channel: EngineChannel) -> None:
         self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        channel.on_hung_up = self.give_up
+        channel.on_hung_up = self.signal
 
-    def give_up(self) -> None:
-        """Count the game as ended: it notices that the connection is closed."""
+    def signal(self, _: int = 0) -> None:
+        """Give the game up instead of sending a signal: it notices that the connection is closed."""
         if self.pidfd != descriptors.CLOSED:
             os.eventfd_write(self.pidfd, 1)
-
-    def signal(self, number: int) -> None:
-        """Give the game up instead of sending a signal."""
-        self.give_up()
 
     def core_wait_ns(self) -> int:
         """Return 0: the game's process is unknown."""
@@ -104,21 +98,21 @@ class EngineLink(Link):
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
         """WorkerError when the engine cannot be started."""
-        channel = EngineChannel(max_frame_bytes=plan.engine.max_frame_mb << 20)
+        options, engine = plan.options, plan.options.engine
+        channel = EngineChannel(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
         channel.on_aside = self._take_aside
-        options, attach = plan.options, plan.engine.attach
         self.decoder = EngineDecoder(
             plan.worker_id, plan.env_ids, infos=options.infos, check_values=options.check_values
         )
         self._plan = plan
         self._n_busy = 0
         with contextlib.ExitStack() as undo:
-            self._log = EngineLog(None if attach else options.log_dir, plan.worker_id, plan.generation)
+            self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
             undo.callback(self._log.close)
-            lobby = Lobby(attach)
+            lobby = Lobby(engine.attach)
             undo.callback(lobby.close)
-            self.process = AttachedGame(channel) if attach else self._launch(plan, lobby)
+            self.process = AttachedGame(channel) if engine.attach else self._launch(plan, lobby)
             self._log.started()
             undo.pop_all()
         channel.await_engine(lobby, self.process.pidfd)
@@ -138,15 +132,24 @@ class EngineLink(Link):
             steps = self.decoder.steps
             kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
         elif command is CommandName.START:
-            own, infos = self._plan, self._plan.options.infos
+            plan, options = self._plan, self._plan.options
             kind, body = (
                 Kind.CONFIGURE,
-                configure_body(own.engine, arenas=len(own.env_ids), seed=own.seed, infos=infos, may_spin=own.may_spin),
+                configure_body(
+                    options.engine,
+                    arenas=len(plan.env_ids),
+                    seed=plan.seed,
+                    infos=options.infos,
+                    may_spin=plan.may_spin,
+                ),
             )
         elif command is CommandName.RESET:
             config = ResetConfig.of(payload)
             seeds = derive_seeds(config.seed, self.env_ids, self.generation)
-            kind, body = Kind.RESET, reset_body(seeds, {**self._plan.engine.parameters, **(config.options or {})})
+            kind, body = (
+                Kind.RESET,
+                reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})}),
+            )
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
         else:
@@ -168,7 +171,7 @@ class EngineLink(Link):
     def ask_to_close(self) -> None:
         super().ask_to_close()
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:  # there is no game to wait for
-            self.process.give_up()
+            self.process.signal()
 
     # In.
 
@@ -226,5 +229,5 @@ class EngineLink(Link):
 
     def last_words(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
-            return f"no game has connected to {self._plan.engine.attach}: play it with {ADDRESS} set to that"
+            return f"no game has connected to {self._plan.options.engine.attach}: play it with {ADDRESS} set to that"
         return self._log.tail()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -147,7 +146,7 @@ def _is_server(binary: str) -> bool:
     return os.path.basename(binary).endswith("-server")
 
 
-def import_command(game: Game) -> Sequence[str] | None:
+def import_command(game: Game) -> list[str] | None:
     """Return the command that imports a project's images and sounds; None if that is not needed."""
     imported = game.path / (".godot" if game.major >= 4 else ".import")
     if not game.path.is_dir() or imported.exists() or next(game.path.rglob("*.import"), None) is None:

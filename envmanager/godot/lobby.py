@@ -70,14 +70,13 @@ class Lobby:
 
     def look(self) -> Arrival | None:
         """Return the engine once it has sent its hello, else None; does not wait."""
-        while events := self._epoll.poll(0):
-            for fd, _ in events:
-                if fd == self._listener.fileno():
-                    self._accept()
-                elif fd in self._pending:
-                    hello = self._read_hello(fd)
-                    if hello is not None:
-                        return Arrival(fd, hello)
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._pending:
+                hello = self._read_hello(fd)
+                if hello is not None:
+                    return Arrival(fd, hello)
         return None
 
     def _accept(self) -> None:
@@ -86,7 +85,9 @@ class Lobby:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._pending) == _MOST_PENDING:
-                descriptors.close(self._forget(next(iter(self._pending))))
+                oldest = next(iter(self._pending))
+                self._forget(oldest)
+                descriptors.close(oldest)
             fd = descriptors.register(connection.detach())
             self._pending[fd] = FrameReader(frozenset({Kind.HELLO}))
             self._epoll.register(fd, select.EPOLLIN)
@@ -112,10 +113,9 @@ class Lobby:
             return None
         return hello
 
-    def _forget(self, fd: int) -> int:
+    def _forget(self, fd: int) -> None:
         self._epoll.unregister(fd)
         del self._pending[fd]
-        return fd
 
     def close(self) -> None:
         """Close the listener and all connections. A second call does nothing."""

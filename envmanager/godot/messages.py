@@ -123,8 +123,7 @@ def reset_body(
 
     Raises ValueError or TypeError for options that JSON cannot say.
     """
-    chosen = None if arenas is None else list(arenas)
-    return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": chosen})
+    return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": arenas})
 
 
 def call_body(
