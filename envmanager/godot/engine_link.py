@@ -132,24 +132,15 @@ class EngineLink(Link):
             steps = self.decoder.steps
             kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
         elif command is CommandName.START:
-            plan, options = self._plan, self._plan.options
-            kind, body = (
-                Kind.CONFIGURE,
-                configure_body(
-                    options.engine,
-                    arenas=len(plan.env_ids),
-                    seed=plan.seed,
-                    infos=options.infos,
-                    may_spin=plan.may_spin,
-                ),
+            plan, kind = self._plan, Kind.CONFIGURE
+            infos, may_spin = plan.options.infos, plan.may_spin
+            body = configure_body(
+                plan.options.engine, arenas=len(plan.env_ids), seed=plan.seed, infos=infos, may_spin=may_spin
             )
         elif command is CommandName.RESET:
-            config = ResetConfig.of(payload)
+            config, kind = ResetConfig.of(payload), Kind.RESET
             seeds = derive_seeds(config.seed, self.env_ids, self.generation)
-            kind, body = (
-                Kind.RESET,
-                reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})}),
-            )
+            body = reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
         else:
