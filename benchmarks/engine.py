@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks.contender import Contender, random_pushes
 from benchmarks.games import TICKS, find_engine
 from envmanager.godot.codec import StepsDecoder, encode_step
-from envmanager.godot.engine_specs import read_specs
-from envmanager.godot.engines import command_for, find_game
+from envmanager.godot.engine_host import engines_may_spin, trainer_spin_ns
+from envmanager.godot.engine_link import ADDRESS, TOKEN
 from envmanager.godot.frames import HEADER, FrameReader, Kind, pack
-from envmanager.godot.launch import ADDRESS, TOKEN, engines_may_spin, trainer_spin_ns
+from envmanager.godot.games import command_for, find_game
 from envmanager.godot.lobby import Lobby
-from envmanager.godot.messages import configure_body, reset_body
+from envmanager.godot.messages import configure_body, read_specs, reset_body
 from envmanager.godot.options import EngineOptions
 from envmanager.hosts import descriptors
 from envmanager.hosts.spin import Spinner
@@ -41,9 +41,9 @@ class Engine:
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="envmanager-bench-"))
-        options = EngineOptions(binary=find_engine(), fixed_fps=FRAME_PER_SECOND)
+        options = EngineOptions(binary=find_engine(), fixed_fps=FRAME_PER_SECOND, ticks_per_action=TICKS[env], shown=0)
         command = command_for(find_game("demo:rolling_ball", options, self._scratch), options)
-        lobby = Lobby(("127.0.0.1", 0))
+        lobby = Lobby()
         environ = {**os.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
         with open(self._scratch / "log.txt", "wb") as log:
             self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -53,16 +53,8 @@ class Engine:
         self._poll.register(self.socket, select.POLLIN)
         self._spinner = Spinner(trainer_spin_ns(1))
         lobby.close()
-        configuration = configure_body(
-            arenas=n_envs,
-            ticks_per_action=TICKS[env],
-            seed=0,
-            isolate=False,
-            shown=0,
-            infos=False,
-            scene=None,
-            may_spin=engines_may_spin(1),
-        )
+        may_spin = engines_may_spin(1)
+        configuration = configure_body(options, arenas=n_envs, seed=0, infos=False, may_spin=may_spin)
         self.specs = read_specs(self.ask(Kind.CONFIGURE, configuration))
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
 

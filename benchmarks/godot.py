@@ -15,6 +15,7 @@ from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import EngineOptions, GodotOptions
+from envmanager.kernel.host import EnvWorker
 from envmanager.options import Timeouts
 
 START_S = 120.0
@@ -73,9 +74,14 @@ class Uneven(Engines):
 class UnevenHost(EngineHost):
     """The host of an UnevenManager: every other engine has LONG_TICKS."""
 
-    def engine_options(self, worker_id: int) -> EngineOptions:
-        own = super().engine_options(worker_id)
-        return attrs.evolve(own, ticks_per_action=LONG_TICKS) if worker_id % 2 else own
+    def __init__(self, env: str, options: GodotOptions) -> None:
+        super().__init__(env, options)
+        self._ticks = options.engine.ticks_per_action, LONG_TICKS
+
+    def make_worker(self, worker_id: int) -> EnvWorker:
+        engine = attrs.evolve(self.options.engine, ticks_per_action=self._ticks[worker_id % 2])
+        self.options = attrs.evolve(self.options, engine=engine)
+        return super().make_worker(worker_id)
 
 
 class UnevenManager(GodotEnvManager):

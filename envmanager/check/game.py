@@ -25,9 +25,8 @@ from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
-from envmanager.godot.engines import major_of
+from envmanager.godot.games import THREADS, major_of
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.projects import THREADS
 from envmanager.options import RestartPolicy, Timeouts
 
 N_ARENAS = 4

@@ -12,8 +12,7 @@ from rich.console import Console
 from envmanager.check.game import check_game
 from envmanager.cli.check import show_findings
 from envmanager.cli.loading import loading
-from envmanager.godot.engines import find_major
-from envmanager.godot.projects import install_addon, new_project
+from envmanager.godot.games import find_major, install_addon, new_project
 
 app = typer.Typer(help="Godot games as environments.", no_args_is_help=True)
 

@@ -5,9 +5,9 @@
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
 
-In nearly all steps no agent joins, leaves or ends, and all act. Every byte of such a frame is known beforehand or is a
-number of an observation or of a reward: ``PlainFrame`` compares the known bytes and reads the numbers by place. Any
-other frame is read block by block.
+In nearly all steps no agent joins, leaves or ends, and all act. Such a frame differs from the last one only in numbers
+of observations and rewards: ``PlainFrame`` compares all other bytes and reads the numbers by place. Any other frame is
+read block by block.
 
 The rule: nothing of a body is delivered before all of it has been checked, and the arrays delivered are views of it.
 So a body must have a buffer of its own, whose address is a multiple of 8 (``FrameReader`` gives such).
@@ -18,8 +18,10 @@ those of a Python worker. Where the two differ, rows are copied.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import attrs
@@ -28,8 +30,8 @@ import numpy as np
 from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
 from envmanager.data.trees import Tree, leaves_like
-from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 from envmanager.godot.frames import BadFrame, parse_json
+from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
 """Flags of a section of steps."""
@@ -104,7 +106,7 @@ class StepsDecoder:
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
         """Agents that want an action after the last frame, by behavior. The next step has a row for each."""
-        self._specs = specs
+        self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
         self._rows: dict[int, _Rows] = {}
@@ -112,9 +114,7 @@ class StepsDecoder:
         self._distinct: list[_Rows] = []
         """The rows of the sections of the last frame, of which no agent is in two."""
         self._plain: PlainFrame | None = None
-        """The frame with these rows that needs no care; None when there can be none."""
-        self._all_act: dict[str, Acting] = {}
-        """Agents that want an action after a plain frame."""
+        """The frame with these rows that needs no care; None until one was read."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
         """Return the steps in the body of a steps frame. Raises BadFrame, and then remembers nothing of it.
@@ -125,12 +125,12 @@ class StepsDecoder:
         if self._plain is not None and not after_reset:
             plain = self._plain.read(body)
             if plain is not None:
-                self.acting = self._all_act
+                self.acting = self._plain.acting
                 return Decoded(plain, *COUNT.unpack_from(body))
         cursor = Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
-        if n_sections > len(self._specs.behaviors):
-            raise BadFrame(f"{n_sections} sections, where there are {len(self._specs.behaviors)} behaviors")
+        if n_sections > len(self.specs.behaviors):
+            raise BadFrame(f"{n_sections} sections, where there are {len(self.specs.behaviors)} behaviors")
         sections: dict[int, _Section] = {}
         for _ in range(n_sections):
             section = self._section(cursor, after_reset=after_reset)
@@ -140,32 +140,24 @@ class StepsDecoder:
         infos = self._read_infos(cursor, [section.behavior.name for section in sections.values()])
         cursor.finish()
         rows = [section.rows for section in sections.values()]
-        are_known = len(rows) == len(self._distinct) and all(map(_is, rows, self._distinct))
+        are_known = len(rows) == len(self._distinct) and all(map(is_, rows, self._distinct))
         if not are_known:
             self._check_distinct(rows)
         steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
         if not are_known:
-            self._expect_plain(list(sections.values()))
+            self._plain = None
+        if self._plain is None and infos is None and all(section.is_plain for section in sections.values()):
+            self._plain = PlainFrame(body, list(sections.values()), cursor.arrays_read)
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
         self.acting = {section.behavior.name: section.who_acts() for section in sections.values()}
         return Decoded(steps, busy_us)
 
-    def _expect_plain(self, sections: Sequence[_Section]) -> None:
-        """Prepare the fast path for later frames with the same rows; none for sorted rows, copies or infos."""
-        self._plain = None
-        if not self._infos and all(
-            section.rows.order is None and all(layout.dtype.itemsize <= 4 for layout in section.behavior.observations)
-            for section in sections
-        ):
-            self._plain = PlainFrame([(section.behavior, section.rows.agent_id) for section in sections])
-            self._all_act = {section.behavior.name: Acting(len(section.reward)) for section in sections}
-
     def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
-        if number >= len(self._specs.behaviors):
-            raise BadFrame(f"behavior number {number}, where there are {len(self._specs.behaviors)}")
-        behavior = self._specs.behaviors[number]
+        if number >= len(self.specs.behaviors):
+            raise BadFrame(f"behavior number {number}, where there are {len(self.specs.behaviors)}")
+        behavior = self.specs.behaviors[number]
         cursor.where = f" of behavior {behavior.name!r}"
         if zero or flags > 7:
             raise BadFrame(f"reserved bits that are not 0{cursor.where} (flags {flags}, then {zero})")
@@ -184,8 +176,8 @@ class StepsDecoder:
             rows = self._read_rows(cursor, n)
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
-        section = _Section(behavior, rows, obs, reward)
-        section.read_bits(cursor.array(_BITS, n, "the bits"), flags, cursor.where)
+        section = _Section(behavior, flags, rows, obs, reward)
+        section.read_bits(cursor.array(_BITS, n, "the bits"), cursor.where)
         if flags & SOME_ENDED:
             section.final_obs = cursor.arrays(behavior.observations, section.n_ended, "final observation")
         cursor.where = ""
@@ -224,10 +216,6 @@ class StepsDecoder:
         return infos
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
-
-
 @attrs.frozen(eq=False)
 class _Rows:
     """The agents of a section: ``agent_id`` int64[n]. ``order`` sorts them by environment; None: they are sorted."""
@@ -241,6 +229,7 @@ class _Section:
     """The part of a frame about one behavior."""
 
     behavior: BehaviorLayout
+    flags: int
     rows: _Rows
     obs: Tree
     reward: np.ndarray
@@ -251,9 +240,16 @@ class _Section:
     n_ended: int = attrs.field(init=False, default=0)
     n_acting: int = attrs.field(init=False)
 
-    def read_bits(self, bits: np.ndarray, flags: int, where: str) -> None:
+    @property
+    def is_plain(self) -> bool:
+        """Whether a later frame with this section can be read by place: nothing is sorted, and nothing is copied."""
+        is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
+        return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
+
+    def read_bits(self, bits: np.ndarray, where: str) -> None:
         """Sort the bits into arrays; raise BadFrame if the flags contradict them."""
-        n = self.n_acting = len(bits)
+        n, flags = len(bits), self.flags
+        self.n_acting = n
         if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
             self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
             return
@@ -315,6 +311,10 @@ class _Section:
         return [{} if each is None else each for each in given]
 
 
+_Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
+"""Name, shape and dtype of an array, and its offset in a body."""
+
+
 class Cursor:
     """Reads a body from its beginning to its end, and trusts nothing that it says of its own size.
 
@@ -324,6 +324,7 @@ class Cursor:
     def __init__(self, body: Any) -> None:
         self.where = ""
         """The behavior that is being read, as a part of error messages."""
+        self.arrays_read: list[_Place] = []
         self._body = memoryview(body)
         self._at = 0
 
@@ -347,6 +348,7 @@ class Cursor:
             )
         itemsize = layout.dtype.itemsize
         at = self._advance(n_numbers * itemsize, what)
+        self.arrays_read.append((layout.name, (n, *layout.shape), layout.dtype, at))
         flat = np.frombuffer(self._body, layout.dtype, n_numbers, at) if n_numbers else np.empty(0, layout.dtype)
         if itemsize > 4 and not flat.flags.aligned:
             flat = flat.copy()
@@ -374,50 +376,30 @@ class Cursor:
         return at
 
 
-class _PlainSection(NamedTuple):
-    """The part of a plain frame about one behavior: an array is (name, shape, dtype, offset in the body)."""
-
-    behavior: str
-    agent_id: np.ndarray
-    observations: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]
-    reward: tuple[str, tuple[int, ...], np.dtype[Any], int]
-
-
 class PlainFrame:
-    """A steps frame with given rows in which no episode ends and all agents act: its known bytes, its arrays' places.
+    """A steps frame like one that was read with care, with the same rows, in which no episode ended and all acted.
 
-    The rule: it reads only frames that have all the known bytes in their places.
+    The rule: it reads only frames that have all known bytes in their places: all but times, observations and rewards.
     """
 
-    def __init__(self, sections: Sequence[tuple[BehaviorLayout, np.ndarray]]) -> None:
-        """``sections``: behaviors in the order of the last frame, and the ``agent_id`` of their rows."""
-        self._size = COUNT.size  # busy_us is not known
+    def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
+        """``sections``: of the frame in ``body``, each without rows of its own; ``arrays_read``: all arrays in it."""
+        self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
+        self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
         """Offsets and bytes that are known."""
-        self._sections: list[_PlainSection] = []
-        self._expect(COUNT.pack(len(sections)))
-        for behavior, agent_id in sections:
-            n = len(agent_id)
-            self._expect(STEPS_SECTION.pack(behavior.number, SAME_ROWS | ALL_ACT, 0, n))
-            observations = tuple(self._leave_out(layout, n) for layout in behavior.observations)
-            self._sections.append(_PlainSection(behavior.name, agent_id, observations, self._leave_out(_REWARD, n)))
-            self._expect(bytes([ACTING]) * n + bytes(-n % 4))
-        self._expect(COUNT.pack(0))  # no infos
-
-    def _expect(self, known: bytes) -> None:
-        if known and self._known and self._known[-1][0] + len(self._known[-1][1]) == self._size:
-            start, before = self._known.pop()
-            self._known.append((start, before + known))
-        elif known:
-            self._known.append((self._size, known))
-        self._size += len(known)
-
-    def _leave_out(self, layout: ArrayLayout, n: int) -> tuple[str, tuple[int, ...], np.dtype[Any], int]:
-        place = layout.name, (n, *layout.shape), layout.dtype, self._size
-        n_bytes = n * layout.n_numbers * layout.dtype.itemsize
-        self._size += n_bytes
-        self._expect(bytes(-n_bytes % 4))
-        return place
+        self._sections: list[tuple[str, np.ndarray, list[_Place], _Place]] = []
+        """Behavior, agent ids, observations and rewards."""
+        arrays, at = iter(arrays_read), COUNT.size  # busy_us is not known
+        for section in sections:
+            observations = [next(arrays) for _ in section.behavior.observations]
+            reward, _ = next(arrays), next(arrays)  # then the bits, which are known
+            self._sections.append((section.behavior.name, section.rows.agent_id, observations, reward))
+            for _, shape, dtype, start in (*observations, reward):
+                if at < start:
+                    self._known.append((at, bytes(body[at:start])))
+                at = start + math.prod(shape) * dtype.itemsize
+        self._known.append((at, bytes(body[at:])))
 
     def read(self, body: Any) -> dict[str, AgentSteps] | None:
         """Return the steps by behavior, as views of ``body``; None when it is another frame."""

@@ -9,44 +9,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from envmanager.data.specs import SpecMismatch, check_values
+from envmanager.data.specs import ArraySpec, SpecMismatch, check_values
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
 from envmanager.data.trees import leaves, leaves_like, paths
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised
-from envmanager.godot.codec import Acting, StepsDecoder
-from envmanager.godot.engine_specs import EngineSpecs, read_specs
+from envmanager.errors import EnvManagerError, EnvRaised
+from envmanager.godot.codec import StepsDecoder
 from envmanager.godot.frames import BadFrame, Kind
-from envmanager.godot.messages import EngineError, read_error, read_values
-from envmanager.hosts.wire import Message
+from envmanager.godot.messages import EngineError, EngineSpecs, read_error, read_specs, read_values
+from envmanager.hosts.wire import Message, describe_failure
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """The kind of frame that answers a command; a value for any other."""
+_REWARD = ArraySpec()
 
 
 class EngineDecoder:
     """Makes responses of one engine's answers."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
-        self.specs = EngineSpecs((), {})
-        """Specs of the engine; empty until it has started."""
-        self.busy_us = 0
-        """Microseconds that the engine took for the last step."""
+        self.steps = StepsDecoder(EngineSpecs((), {}), env_ids, infos=infos)
+        """The decoder of steps; without specs until the engine has started."""
         self.error: EngineError | None = None
         """The last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
         """Arenas of which the last call wants values."""
-        self._steps = StepsDecoder(self.specs, env_ids, infos=infos)
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
         self._check_values = check_values
-
-    @property
-    def acting(self) -> dict[str, Acting]:
-        """The agents of each behavior that want actions."""
-        return self._steps.acting
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the response that reports this error."""
@@ -58,39 +48,29 @@ class EngineDecoder:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
             if error.broken is not None:
-                return self.failed(self._bad_observation(env_ids, SpecMismatch(*error.broken), asked))
+                return self._mismatched(env_ids, SpecMismatch(*error.broken), asked)
             return self.failed(self.raised(error, asked, env_ids))
         if message.code != _ANSWERS.get(asked, Kind.VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
         if asked is CommandName.START:
-            self.specs = read_specs(message.data)
-            self._steps = StepsDecoder(self.specs, self._env_ids, infos=self._infos)
-            report = StartReport(self.specs.behavior_specs, self.specs.max_agents, partial_actions=True)
+            specs = read_specs(message.data)
+            self.steps = StepsDecoder(specs, self._env_ids, infos=self._infos)
+            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
             return EnvironmentResponse(asked, self._worker_id, report)
         if asked is CommandName.RESET or asked is CommandName.STEP:
-            return self._decoded(message.data, asked)
+            steps, busy_us = self.steps.decode(message.data, after_reset=asked is CommandName.RESET)
+            message.busy_ns = busy_us * 1000
+            bad = bad_numbers(self.steps.specs, steps) if self._check_values else None
+            if bad is not None:
+                return self._mismatched(*bad, asked)
+            said = self.steps.specs.behavior_specs if asked is CommandName.RESET else None
+            return EnvironmentResponse(asked, self._worker_id, steps, said)
         values = read_values(message.data, len(self.asked_rows))
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
-    def _decoded(self, body: Any, asked: CommandName) -> EnvironmentResponse:
-        decoded = self._steps.decode(body, after_reset=asked is CommandName.RESET)
-        self.busy_us = decoded.busy_us
-        if self._check_values:
-            bad = bad_numbers(self.specs, decoded.steps)
-            if bad is not None:
-                return self.failed(self._bad_observation(*bad, asked))
-        specs = self.specs.behavior_specs if asked is CommandName.RESET else None
-        return EnvironmentResponse(asked, self._worker_id, decoded.steps, specs)
-
-    def _bad_observation(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> BadObservation:
-        return BadObservation(
-            worker_id=self._worker_id,
-            env_ids=env_ids,
-            phase=phase_of(asked),
-            path=mismatch.path,
-            expected=mismatch.expected,
-            got=mismatch.got,
-        )
+    def _mismatched(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> EnvironmentResponse:
+        phase = phase_of(asked)
+        return self.failed(describe_failure(mismatch, worker_id=self._worker_id, env_ids=env_ids, phase=phase))
 
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
         """Return the environment of the error's arena; all if the engine does not know the arena."""
@@ -113,35 +93,30 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Return the first mistake in the numbers, not finite or outside their bounds, and the environments that have it.
+    """Return the environments with numbers that are not finite or outside their bounds, and the first mistake.
 
     None when all numbers fit.
     """
-
-    def is_bad(spec: Any, value: Any) -> bool:
-        try:
-            check_values(spec, value, "")
-        except SpecMismatch:
-            return True
-        return False
-
-    for behavior in specs.behaviors:
-        own = steps.get(behavior.name)
+    for name, spec in specs.behavior_specs.items():
+        own = steps.get(name)
         if own is None:
             continue
-        spec = behavior.spec.observation
-        seen = [(own.obs, "obs", own.env_id)]
+        parts = [(spec.observation, own.obs, "obs", own.env_id), (_REWARD, own.reward, "reward", own.env_id)]
         if own.final_obs is not None:
-            seen.append((own.final_obs, "final_obs", own.env_id[own.ended]))
-        for tree, root, env_id in seen:
-            for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True):
-                try:
-                    check_values(leaf_spec, leaf, path)
-                except SpecMismatch as mismatch:
-                    bad = [row for row in range(len(leaf)) if is_bad(leaf_spec, leaf[row])]
+            parts.append((spec.observation, own.final_obs, "final_obs", own.env_id[own.ended]))
+        for tree_spec, tree, root, env_id in parts:
+            found = zip(leaves(tree_spec), leaves_like(tree_spec, tree), paths(tree_spec, root), strict=True)
+            for leaf_spec, leaf, path in found:
+                mismatch = _mistake(leaf_spec, leaf, path)
+                if mismatch is not None:
+                    bad = [_mistake(leaf_spec, row, path) is not None for row in leaf]
                     return tuple(sorted(set(env_id[bad].tolist()))), mismatch
-        is_finite = np.isfinite(own.reward)
-        if not is_finite.all():
-            bad_ids = tuple(sorted(set(own.env_id[~is_finite].tolist())))
-            return bad_ids, SpecMismatch("reward", "finite", "NaN or infinite in part")
+    return None
+
+
+def _mistake(spec: ArraySpec, values: Any, path: str) -> SpecMismatch | None:
+    try:
+        check_values(spec, values, path)
+    except SpecMismatch as mismatch:
+        return mismatch
     return None

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,35 @@ import numpy as np
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import UsageError
-from envmanager.godot.engines import Game, find_game, import_command
+from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import dump_json
-from envmanager.godot.launch import EnginePlan, engines_may_spin, trainer_spin_ns
-from envmanager.godot.options import EngineOptions, GodotOptions
-from envmanager.godot.worker import EngineLink
+from envmanager.godot.games import Game, command_for, find_game, import_command
+from envmanager.godot.options import GodotOptions
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.poller import Poller
-from envmanager.kernel.host import EnvWorker, HostContext
+from envmanager.hosts.spin import spin_ns
+from envmanager.kernel.host import EnvWorker
 from envmanager.kernel.table import Entry
 from envmanager.options import ResetConfig
+from envmanager.system.processes import count_cores
 
+LONG_SPIN_NS = 1_000_000
+"""Longest spin of a trainer with a core besides its engines'; a step of 64 arenas takes a third to two thirds."""
 _ENGINE_SEEDS = 2**31
 """Number in place of an environment's for the seed of what an engine draws before the first reset with a seed."""
+
+
+def engines_may_spin(n_engines: int) -> bool:
+    """Return whether there is a core for each of ``n_engines``, and another for the trainer.
+
+    GDScript cannot yield: an engine that spins needs a core that no other process of this training wants.
+    """
+    return n_engines < count_cores()
+
+
+def trainer_spin_ns(n_engines: int) -> int:
+    """Return how long the trainer may spin while it waits for its engines; 0: it sleeps."""
+    return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
 class EngineResources(Resources[EngineLink]):
@@ -45,95 +61,75 @@ class EngineHost(LinkHost[EngineLink]):
     """Engines that play one game, each with several arenas of it."""
 
     steps_some_rows = False
+    rewrites_arrays = False  # each answer has arrays of its own
 
     options: GodotOptions
-
-    def __init__(self, env: str, options: GodotOptions) -> None:
-        super().__init__(env, options)
-        self._engine = options.engine
-        self._env = env
-        self._game: Game | None = None
-        self._cores = sorted(os.sched_getaffinity(0)) if options.engine.pin else []
-        self.rewrites_arrays = False  # each answer has arrays of its own
-
-    def open(self, context: HostContext) -> None:
-        self._engines_may_spin = self._engine.attach is None and engines_may_spin(len(context.entries))
-        super().open(context)
 
     def _make_resources(self) -> EngineResources:
         return EngineResources(self.options.timeouts.close_s, spin_ns=trainer_spin_ns(len(self.context.entries)))
 
-    @property
+    @cached_property
     def game(self) -> Game:
         """The game that is played."""
-        if self._game is None:
-            self._game = self._find_game(self._resources.scratch)
-            _import_assets(self._game, self.options.timeouts.start_s)
-        return self._game
-
-    def _find_game(self, scratch: Path) -> Game:
-        return find_game(self._env, self._engine, scratch)
+        game = find_game(self.env_factory, self.options.engine, self._resources.scratch)
+        _import_assets(game, self.options.timeouts.start_s)
+        return game
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start an engine."""
+        """Start an engine, or wait for a game that the user starts."""
         self.context.calls.require_open("the start of a worker")
         entry, options = self.context.entries[worker_id], self.options
-        user_data = self._resources.scratch / f"user-{worker_id}"
-        user_data.mkdir(exist_ok=True)
+        is_attached = options.engine.attach is not None
+        cores = sorted(os.sched_getaffinity(0))
+        seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
+        if options.seed is not None:
+            seed = derive_seed(options.seed, _ENGINE_SEEDS + worker_id, entry.generation)
         plan = EnginePlan(
             worker_id=worker_id,
             env_ids=entry.env_ids,
             generation=entry.generation,
             timeouts=options.timeouts,
-            game=None if self._engine.attach is not None else self.game,
-            options=self.engine_options(worker_id),
-            seed=self._engine_seed(entry),
-            infos=options.infos,
-            check_values=options.check_values,
-            user_data=user_data,
-            core=self._cores[worker_id % len(self._cores)] if self._cores else None,
-            may_spin=self._engines_may_spin,
+            options=options,
+            command=() if is_attached else command_for(self.game, options.engine),
             environ=self._environ(entry),
-            log_dir=options.log_dir,
+            cores={cores[worker_id % len(cores)]} if options.engine.pin else set(cores),
+            seed=seed,
+            may_spin=not is_attached and engines_may_spin(len(self.context.entries)),
         )
         return self.care_for(lambda: EngineLink(plan, self.context.events, entry.times))
 
-    def engine_options(self, worker_id: int) -> EngineOptions:
-        """Options for starting and driving this engine."""
-        return self._engine
-
-    def _environ(self, entry: Entry) -> Mapping[str, str] | None:
-        """The environment variables of its engine; None: the trainer's."""
-        return self.options.worker_env
-
-    def _engine_seed(self, entry: Entry) -> int:
-        if self.options.seed is None:
-            return int(np.random.SeedSequence().generate_state(1)[0] >> 1)
-        return derive_seed(self.options.seed, _ENGINE_SEEDS + entry.worker_id, entry.generation)
+    def _environ(self, entry: Entry) -> dict[str, str]:
+        """Return the environment variables of an engine."""
+        environ = dict(os.environ if self.options.worker_env is None else self.options.worker_env)
+        if self.options.engine.user_data == "private":
+            for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+                folder = self._resources.scratch / f"user-{entry.worker_id}" / name.lower()
+                folder.mkdir(parents=True, exist_ok=True)
+                environ[name] = str(folder)
+        return environ
 
     def check_can_travel(self, payload: Any) -> None:
-        """All but actions travels as JSON."""
-        if isinstance(payload, list):
-            for own in payload:
-                self._check_call(own)
-        elif payload is not None:
-            _check_json(ResetConfig.of(payload).options, "the reset options")
-
-    def _check_call(self, payload: Any) -> None:
-        if isinstance(payload, tuple):
-            name, *rest = payload
+        """Raise UsageError for what JSON cannot say; actions travel as arrays."""
+        if not isinstance(payload, list):
+            options = None if payload is None else ResetConfig.of(payload).options
+            _check_json(dict(options or {}), "the reset options")
+            return
+        for own in payload:
+            if not isinstance(own, tuple):  # the rows to render
+                continue
+            name, *rest = own
             if callable(name):
                 raise UsageError(
                     f"call() got the function {getattr(name, '__name__', name)!r}, which cannot travel into an engine: "
                     "name a method of the arena's script."
                 )
-            args, kwargs = (rest[0] if len(rest) > 1 else []), (rest[2] if len(rest) > 2 else {})
-            _check_json({"args": args, "kwargs": kwargs}, f"the arguments for {name!r}")
+            if len(rest) > 1:  # arguments or values, rows, arguments by name
+                _check_json([rest[0], *rest[2:]], f"the arguments for {name!r}")
 
 
 def _check_json(value: Any, what: str) -> None:
     try:
-        dump_json({"value": None if value is None else dict(value)})
+        dump_json({"value": value})
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{what} cannot travel into an engine: {error}. Only what JSON can say does: numbers, texts, true, false, "
@@ -142,7 +138,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Once per project, whoever comes first: without it a game lacks its images and sounds."""
+    """Import a project's assets unless that was done: without them a game lacks its images and sounds."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -9,16 +9,14 @@ gets long.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 
 from envmanager.godot.messages import EngineError
 from envmanager.hosts import descriptors
-from envmanager.processes.output import OutputLog
+from envmanager.processes.output import OutputLog, read_tail
 
 _MOST_BYTES = 16 << 20
-_TAIL_BYTES = 2000
 _MARK = b"SCRIPT ERROR:"
 _GODOT_4 = re.compile(r"SCRIPT ERROR: (?P<text>.*)\n\s*at: (?P<function>.+?) \((?P<script>[^()]*):(?P<line>\d+)\)")
 _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d+)")
@@ -32,18 +30,19 @@ class EngineLog:
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened a second time, to append: cutting the file leaves no hole then.
-            self.write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._read_to = 0
         else:
-            log, self.write_fd = OutputLog.open(log_dir, worker_id, generation)
+            log, write_fd = OutputLog.open(log_dir, worker_id, generation)
             self._fd = descriptors.register(os.open(log.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
             self._read_to = log.start
+        self.write_fd = descriptors.register(write_fd)
         self._start = self._read_to
         self._may_cut = log_dir is None
 
     def started(self) -> None:
         """Close ``write_fd``: the engine has inherited it."""
-        os.close(self.write_fd)
+        self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
         """Return the first error of a script since the last call; None without one."""
@@ -62,16 +61,11 @@ class EngineLog:
 
     def tail(self) -> str:
         """Return the end of the output."""
-        if self._fd == descriptors.CLOSED:
-            return ""
-        with contextlib.suppress(OSError):
-            size = os.fstat(self._fd).st_size
-            start = max(self._start if size >= self._start else 0, size - _TAIL_BYTES)
-            return os.pread(self._fd, _TAIL_BYTES, start).decode(errors="replace").strip()
-        return ""
+        return "" if self._fd == descriptors.CLOSED else read_tail(self._fd, self._start)
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
+        self.started()
         self._fd = descriptors.close(self._fd)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import json
 import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,9 @@ PROTOCOL = (1, 0)
 
 HEADER = struct.Struct("<IBBHI")
 """Length of the body, kind, 0, 0, ticket."""
+
+TICKETS = 2**32
+"""A frame has the ticket of a command modulo this."""
 
 
 class Kind(enum.IntEnum):
@@ -85,7 +87,7 @@ def limit_of(kind: Kind, max_frame_bytes: int) -> int:
 
 def pack(kind: Kind, ticket: int = 0, body: bytes = b"") -> bytes:
     """Return the bytes of one frame."""
-    return HEADER.pack(len(body), kind, 0, 0, ticket) + body
+    return HEADER.pack(len(body), kind, 0, 0, ticket % TICKETS) + body
 
 
 _SCRATCH_BYTES = 64 << 10
@@ -102,101 +104,73 @@ class FrameReader:
         while (frame := reader.next()) is not None:
             ...
 
-    Only ``kinds`` may come; they may be changed between two frames (first only a hello). Its memory is 64 KiB and the
-    one frame that is incomplete. After a ``BadFrame`` it raises that ``BadFrame`` again.
+    Only ``kinds`` may come. Its memory is 64 KiB and the one frame that is incomplete. It is of no use after a
+    ``BadFrame``.
     """
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
-        self.kinds = kinds
+        self._kinds = kinds
         self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in Kind}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
-        self._head: tuple[Kind, int] | None = None
-        """Kind and ticket of the frame that is incomplete."""
-        self._body = memoryview(b"")
+        self._frame: Frame | None = None
+        """The frame that is incomplete."""
         self._filled = 0
-        self._refused: str | None = None
-
-    @property
-    def is_midway(self) -> bool:
-        """Whether part of a frame is here, and not yet all of it."""
-        return self._head is not None or self._end > self._start
+        """Bytes of its body that were received."""
 
     def space(self) -> memoryview:
         """Return the buffer that the next received bytes go into. It has room once ``next`` has returned None."""
-        space = self._scratch[self._end :] if self._head is None else self._body[self._filled :]
+        space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0 for it, which looks like the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
         return space
 
     def received(self, n_bytes: int) -> None:
         """Count ``n_bytes`` as written into ``space()``."""
-        if self._head is None:
+        if self._frame is None:
             self._end += n_bytes
         else:
             self._filled += n_bytes
 
     def next(self) -> Frame | None:
         """Return the next frame; None while it is incomplete. Raises BadFrame for bytes that are no frame."""
-        if self._refused is not None:
-            raise BadFrame(self._refused)
-        if self._head is None and not self._begin():
+        frame = self._frame = self._frame or self._begin()
+        if frame is None or self._filled < len(frame.body):
             return None
-        if self._filled < len(self._body):
-            return None
-        assert self._head is not None
-        frame = Frame(*self._head, self._body)
-        self._head = None
+        self._frame = None
         return frame
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
-        """Yield the frames that ``data`` completes. Raises BadFrame in the place of the first that is none."""
-        left = memoryview(data)
-        while left:
-            space = self.space()
-            n_bytes = min(len(space), len(left))
-            space[:n_bytes] = left[:n_bytes]
-            self.received(n_bytes)
-            left = left[n_bytes:]
-            while (frame := self.next()) is not None:
-                yield frame
-
-    def _begin(self) -> bool:
-        """Parse the next header, and start its body with the bytes received so far. False: it is incomplete."""
+    def _begin(self) -> Frame | None:
+        """Return a frame whose body has the bytes received so far; None while its header is incomplete."""
         start, end = self._start, self._end
         if end - start < HEADER.size:
             self._scratch[: end - start] = self._scratch[start:end]
             self._start, self._end = 0, end - start
-            return False
-        length, *fields = HEADER.unpack_from(self._scratch, start)
-        self._head = self._checked(length, *fields)
+            return None
+        length, number, zero, zeros, ticket = HEADER.unpack_from(self._scratch, start)
+        kind = self._checked(length, number, zero, zeros, ticket)
         start += HEADER.size
         self._filled = min(length, end - start)
-        # Not a bytearray: that would be filled with zeros first.
-        self._body = np.empty(length, np.uint8).data
-        self._body[: self._filled] = self._scratch[start : start + self._filled]
+        body = np.empty(length, np.uint8).data  # not a bytearray: that would be filled with zeros first
+        body[: self._filled] = self._scratch[start : start + self._filled]
         self._start = start + self._filled
         if self._start == end:
             self._start = self._end = 0
-        return True
+        return Frame(kind, ticket, body)
 
-    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> tuple[Kind, int]:
+    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> Kind:
         kind = _KINDS.get(number)
-        if kind is None or kind not in self.kinds:
-            expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self.kinds))
-            raise self._refusal(f"a frame of kind {number}, where only {expected} may come")
+        if kind is None or kind not in self._kinds:
+            expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self._kinds))
+            raise BadFrame(f"a frame of kind {number}, where only {expected} may come")
         if zero or zeros:
-            raise self._refusal(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")
+            raise BadFrame(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")
         limit = self._limits[kind]
         if length > limit:
-            raise self._refusal(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
+            raise BadFrame(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
         if ticket and kind in WITHOUT_TICKET:
-            raise self._refusal(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
-        return kind, ticket
-
-    def _refusal(self, reason: str) -> BadFrame:
-        self._refused = reason
-        return BadFrame(reason)
+            raise BadFrame(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
+        return kind
 
 
 def dump_json(message: dict[str, Any]) -> bytes:

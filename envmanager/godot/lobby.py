@@ -8,18 +8,23 @@ is awaited, any proper hello is accepted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
+import logging
+import os
 import secrets
 import select
 import socket
 from typing import NamedTuple
 
+from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, FrameReader, Kind
 from envmanager.godot.messages import Hello, read_hello
 from envmanager.hosts import descriptors
 
 _MOST_PENDING = 16
 """Number of connections without a hello; beyond it the oldest is closed."""
+_logger = logging.getLogger("envmanager")
 
 
 class Arrival(NamedTuple):
@@ -32,44 +37,47 @@ class Arrival(NamedTuple):
 class Lobby:
     """Accepts connections until an engine has sent its hello. ``fd`` can be read when ``look`` has something to do."""
 
-    def __init__(self, address: tuple[str, int], *, wants_token: bool = True) -> None:
-        """Raises OSError if the address is taken."""
-        self.token = secrets.token_hex(16)
-        self._wants_token = wants_token
-        self._listener = socket.socket()
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(address)
-            self._listener.listen(_MOST_PENDING)
-            self._listener.setblocking(False)
-            self._epoll = select.epoll()
-        except BaseException:
-            self._listener.close()
-            raise
-        descriptors.register(self._listener.fileno())
-        self.fd = descriptors.register(self._epoll.fileno())
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._pending: dict[int, tuple[socket.socket, FrameReader]] = {}
+    def __init__(self, attach: str | None = None) -> None:
+        """``attach``: the address at which a game is awaited that the user starts; None for an engine started here.
 
-    @property
-    def address(self) -> str:
+        Logs what to do with ``attach``, and raises UsageError if its port is taken.
+        """
+        port = 0 if attach is None else int(attach.rpartition(":")[2])
+        try:
+            listener = socket.create_server(("127.0.0.1", port), backlog=_MOST_PENDING)
+        except OSError as error:
+            if attach is None:
+                raise
+            reason = os.strerror(error.errno or 0)
+            taken = "Another program listens there: name" if error.errno == errno.EADDRINUSE else "Name"
+            raise UsageError(
+                f"cannot listen for a game at 127.0.0.1:{port}: {reason}. {taken} another address as engine.attach."
+            ) from error
+        listener.setblocking(False)
+        self.address = "{}:{}".format(*listener.getsockname())
         """Host and port that the engine must connect to."""
-        host, port = self._listener.getsockname()
-        return f"{host}:{port}"
+        self.token = secrets.token_hex(16)
+        self._wants_token = attach is None
+        self._listener = listener
+        self._pending: dict[int, FrameReader] = {}
+        """Connections without a hello, by descriptor."""
+        self._epoll = select.epoll()
+        self._epoll.register(descriptors.register(listener.fileno()), select.EPOLLIN)
+        self.fd = descriptors.register(self._epoll.fileno())
+        if attach is not None:
+            play = f"play it in the editor with ENVMANAGER_ADDRESS={self.address}"
+            _logger.warning("waiting for a game at %s: %s", self.address, play)
 
     def look(self) -> Arrival | None:
         """Return the engine once it has sent its hello, else None; does not wait."""
-        while True:
-            events = self._epoll.poll(0)
-            if not events:
-                return None
-            for fd, _ in events:
-                if fd == self._listener.fileno():
-                    self._accept()
-                    continue
-                hello = self._read_hello_of(fd)
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._pending:
+                hello = self._read_hello(fd)
                 if hello is not None:
-                    return self._arrival(fd, hello)
+                    return Arrival(fd, hello)
+        return None
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it may have left again
@@ -77,48 +85,43 @@ class Lobby:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._pending) == _MOST_PENDING:
-                self._refuse(next(iter(self._pending)))
-            self._pending[connection.fileno()] = connection, FrameReader(frozenset({Kind.HELLO}))
-            descriptors.register(connection.fileno())
-            self._epoll.register(connection.fileno(), select.EPOLLIN)
+                oldest = next(iter(self._pending))
+                self._forget(oldest)
+                descriptors.close(oldest)
+            fd = descriptors.register(connection.detach())
+            self._pending[fd] = FrameReader(frozenset({Kind.HELLO}))
+            self._epoll.register(fd, select.EPOLLIN)
 
-    def _read_hello_of(self, fd: int) -> Hello | None:
+    def _read_hello(self, fd: int) -> Hello | None:
         """Return the hello of a connection once it is complete; close the connection if it is refused."""
-        connection, reader = self._pending[fd]
+        reader, hello = self._pending[fd], None
         try:
-            n_bytes = connection.recv_into(reader.space())
+            n_bytes = os.readv(fd, [reader.space()])
             reader.received(n_bytes)
             frame = reader.next()
-            if frame is None and n_bytes:
+            if frame is not None:
+                hello = read_hello(frame.body)
+            elif n_bytes:
                 return None
-            hello = None if frame is None else read_hello(frame.body)
         except BlockingIOError:
             return None
         except (OSError, BadFrame):
-            hello = None
-        if hello is not None and (
-            not self._wants_token or hmac.compare_digest(hello.token.encode(), self.token.encode())
-        ):
-            return hello
-        self._refuse(fd)
-        return None
+            pass
+        self._forget(fd)
+        if hello is None or (self._wants_token and not hmac.compare_digest(hello.token.encode(), self.token.encode())):
+            descriptors.close(fd)
+            return None
+        return hello
 
-    def _arrival(self, fd: int, hello: Hello) -> Arrival:
-        connection, _ = self._pending.pop(fd)
+    def _forget(self, fd: int) -> None:
         self._epoll.unregister(fd)
-        return Arrival(connection.detach(), hello)
-
-    def _refuse(self, fd: int) -> None:
-        connection, _ = self._pending.pop(fd)
-        self._epoll.unregister(fd)
-        descriptors.forget(fd)
-        connection.close()
+        del self._pending[fd]
 
     def close(self) -> None:
         """Close the listener and all connections. A second call does nothing."""
-        for fd in list(self._pending):
-            self._refuse(fd)
-        if self._listener.fileno() >= 0:
+        if self.fd != descriptors.CLOSED:
+            for fd in self._pending:
+                descriptors.close(fd)
             descriptors.forget(self._listener.fileno())
             self._listener.close()
             descriptors.forget(self.fd)

@@ -22,7 +22,7 @@ from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.options import GodotOptions
-from envmanager.options import WorkerCount, takes
+from envmanager.options import takes
 from envmanager.system.processes import count_cores
 
 if TYPE_CHECKING:
@@ -58,13 +58,24 @@ class GodotEnvManager(EnvManager):
         if sys.platform != "linux":
             raise UsageError("GodotEnvManager needs Linux (memfd, pidfd and epoll).")
         if isinstance(env, EnvRecipe):
-            raise UsageError(_no_recipe(env))
+            given = ", ".join(name for name in RECIPE_OPTIONS if getattr(env, name)) or "an EnvRecipe"
+            raise UsageError(
+                f"{given}: this means nothing to the manager kind 'godot', whose environments are made by the game. "
+                "Leave it out; engine.parameters are what a game can be given."
+            )
         if not isinstance(env, str):
             raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
-        if options.engine.attach is not None:
-            options = _for_an_attached_game(options)
+        n_workers = options.n_workers
+        if options.engine.attach is not None:  # one game, which only the user can start again
+            if n_workers not in (None, "auto", 1):
+                raise UsageError(f"n_workers={n_workers} with engine.attach: one game is attached, so it must be 1.")
+            n_workers = 1
+            restarts = attrs.evolve(options.restarts, max_restarts=0, recycle_after_steps=None)
+            options = attrs.evolve(options, restarts=restarts)
+        elif n_workers == "auto":
+            n_workers = max(1, min(count_cores(), options.n_envs // _LEAST_ARENAS))
         super().__init__(
-            deal(options.n_envs, _n_engines(options.n_envs, options.n_workers)),
+            deal(options.n_envs, n_workers or 1),
             zero_copy=True,  # each answer has arrays of its own
             **options.of_the_manager,
         )
@@ -75,25 +86,3 @@ class GodotEnvManager(EnvManager):
         from envmanager.godot.engine_host import EngineHost  # only where there is Linux
 
         return EngineHost(env, options)
-
-
-def _no_recipe(recipe: EnvRecipe) -> str:
-    given = ", ".join(name for name in RECIPE_OPTIONS if getattr(recipe, name))
-    return (
-        f"{given or 'an EnvRecipe'}: this means nothing to the manager kind 'godot', whose environments are made by "
-        "the game. Leave it out; engine.parameters are what a game can be given."
-    )
-
-
-def _n_engines(n_envs: int, n_workers: WorkerCount) -> int:
-    if n_workers == "auto":
-        return max(1, min(count_cores(), n_envs // _LEAST_ARENAS))
-    return 1 if n_workers is None else n_workers
-
-
-def _for_an_attached_game(options: GodotOptions) -> GodotOptions:
-    """There is one, and only who plays it can start it again."""
-    if options.n_workers not in (None, "auto", 1):
-        raise UsageError(f"n_workers={options.n_workers} with engine.attach: one game is attached, so it must be 1.")
-    restarts = attrs.evolve(options.restarts, max_restarts=0, recycle_after_steps=None)
-    return attrs.evolve(options, n_workers=1, restarts=restarts)

@@ -1,21 +1,73 @@
 """Frames of JSON: the bodies that the trainer sends, and the meaning of those that an engine sends.
 
-The rule: a key that is not known is ignored, so that a later minor version may say more. One that is missing, or is not
-what it should be, is a ``BadFrame``.
+The rule: everything is checked here, once, so the decoding of steps relies on sizes that cannot overflow and on names
+that exist once. What is missing, or is not what it should be, is a ``BadFrame``. A key that is not known is ignored, so
+that a later minor version may say more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 
-from envmanager.data.specs import describe_value
-from envmanager.godot.engine_specs import whole_number
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
+from envmanager.data.trees import Tree
 from envmanager.godot.frames import PROTOCOL, BadFrame, dump_json, parse_json
+from envmanager.godot.options import EngineOptions
 
 Body = bytes | bytearray | memoryview
+
+MAX_BEHAVIORS = 64
+MAX_AGENTS = 65_536
+MAX_NUMBERS = 2**24
+"""Most numbers in one array."""
+MAX_DIMENSIONS = 16
+"""Most dimensions of the array of one agent; NumPy has 32."""
+
+DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
+"""Dtypes of arrays. The last two are for engines other than Godot."""
+
+
+@attrs.frozen
+class ArrayLayout:
+    """The layout of the array of n agents in a frame: ``[n, *shape]`` in C order, padded with zeros to 4 bytes."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    n_numbers: int
+    """Number of numbers of one agent."""
+
+
+@attrs.frozen
+class BehaviorLayout:
+    """A behavior: its ``number`` on the wire, its spec, and its arrays in their order in frames.
+
+    In the trees of the trainer one array is a leaf, several are a dict by name.
+    """
+
+    number: int
+    name: str
+    spec: BehaviorSpec
+    observations: tuple[ArrayLayout, ...]
+    actions: tuple[ArrayLayout, ...]
+
+
+@attrs.frozen
+class EngineSpecs:
+    """All behaviors of an engine, by number, and the most agents that it has of each at once."""
+
+    behaviors: tuple[BehaviorLayout, ...]
+    max_agents: Mapping[str, int]
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        """The specs by behavior."""
+        return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 
 @attrs.frozen
@@ -35,28 +87,17 @@ def read_hello(body: Body) -> Hello:
     given = message.get("protocol")
     if not isinstance(given, list) or len(given) != 2:
         raise BadFrame(f"a hello whose protocol should be [major, minor], but is {describe_value(given)}")
-    major, minor = (whole_number(number, "protocol of the hello", 0) for number in given)
-    token, engine, addon = (message.get(key, "") for key in ("token", "engine", "addon"))
-    if not all(isinstance(text, str) for text in (token, engine, addon)):
-        raise BadFrame("a hello whose token, engine and addon are not all texts")
-    if major != PROTOCOL[0]:
-        return Hello((major, minor), token, engine, addon)
-    ticks = whole_number(message.get("ticks_per_second"), "ticks_per_second of the hello", 1)
+    major, minor = (_whole_number(number, "protocol of the hello", 0) for number in given)
+    token, engine, addon = (
+        _typed(message.get(key, ""), str, f"the {key} of the hello") for key in ("token", "engine", "addon")
+    )
+    is_known = major == PROTOCOL[0]
+    ticks = _whole_number(message.get("ticks_per_second"), "ticks_per_second of the hello", 1) if is_known else 0
     return Hello((major, minor), token, engine, addon, ticks)
 
 
-def configure_body(
-    *,
-    arenas: int,
-    ticks_per_action: int,
-    seed: int,
-    isolate: bool,
-    shown: int,
-    infos: bool,
-    scene: str | None,
-    may_spin: bool,
-) -> bytes:
-    """Return the body of a configure frame; ``scene`` is a res:// path, or None for the project's main scene.
+def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
+    """Return the body of a configure frame.
 
     ``may_spin``: the engine may keep a core busy for a moment while it waits for the next request.
     """
@@ -64,12 +105,12 @@ def configure_body(
         {
             "protocol": list(PROTOCOL),
             "arenas": arenas,
-            "ticks_per_action": ticks_per_action,
+            "ticks_per_action": engine.ticks_per_action,
             "seed": seed,
-            "isolate": isolate,
-            "shown": shown,
+            "isolate": engine.isolate,
+            "shown": engine.shown,
             "infos": infos,
-            "scene": scene,
+            "scene": engine.scene,
             "may_spin": may_spin,
         }
     )
@@ -82,13 +123,7 @@ def reset_body(
 
     Raises ValueError or TypeError for options that JSON cannot say.
     """
-    return dump_json(
-        {
-            "seeds": list(seeds),
-            "options": dict(options or {}),
-            "arenas": None if arenas is None else list(arenas),
-        }
-    )
+    return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": arenas})
 
 
 def call_body(
@@ -134,47 +169,145 @@ class EngineError:
     traceback: str = ""
     broken: tuple[str, str, str] | None = None
 
-    @property
-    def where(self) -> str:
-        """The place, such as ``res://hero.gd:12 in observe``; empty when it is not known."""
-        place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
-        return " in ".join(part for part in (place, self.function) if part)
-
     def __str__(self) -> str:
-        return f"{self.message} ({self.where})" if self.where else self.message
+        place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
+        where = " in ".join(part for part in (place, self.function) if part)
+        return f"{self.message} ({where})" if where else self.message
 
 
 def read_error(body: Body, n_arenas: int) -> EngineError:
     """Return the error in the body of an error frame. Raises BadFrame."""
-    message = parse_json(body)
-    if not isinstance(message.get("message"), str):
-        raise BadFrame(f"an error whose message should be a text, but is {describe_value(message.get('message'))}")
-    texts = {key: message.get(key) for key in ("message", "script", "function", "type", "traceback")}
-    for name, value in texts.items():
-        if value is not None and not isinstance(value, str):
-            raise BadFrame(f"an error whose {name} should be a text or null, but is {describe_value(value)}")
-    line, arena = (
-        None if message.get(key) is None else whole_number(message[key], f"{key} of the error", 0)
-        for key in ("line", "arena")
-    )
-    if arena is not None and arena >= n_arenas:
-        raise BadFrame(f"an error of arena {arena}, where there are {n_arenas}")
-    given = {key: value for key, value in texts.items() if value is not None}
-    return EngineError(**given, line=line, arena=arena, broken=_broken(message.get("broken")))
-
-
-def _broken(value: Any) -> tuple[str, str, str] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(text, str) for text in value):
-        raise BadFrame(f"an error whose broken should be [path, expected, got], but is {describe_value(value)}")
-    return value[0], value[1], value[2]
+    said = {key: value for key, value in parse_json(body).items() if value is not None}
+    found = {"message": _typed(said.get("message"), str, "the message of an error")}
+    for key in said.keys() & {"script", "function", "type", "traceback"}:
+        found[key] = _typed(said[key], str, f"the {key} of an error")
+    for key in said.keys() & {"line", "arena"}:
+        found[key] = _whole_number(said[key], f"{key} of the error", 0)
+    if found.get("arena", 0) >= n_arenas:
+        raise BadFrame(f"an error of arena {found['arena']}, where there are {n_arenas}")
+    broken = said.get("broken")
+    if broken is not None:
+        if not isinstance(broken, list) or [type(text) for text in broken] != [str] * 3:
+            raise BadFrame(f"an error whose broken should be [path, expected, got], but is {describe_value(broken)}")
+        found["broken"] = tuple(broken)
+    return EngineError(**found)
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
     """Return the name of a note and its other keys. Raises BadFrame."""
     message = parse_json(body)
-    name = message.pop("name", None)
-    if not isinstance(name, str) or not name:
-        raise BadFrame(f"a note whose name should be a text, but is {describe_value(name)}")
-    return name, message
+    return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
+
+
+# Specs.
+
+
+def read_specs(body: Body) -> EngineSpecs:
+    """Return the specs in the body of a specs frame. Raises BadFrame."""
+    message = parse_json(body)
+    entries = _typed(message.get("behaviors"), list, "the behaviors of the specs")
+    if not 1 <= len(entries) <= MAX_BEHAVIORS:
+        raise BadFrame(f"specs of {len(entries)} behaviors, where 1 to {MAX_BEHAVIORS} may be")
+    behaviors = tuple(_behavior(number, entry) for number, entry in enumerate(entries))
+    _check_unique([behavior.name for behavior in behaviors], "behaviors", "the specs")
+    return EngineSpecs(behaviors, _max_agents(message.get("max_agents"), behaviors))
+
+
+def _behavior(number: int, entry: Any) -> BehaviorLayout:
+    name = _name(entry, f"behavior {number} of the specs")
+    observations, observation = _arrays(entry, "observations", f"behavior {name!r}")
+    actions, action = _arrays(entry, "actions", f"behavior {name!r}")
+    return BehaviorLayout(number, name, BehaviorSpec(observation, action), observations, actions)
+
+
+def _arrays(entry: dict[str, Any], key: str, where: str) -> tuple[tuple[ArrayLayout, ...], Tree]:
+    """Return the layouts of the arrays, and their specs as a tree."""
+    described = _typed(entry.get(key), list, f"the {key} of {where}")
+    if not described:
+        raise BadFrame(f"{where} has no {key}")
+    pairs = [_array(each, f"{key}[{index}] of {where}") for index, each in enumerate(described)]
+    layouts = tuple(layout for layout, _ in pairs)
+    _check_unique([layout.name for layout in layouts], key, where)
+    tree = pairs[0][1] if len(pairs) == 1 else {layout.name: spec for layout, spec in pairs}
+    return layouts, tree
+
+
+def _array(entry: Any, where: str) -> tuple[ArrayLayout, ArraySpec]:
+    name = _name(entry, where)
+    where = f"{where} ({name!r})"
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
+    if dtype is None:
+        raise BadFrame(f"{where} has dtype {describe_value(entry.get('dtype'))}, which is none of {', '.join(DTYPES)}")
+    sizes = _typed(entry.get("shape"), list, f"the shape of {where}")
+    shape = tuple(_whole_number(size, f"a size in the shape of {where}", 1) for size in sizes)
+    n_numbers = math.prod(shape)
+    if len(shape) > MAX_DIMENSIONS or n_numbers > MAX_NUMBERS:
+        raise BadFrame(
+            f"{where} has {len(shape)} dimensions and {n_numbers} numbers; 16 and {MAX_NUMBERS} are the most"
+        )
+    low, high = (_bound(entry.get(key), dtype, shape, f"{key} of {where}") for key in ("low", "high"))
+    if low is not None and high is not None and not (low <= high).all():
+        raise BadFrame(f"{where} has a low above its high")
+    return ArrayLayout(name, dtype, shape, n_numbers), ArraySpec(shape, dtype, low, high)
+
+
+def _bound(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray | None:
+    """Return a bound as an array of the dtype: without dimensions if it is one number for all, else of the shape."""
+    if value is None:
+        return None
+    numbers = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and len(value) != math.prod(shape):
+        raise BadFrame(f"{where} is a list of {len(value)}, where the array has {math.prod(shape)} numbers")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise BadFrame(f"{where} should be a number, a list of numbers or null, but has {describe_value(number)}")
+    wide = np.array(numbers, np.float64 if dtype.kind == "f" else object)
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    if not ((wide >= limits.min) & (wide <= limits.max)).all() or (dtype.kind != "f" and (wide % 1 != 0).any()):
+        raise BadFrame(f"{where} has a number that is no {dtype}")
+    return wide.astype(dtype).reshape(shape if isinstance(value, list) else ())
+
+
+def _max_agents(given: Any, behaviors: tuple[BehaviorLayout, ...]) -> dict[str, int]:
+    if not isinstance(given, dict) or given.keys() != {behavior.name for behavior in behaviors}:
+        raise BadFrame(f"max_agents should have one number for each behavior, but is {describe_value(given)}")
+    found = {}
+    for behavior in behaviors:
+        n_agents = _whole_number(given[behavior.name], f"max_agents of behavior {behavior.name!r}", 0)
+        for layout in behavior.observations + behavior.actions:
+            if n_agents * layout.n_numbers > MAX_NUMBERS:
+                raise BadFrame(
+                    f"{n_agents} agents of behavior {behavior.name!r} have {n_agents * layout.n_numbers} numbers in "
+                    f"array {layout.name!r}, where {MAX_NUMBERS} are the most"
+                )
+        found[behavior.name] = n_agents
+    if sum(found.values()) > MAX_AGENTS:
+        raise BadFrame(f"max_agents adds up to {sum(found.values())} agents, where {MAX_AGENTS} are the most")
+    return found
+
+
+def _check_unique(names: list[str], what: str, where: str) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadFrame(f"{what} of {where} has the name {twice!r} twice")
+
+
+def _typed(value: Any, kind: type[list[Any]] | type[str], what: str) -> Any:
+    """Return ``value``. Raises BadFrame if it is of another type."""
+    if not isinstance(value, kind):
+        raise BadFrame(f"{what} should be {'a text' if kind is str else 'a list'}, but is {describe_value(value)}")
+    return value
+
+
+def _name(entry: Any, where: str) -> str:
+    if not isinstance(entry, dict):
+        raise BadFrame(f"{where} is no object but {describe_value(entry)}")
+    name: str = _typed(entry.get("name") or None, str, f"the name of {where}")
+    return name
+
+
+def _whole_number(value: Any, where: str, at_least: int) -> int:
+    """Return ``value`` as an int. Raises BadFrame. 4.0 is 4: Godot writes numbers that it has read as doubles."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or not at_least <= value < 2**53:
+        raise BadFrame(f"{where} should be a whole number from {at_least} on, but is {describe_value(value)}")
+    return int(value)

@@ -47,7 +47,7 @@ class EngineOptions:
     """Options for starting and driving engines.
 
     ``scene``: a res:// path; None is the project's main scene. ``binary``: the engine; None looks for one, see
-    ``envmanager.godot.engines``. ``ticks_per_action``: physics ticks per step. ``speed``: "max", as fast as it can with
+    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "max", as fast as it can with
     the same results, or "realtime". ``fixed_fps``: ticks per second of the simulated time; None is the project's own.
     ``window``: show the game. ``shown``: number of arenas visible then. ``isolate``: each arena in a physics world of
     its own, so that its results do not depend on how many there are. ``pin``: one core per engine. ``user_data``:
@@ -78,13 +78,6 @@ class EngineOptions:
         if isinstance(value, EngineOptions):
             return value
         return structure(cls, {} if value is None else value, where="engine")
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port to listen on: any free port (0), unless a game is to be attached."""
-        if self.attach is None:
-            return "127.0.0.1", 0
-        return "127.0.0.1", int(self.attach.rpartition(":")[2])
 
 
 def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:

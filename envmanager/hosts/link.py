@@ -24,12 +24,13 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, phase_of
-from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerTimedOut
+from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.hosts import descriptors
 from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps_command
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
+from envmanager.system.files import advice
 from envmanager.system.interrupts import let_through
 
 WHILE_BYTES_COME_S = 1.0
@@ -74,6 +75,18 @@ class WorkerPlan:
     env_ids: tuple[int, ...]
     generation: int
     timeouts: Timeouts
+
+    def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
+        """Return the error of a worker whose process cannot be started; ``what`` it is, ``more`` for the user."""
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
+        return WorkerError(
+            f"the {what} of worker {self.worker_id} could not be started: {told}",
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase="start",
+            cause=cause,
+        )
 
 
 class WorkerProcess(Protocol):
@@ -249,8 +262,9 @@ class Link:
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Return the response to the step in flight."""
+        response = self.decoder.response(message, _STEP)  # which may read from the message how long the step took
         self._note_step(message.busy_ns, message.ended_ns)
-        return self.decoder.response(message, _STEP)
+        return response
 
     def _note_step(self, busy_ns: int, ended_ns: int) -> None:
         """Note that the step in flight has ended, and how long it took."""

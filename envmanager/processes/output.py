@@ -57,13 +57,16 @@ class OutputLog:
             return ""
         try:
             found = os.fstat(fd)
-            if (found.st_dev, found.st_ino) != self.file_id:
-                return ""
-            start = self.start if found.st_size >= self.start else 0  # else somebody has cut it short
-            start = max(start, found.st_size - _TAIL_BYTES)
-            return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
+            return read_tail(fd, self.start) if (found.st_dev, found.st_ino) == self.file_id else ""
         finally:
             os.close(fd)
+
+
+def read_tail(fd: int, start: int) -> str:
+    """Return the end of what was written into a file from ``start`` on."""
+    size = os.fstat(fd).st_size
+    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # else it was cut short
+    return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
 
 
 def enable_crash_report(fd: int, worker_id: int) -> int:

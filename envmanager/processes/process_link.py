@@ -24,7 +24,6 @@ from typing import Any
 import attrs
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.errors import WorkerError
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.poller import Poller
@@ -45,7 +44,6 @@ from envmanager.options import ResetConfig
 from envmanager.processes.child_transport import Launch
 from envmanager.processes.output import OutputLog, take_crash_report
 from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, start
-from envmanager.system.files import advice
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _READ_SIZE = 256 * RECORD.size
@@ -90,14 +88,7 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
     except TimeoutError:
         raise
     except OSError as error:
-        cause = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise WorkerError(
-            f"the process of worker {plan.worker_id} could not be started: {cause}. {advice(error)}".rstrip(),
-            worker_id=plan.worker_id,
-            env_ids=plan.env_ids,
-            phase="start",
-            cause=cause,
-        ) from error
+        raise plan.not_started("process", error) from error
     finally:
         if log is not None:
             os.close(output[0])

@@ -17,8 +17,8 @@ from envmanager.data.specs import ArraySpec, BehaviorSpecs, describe_spec
 from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps
 from envmanager.data.trees import Tree, leaves_like
 from envmanager.errors import UsageError
-from envmanager.godot.engine_specs import DTYPES, BehaviorLayout, EngineSpecs
 from envmanager.godot.frames import BadFrame, dump_json, parse_json
+from envmanager.godot.messages import DTYPES, BehaviorLayout, EngineSpecs
 
 Body = bytes | bytearray | memoryview
 

@@ -37,7 +37,6 @@ from envmanager.data.specs import SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName
 from envmanager.environment import EnvGroup
 from envmanager.errors import EnvRaised, UsageError
-from envmanager.godot.engine_specs import EngineSpecs, read_specs
 from envmanager.godot.frames import (
     FROM_TRAINER,
     PROTOCOL,
@@ -49,6 +48,7 @@ from envmanager.godot.frames import (
     limit_of,
     pack,
 )
+from envmanager.godot.messages import EngineSpecs, read_specs
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, make_contexts
 from envmanager.testing.engine_codec import (
     Call,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envmanager.godot.projects import copy_demo, demos, install_addon
+from envmanager.godot.games import copy_demo, demos, install_addon
 from envmanager_tests.godot.driver import MISSING, Engine, find_engine
 
 GAMES = Path(__file__).parent / "games"

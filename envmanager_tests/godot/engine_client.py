@@ -20,9 +20,18 @@ import cloudpickle
 
 from envmanager.data.steps import AgentSteps
 from envmanager.godot.codec import StepsDecoder, encode_step
-from envmanager.godot.engine_specs import EngineSpecs, read_specs
-from envmanager.godot.frames import FROM_ENGINE, Frame, FrameReader, Kind, pack
-from envmanager.godot.messages import Hello, call_body, configure_body, read_hello, read_values, reset_body
+from envmanager.godot.frames import Frame, FrameReader, Kind, pack
+from envmanager.godot.messages import (
+    EngineSpecs,
+    Hello,
+    call_body,
+    configure_body,
+    read_hello,
+    read_specs,
+    read_values,
+    reset_body,
+)
+from envmanager.godot.options import EngineOptions
 
 PATIENCE_S = 120
 """A busy machine starts a program late; nothing waits for so long when all is well."""
@@ -44,6 +53,8 @@ class EngineClient:
         self.connections: list[socket.socket] = []
         """All that came, the engine's last."""
         self.n_busy = 0
+        self.is_midway = False
+        """Whether half a frame is here."""
         self.notes: list[bytes] = []
         self.late: list[int] = []
         """Tickets of answers to what was not asked last."""
@@ -77,22 +88,14 @@ class EngineClient:
         self.hello = read_hello(self.frame().body)
         if self.hello.token != self.token:
             raise ValueError("wrong token")
-        self._reader.kinds = FROM_ENGINE
+        self._reader = FrameReader()
         connection.settimeout(PATIENCE_S)
         return self.hello
 
     def configure(self, *, seed: int = 0) -> EngineSpecs:
         """Have it make its arenas."""
-        body = configure_body(
-            arenas=self.arenas,
-            ticks_per_action=1,
-            seed=seed,
-            isolate=False,
-            shown=0,
-            infos=self.infos,
-            scene=None,
-            may_spin=False,
-        )
+        options = EngineOptions(ticks_per_action=1, shown=0)
+        body = configure_body(options, arenas=self.arenas, seed=seed, infos=self.infos, may_spin=False)
         self.specs = read_specs(self.ask(Kind.CONFIGURE, body).body)
         self.decoder = StepsDecoder(self.specs, range(self.arenas), infos=self.infos)
         return self.specs
@@ -140,16 +143,13 @@ class EngineClient:
             if not n_bytes:
                 raise HungUp
             self._reader.received(n_bytes)
+            self.is_midway = True
+        self.is_midway = False
         return frame
 
     def has_more_within(self, seconds: float) -> bool:
         """Whether the engine says anything more in this time, be it that it hangs up."""
         return bool(select.select([self.connections[-1]], [], [], seconds)[0])
-
-    @property
-    def is_midway(self) -> bool:
-        """Whether half a frame is here."""
-        return self._reader.is_midway
 
     def exit_code(self) -> int:
         """That of the program, once it has ended."""

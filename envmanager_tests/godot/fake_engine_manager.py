@@ -5,10 +5,9 @@ The manager is the real one: processes, sockets, protocol, supervision. Only the
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +15,29 @@ import cloudpickle
 
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.godot.engine_host import EngineHost
-from envmanager.godot.engines import DEFAULT_TICKS_PER_SECOND, Game
+from envmanager.godot.games import DEFAULT_TICKS_PER_SECOND, Game
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import GodotOptions
-from envmanager.hosts.hosting import GroupFactory
 from envmanager.kernel.table import Entry
 
 _PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
 
 
 class _FakeHost(EngineHost):
-    factories: Sequence[Any]
     mode: str | None
-    _slots = 0
 
-    def _find_game(self, scratch: Path) -> Game:
-        program = scratch / "fake-engine"
+    @cached_property
+    def game(self) -> Game:
+        program: Path = self._resources.scratch / "fake-engine"
         program.write_text(_PROGRAM.format(python=shlex.quote(sys.executable)))
         program.chmod(0o700)
         return Game(program, str(program), 4, DEFAULT_TICKS_PER_SECOND)
 
-    def _environ(self, entry: Entry) -> Mapping[str, str]:
-        factory = GroupFactory.of(
-            self.factories,
-            entry.env_ids,
-            self.options,
-            worker_id=entry.worker_id,
-            generation=entry.generation,
-            first_slot=self._slots,
-        )
-        self._slots += len(entry.env_ids)
+    def _environ(self, entry: Entry) -> dict[str, str]:
         path = self._resources.scratch / f"factory-{entry.worker_id}-{entry.generation}"
-        path.write_bytes(cloudpickle.dumps(factory, protocol=5))
-        given = super()._environ(entry)
-        environ = {**(os.environ if given is None else given), "ENVMANAGER_FAKE_ENV": str(path)}
-        if self.mode is not None:
-            environ["ENVMANAGER_FAKE_MODE"] = self.mode
-        return environ
+        path.write_bytes(cloudpickle.dumps(self.group_factory(entry), protocol=5))
+        environ = super()._environ(entry) | {"ENVMANAGER_FAKE_ENV": str(path)}
+        return environ if self.mode is None else environ | {"ENVMANAGER_FAKE_MODE": self.mode}
 
 
 class FakeEngineManager(GodotEnvManager):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -13,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
-from envmanager.godot.frames import FROM_ENGINE, WITHOUT_TICKET, limit_of, pack
+from envmanager.godot.frames import FROM_ENGINE, WITHOUT_TICKET, Frame, FrameReader, limit_of, pack
 
 # What is found is repeated by the seed that hypothesis prints; a run of so many keeps no examples.
 fuzzing = hypothesis.settings(
@@ -44,6 +45,19 @@ streams = st.lists(frames(), max_size=5)
 def bytes_of(stream: list[tuple[Any, int, bytes]]) -> bytes:
     """The frames, one after the other."""
     return b"".join(pack(*frame) for frame in stream)
+
+
+def feed(reader: FrameReader, data: bytes) -> Iterator[Frame]:
+    """The frames that ``data`` completes; BadFrame in the place of the first that is none."""
+    left = memoryview(data)
+    while left:
+        space = reader.space()
+        n_bytes = min(len(space), len(left))
+        space[:n_bytes] = left[:n_bytes]
+        reader.received(n_bytes)
+        left = left[n_bytes:]
+        while (frame := reader.next()) is not None:
+            yield frame
 
 
 @st.composite

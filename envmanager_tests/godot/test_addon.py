@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from envmanager.godot.projects import install_addon, new_project
+from envmanager.godot.games import install_addon, new_project
 from envmanager_tests.godot.driver import END_S, Engine, EngineError, EngineGone, Rows, Steps, launch
 
 GAMES = Path(__file__).parent / "games"

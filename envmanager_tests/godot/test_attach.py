@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from envmanager import RandomPolicy, RestartPolicy, Timeouts, UsageError, WorkerDied, WorkerTimedOut
-from envmanager.godot import launch, worker
+from envmanager.godot import engine_host, engine_link
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.options import EngineOptions
 from envmanager_tests.godot.driver import END_S
 
 PLAYED_BY = ("environment", "argument")
@@ -117,8 +116,8 @@ def test_a_game_that_is_played_elsewhere_is_trained_and_asked_to_close(
 def test_a_game_that_is_played_elsewhere_never_spins(
     play_in_editor: Callable[..., Editor], port: int, mocker: Any
 ) -> None:
-    mocker.patch.object(launch, "count_cores", return_value=64)
-    configured = mocker.spy(worker, "configure_body")
+    mocker.patch.object(engine_host, "count_cores", return_value=64)
+    configured = mocker.spy(engine_link, "configure_body")
     play_in_editor("rolling_ball")
     with attached(port):
         assert [call.kwargs["may_spin"] for call in configured.call_args_list] == [False]
@@ -192,8 +191,3 @@ def test_a_port_that_is_taken_is_named(port: int) -> None:
     taken = re.escape(f"cannot listen for a game at 127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UsageError, match=taken):
         attached(port)
-
-
-def test_options_know_where_to_listen() -> None:
-    assert EngineOptions(attach="127.0.0.1:4321").address == ("127.0.0.1", 4321)
-    assert EngineOptions().address == ("127.0.0.1", 0)

@@ -16,9 +16,10 @@ from envmanager.data.steps import AgentSteps, only_agents
 from envmanager.data.trees import leaves, leaves_like
 from envmanager.godot.codec import Acting, StepsDecoder, encode_step
 from envmanager.godot.decoding import bad_numbers
-from envmanager.godot.engine_specs import MAX_AGENTS, MAX_NUMBERS, read_specs
 from envmanager.godot.frames import BadFrame, FrameReader, Kind, dump_json, pack
 from envmanager.godot.messages import (
+    MAX_AGENTS,
+    MAX_NUMBERS,
     EngineError,
     Hello,
     call_body,
@@ -26,9 +27,11 @@ from envmanager.godot.messages import (
     read_error,
     read_hello,
     read_note,
+    read_specs,
     read_values,
     reset_body,
 )
+from envmanager.godot.options import EngineOptions
 from envmanager.testing.engine_codec import (
     Call,
     Configure,
@@ -41,7 +44,7 @@ from envmanager.testing.engine_codec import (
     specs_body,
 )
 from envmanager_tests.godot.hosted import Population
-from envmanager_tests.godot.strategies import behavior_specs, fuzzing, mutated
+from envmanager_tests.godot.strategies import behavior_specs, feed, fuzzing, mutated
 
 HERO = BehaviorSpec(
     {"rays": ArraySpec((3,), np.float32, 0, 1), "seen": ArraySpec((5,), np.uint8)}, ArraySpec((), np.int32, 0, 4)
@@ -82,7 +85,7 @@ class Ends:
 
     def body(self, steps, **options):
         """The steps as they come out of a FrameReader."""
-        (frame,) = FrameReader().feed(pack(Kind.STEPS, 1, self.encoder.encode(steps, **options)))
+        (frame,) = feed(FrameReader(), pack(Kind.STEPS, 1, self.encoder.encode(steps, **options)))
         return frame.body
 
     def travel(self, steps, *, busy_us=0, after_reset=False):
@@ -666,18 +669,12 @@ def test_a_whole_number_with_bounds_is_a_choice():
 
 
 def test_a_trainers_messages_are_read_by_an_engine():
-    wanted = {
-        "arenas": 4,
-        "ticks_per_action": 2,
-        "seed": 7,
-        "isolate": True,
-        "shown": 3,
-        "infos": False,
-        "scene": "res://a.tscn",
-        "may_spin": True,
-    }
+    of_the_engine = {"ticks_per_action": 2, "isolate": True, "shown": 3, "scene": "res://a.tscn"}
+    others = {"arenas": 4, "seed": 7, "infos": False, "may_spin": True}
 
-    assert read_configure(configure_body(**wanted)) == Configure(**wanted)
+    configured = configure_body(EngineOptions(**of_the_engine), **others)
+
+    assert read_configure(configured) == Configure(**of_the_engine, **others)
     assert read_reset(reset_body([1, None], {"level": 2}), 2) == Reset([1, None], {"level": 2}, None)
     assert read_reset(reset_body([3], None, [1]), 2) == Reset([3], {}, [1])
     assert read_call(call_body("method", "f", [0, 1], [1], {"x": 2}), 2) == Call("method", "f", [1], {"x": 2}, [0, 1])
@@ -717,7 +714,7 @@ def test_an_error_says_where_as_far_as_the_engine_knows():
     bare = read_error(dump_json({"message": "Null", "script": None}), 2)
 
     assert full == EngineError("Null", "res://hero.gd", 12, "observe", 1)
-    assert (full.where, bare.where) == ("res://hero.gd:12 in observe", "")
+    assert (str(full), str(bare)) == ("Null (res://hero.gd:12 in observe)", "Null")
 
 
 @pytest.mark.parametrize("changed", [{"message": None}, {"script": 3}, {"line": "12"}, {"arena": 2}, {"arena": -1}])

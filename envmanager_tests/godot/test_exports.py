@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from envmanager import RandomPolicy
+from envmanager.godot.games import new_project
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.godot.projects import new_project
 
 EDITOR_S = 120.0
 PRESETS = """

@@ -10,7 +10,7 @@ import pytest
 
 from envmanager.check.environment import Finding
 from envmanager.check.game import check_game
-from envmanager.godot.projects import THREADS, new_project
+from envmanager.godot.games import THREADS, new_project
 
 Check = Callable[[], list[Finding]]
 

@@ -17,7 +17,7 @@ from envmanager.hosts import descriptors
 
 @pytest.fixture
 def lobby() -> Iterator[Lobby]:
-    made = Lobby(("127.0.0.1", 0))
+    made = Lobby()
     yield made
     made.close()
 
@@ -53,7 +53,7 @@ def test_who_knows_the_token_gets_in(lobby: Lobby) -> None:
 
 
 def test_where_a_game_of_the_editor_is_awaited_any_hello_gets_in_and_nothing_else() -> None:
-    lobby = Lobby(("127.0.0.1", 0), wants_token=False)
+    lobby = Lobby("127.0.0.1:0")
     with connect(lobby) as stranger, connect(lobby) as game:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         game.sendall(hello(""))

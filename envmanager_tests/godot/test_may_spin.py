@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.godot import channel, engine_host, launch, worker
+from envmanager.godot import channel, engine_host, engine_link
 from envmanager.hosts import spin
 from envmanager.hosts.spin import MANY, SPIN_NS
 from envmanager.testing import EchoEnvironment
@@ -18,19 +18,19 @@ from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 def test_engines_may_spin_where_there_is_a_core_for_each_and_one_for_the_trainer(
     mocker: Any, n_cores: int, may_spin: bool
 ) -> None:
-    mocker.patch.object(launch, "count_cores", return_value=n_cores)
-    configured = mocker.spy(worker, "configure_body")
+    mocker.patch.object(engine_host, "count_cores", return_value=n_cores)
+    configured = mocker.spy(engine_link, "configure_body")
     with FakeEngineManager(EchoEnvironment, 2):
         assert [call.kwargs["may_spin"] for call in configured.call_args_list] == [may_spin] * 2
 
 
 @pytest.mark.parametrize(
-    ("n_engines", "spin_ns"), [(1, launch.LONG_SPIN_NS), (2, SPIN_NS), (2 * MANY, SPIN_NS), (2 * MANY + 1, 0)]
+    ("n_engines", "spin_ns"), [(1, engine_host.LONG_SPIN_NS), (2, SPIN_NS), (2 * MANY, SPIN_NS), (2 * MANY + 1, 0)]
 )
 def test_a_trainer_with_a_core_besides_its_engines_spins_longer(mocker: Any, n_engines: int, spin_ns: int) -> None:
-    mocker.patch.object(launch, "count_cores", return_value=2)
+    mocker.patch.object(engine_host, "count_cores", return_value=2)
     mocker.patch.object(spin, "count_cores", return_value=2)
-    assert launch.trainer_spin_ns(n_engines) == spin_ns
+    assert engine_host.trainer_spin_ns(n_engines) == spin_ns
 
 
 def test_an_engine_that_is_waited_for_asleep_is_read_once_a_step(mocker: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from envmanager import ConfigError, UsageError, make_manager
-from envmanager.godot import engines
-from envmanager.godot.engines import Game, command_for, find_binary, find_game, import_command
+from envmanager.godot import games
+from envmanager.godot.games import Game, command_for, find_binary, find_game, import_command
 from envmanager.godot.options import EngineOptions
 
 
@@ -77,7 +77,7 @@ def test_the_engine_that_fits_the_project_is_found_on_path(
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     found = program(bin_folder / name)
-    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.delenv(games.VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(bin_folder))
 
     game = find_game(str(project(tmp_path / "game", version=version)), EngineOptions(), tmp_path)
@@ -86,7 +86,7 @@ def test_the_engine_that_fits_the_project_is_found_on_path(
 
 
 def test_without_an_engine_the_error_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(engines.VARIABLE, raising=False)
+    monkeypatch.delenv(games.VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="apt-get install godot3-server"):
         find_binary(3)
@@ -98,7 +98,7 @@ def test_an_engine_that_was_chosen_comes_before_the_variable_and_that_before_pat
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, variable = program(tmp_path / "chosen"), program(tmp_path / "variable")
-    monkeypatch.setenv(engines.VARIABLE, variable)
+    monkeypatch.setenv(games.VARIABLE, variable)
     assert find_binary(4, chosen) == chosen
     assert find_binary(4) == variable
     with pytest.raises(UsageError, match=r"engine\.binary is .*no program"):

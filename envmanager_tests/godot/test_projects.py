@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envmanager.errors import NotWritten, UsageError
-from envmanager.godot.projects import AUTOLOAD, copy_demo, demos, install_addon, new_project
+from envmanager.godot.games import AUTOLOAD, copy_demo, demos, install_addon, new_project
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
-from envmanager.godot.engines import find_major
+from envmanager.godot.games import find_major
 from envmanager.options import ManagerOptions
 from envmanager.registry import ENTRY_POINT_GROUP, structure
 from envmanager.training.control import Control, ControlFile

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.godot.engines import find_major
+from envmanager.godot.games import find_major
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 

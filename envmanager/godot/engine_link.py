@@ -1,0 +1,224 @@
+"""Starts an engine, and is the manager's side of it.
+
+Commands become frames; answers, and what the engine's scripts print, become responses. An engine is started at once and
+comes to the lobby when it is ready: no code here waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from envmanager.data.seeding import derive_seeds
+from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.errors import EnvManagerError
+from envmanager.godot.channel import EngineChannel
+from envmanager.godot.codec import encode_step
+from envmanager.godot.decoding import EngineDecoder
+from envmanager.godot.engine_log import EngineLog
+from envmanager.godot.frames import BadFrame, Frame, Kind, pack
+from envmanager.godot.lobby import Lobby
+from envmanager.godot.messages import call_body, configure_body, read_note, reset_body
+from envmanager.godot.options import GodotOptions
+from envmanager.hosts import descriptors
+from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.wire import Message
+from envmanager.observe.events import EventLog, Note
+from envmanager.observe.timing import WorkerTimes
+from envmanager.options import ResetConfig
+from envmanager.processes.starting import Process, execute
+
+ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
+"""Environment variables from which an engine knows its trainer. Without them a game is just played."""
+_VERBS: dict[CommandName, Any] = {
+    CommandName.CALL: "method",
+    CommandName.GET_ATTR: "get",
+    CommandName.SET_ATTR: "set",
+    CommandName.RENDER: "render",
+}
+_MOST_BUSY = 10
+"""Most messages in which an engine may say that it is still busy with one request."""
+
+
+@attrs.frozen(kw_only=True)
+class EnginePlan(WorkerPlan):
+    """The parameters of an engine's start."""
+
+    options: GodotOptions = attrs.field(repr=False)  # like the variables, it may hold secrets
+    command: Sequence[str]
+    """The command line that plays the game; empty for a game that the user starts."""
+    environ: Mapping[str, str] = attrs.field(repr=False)
+    cores: set[int]
+    seed: int
+    may_spin: bool
+    """Whether it may keep its core busy for a moment while it waits for the next request."""
+
+
+class AttachedGame:
+    """A game that somebody plays in the editor, in the place of a process: only its connection is known.
+
+    The rule: nothing is done to it. It has ended when it closes the connection, or when it is given up.
+    """
+
+    pid = None
+
+    def __init__(self, channel: EngineChannel) -> None:
+        self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        channel.on_hung_up = self.signal
+
+    def signal(self, _: int = 0) -> None:
+        """Give the game up instead of sending a signal: it notices that the connection is closed."""
+        if self.pidfd != descriptors.CLOSED:
+            os.eventfd_write(self.pidfd, 1)
+
+    def core_wait_ns(self) -> int:
+        """Return 0: the game's process is unknown."""
+        return 0
+
+    def exit_name(self) -> str:
+        """Return the reason of the end: the connection was closed."""
+        return "EOF"
+
+    def release(self) -> None:
+        """Give back its descriptor. A second time does nothing."""
+        self.pidfd = descriptors.close(self.pidfd)
+
+
+class EngineLink(Link):
+    """The link to an engine: all commands and responses are frames of its connection."""
+
+    FAILED = Kind.ERROR
+    decoder: EngineDecoder
+    channel: EngineChannel
+
+    def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
+        """WorkerError when the engine cannot be started."""
+        options, engine = plan.options, plan.options.engine
+        channel = EngineChannel(max_frame_bytes=engine.max_frame_mb << 20)
+        super().__init__(plan, channel, events, times)
+        channel.on_aside = self._take_aside
+        self.decoder = EngineDecoder(
+            plan.worker_id, plan.env_ids, infos=options.infos, check_values=options.check_values
+        )
+        self._plan = plan
+        self._n_busy = 0
+        with contextlib.ExitStack() as undo:
+            self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
+            undo.callback(self._log.close)
+            lobby = Lobby(engine.attach)
+            undo.callback(lobby.close)
+            self.process = AttachedGame(channel) if engine.attach else self._launch(plan, lobby)
+            self._log.started()
+            undo.pop_all()
+        channel.await_engine(lobby, self.process.pidfd)
+
+    def _launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
+        environ = {**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
+        deadline = time.monotonic() + plan.timeouts.start_s
+        try:
+            return execute(plan.command, environ, self._log.write_fd, plan.cores, deadline)
+        except OSError as error:
+            raise plan.not_started("engine", error, f"The command was: {' '.join(plan.command)}.") from error
+
+    # Out.
+
+    def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
+        if command is CommandName.STEP:
+            steps = self.decoder.steps
+            kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
+        elif command is CommandName.START:
+            plan, kind = self._plan, Kind.CONFIGURE
+            infos, may_spin = plan.options.infos, plan.may_spin
+            body = configure_body(
+                plan.options.engine, arenas=len(plan.env_ids), seed=plan.seed, infos=infos, may_spin=may_spin
+            )
+        elif command is CommandName.RESET:
+            config, kind = ResetConfig.of(payload), Kind.RESET
+            seeds = derive_seeds(config.seed, self.env_ids, self.generation)
+            body = reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})})
+        elif command is CommandName.CLOSE:
+            kind, body = Kind.CLOSE, b""
+        else:
+            name, args, kwargs = None, (), {}
+            if command is CommandName.RENDER:
+                rows = payload
+            elif command is CommandName.GET_ATTR:
+                name, rows = payload
+            elif command is CommandName.SET_ATTR:
+                name, args, rows = payload
+            else:
+                name, args, rows, kwargs = payload
+            self.decoder.asked_rows = rows
+            kind, body = Kind.CALL, call_body(_VERBS[command], name, rows, args, kwargs)
+        self.channel.last_ticket = ticket
+        self._n_busy = 0
+        return pack(kind, ticket, body)
+
+    def ask_to_close(self) -> None:
+        super().ask_to_close()
+        if isinstance(self.process, AttachedGame) and self.channel.hello is None:  # there is no game to wait for
+            self.process.signal()
+
+    # In.
+
+    def _response(self, message: Message) -> EnvironmentResponse:
+        return self._checked(super()._response, message, self._asked)
+
+    def step_response(self, message: Message) -> EnvironmentResponse:
+        return self._checked(super().step_response, message, CommandName.STEP)
+
+    def _checked(
+        self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
+    ) -> EnvironmentResponse:
+        """Return the response, unless the message is none, or a script has raised meanwhile.
+
+        Godot goes on with null after that. The bridge answers with an error when that null comes to it, and then what
+        was printed says where it came from.
+        """
+        try:
+            response = decode(message)
+        except BadFrame as error:
+            self.channel.refuse(error.reason)
+            return self.decoder.failed(self.broke_protocol(asked))
+        printed = self._log.new_error()
+        said = self.decoder.error if response.name is CommandName.FAILED else None
+        if printed is None or (response.name is CommandName.FAILED and (said is None or said.line is not None)):
+            return response
+        env_ids = None if said is None else self.decoder.env_ids_of(said)
+        return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
+
+    def timed_out(self, during: CommandName) -> EnvManagerError:
+        """Return the error of a missing answer: that of a script, if one was raised; else as for every worker."""
+        error = self._log.new_error()
+        if error is not None:
+            self.kill()
+            return self.decoder.raised(error, during)
+        return super().timed_out(during)
+
+    def _take_aside(self, frame: Frame, ticket: int) -> None:
+        """Report a note; give an engine that is busy as long again: it will answer."""
+        if frame.kind is Kind.NOTE:
+            name, data = read_note(frame.body)
+            self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))
+        elif ticket in (self.step_ticket, self.asked_ticket) and self._n_busy < _MOST_BUSY:
+            self._n_busy += 1
+            until = time.monotonic() + self._timeouts_s[self.awaited or self._asked]
+            self._deadline = max(self._deadline, until)
+            if self.awaited is not None:
+                self.due_at = max(self.due_at, until)
+
+    # The end.
+
+    def release(self) -> None:
+        super().release()
+        self._log.close()
+
+    def last_words(self) -> str:
+        if isinstance(self.process, AttachedGame) and self.channel.hello is None:
+            return f"no game has connected to {self._plan.options.engine.attach}: play it with {ADDRESS} set to that"
+        return self._log.tail()

@@ -1,0 +1,236 @@
+"""Finds a game and the engine that plays it; installs the addon in games, and copies the demos and the template.
+
+::
+
+    "my_game" ── a folder with project.godot ┐
+    "game.pck" ── an exported pack            ├──▶ Game ── EngineOptions ──▶ command line
+    "game.x86_64" ── an exported game         │
+    "demo:coin_chase" ── copied from here ────┘
+
+The rule: mistakes in a game's name, its files or its engine are reported before anything is started. A project keeps
+its own files: only ``addons/envmanager`` is overwritten, and one line of ``project.godot`` is added.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import attrs
+
+from envmanager.errors import NotWritten, UsageError
+from envmanager.godot.options import EngineOptions
+from envmanager.system.files import reporting, write_anew
+
+VARIABLE = "ENVMANAGER_GODOT"
+"""Environment variable with the engine's binary, for games whose config names none."""
+BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
+"""Names of engines on PATH by major version; the first that is found is used."""
+HOW_TO_GET = {
+    4: "Download it from https://godotengine.org/download, or (Debian sid) `apt-get install godot4`",
+    3: "`apt-get install godot3-server` brings it on Debian and Ubuntu",
+}
+DEFAULT_TICKS_PER_SECOND = 60
+"""Godot's default, for projects that do not set it."""
+THREADS = "worker_pool/max_threads"
+"""Setting of Godot 4 for the number of threads that share the physics."""
+AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
+HERE = Path(__file__).parent
+NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
+_TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d+)", re.MULTILINE)
+_DEMO = "demo:"
+
+
+@attrs.frozen
+class Game:
+    """A game and the engine that plays it."""
+
+    path: Path
+    """A folder with project.godot, a .pck, or a program."""
+    binary: str
+    major: int
+    ticks_per_second: int
+
+
+def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
+    """Return the game that ``env`` names; a demo is copied into ``scratch``.
+
+    Raises UsageError if there is no such game, no engine for it, or if the engine has no window but one is wanted.
+    """
+    path = Path(env).expanduser().resolve()
+    if env.startswith(_DEMO):
+        major, binary = _any_engine(options.binary)
+        name = env.removeprefix(_DEMO)
+        path = copy_demo(name, major, scratch / name)
+    elif not path.exists():
+        raise UsageError(
+            f"there is no Godot game {env!r}: name a folder with project.godot, a .pck, an exported game, or one of "
+            f"{', '.join(_DEMO + name for name in demos())}."
+        )
+    elif path.is_dir():
+        major = major_of(path)
+        binary = find_binary(major, options.binary)
+    elif path.suffix == ".pck":
+        major, binary = _any_engine(options.binary)
+    elif os.access(path, os.X_OK):
+        major, binary = 4, str(path)
+    else:
+        raise UsageError(f"{path} is neither a folder with project.godot, nor a .pck, nor a program that may be run.")
+    if options.window and _is_server(binary):
+        raise UsageError(
+            f"{binary} has no window: name an engine that has one (engine.binary; --binary of `godot watch`), or "
+            "leave out engine.window (--headless)."
+        )
+    found = _TICKS.search((path / "project.godot").read_text(encoding="utf-8")) if path.is_dir() else None
+    return Game(path, binary, major, int(found[1]) if found else DEFAULT_TICKS_PER_SECOND)
+
+
+def find_binary(major: int, chosen: str | None = None) -> str:
+    """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
+
+    Raises UsageError when there is none.
+    """
+    given = chosen or os.environ.get(VARIABLE)
+    for name in BY_MAJOR[major] if given is None else (os.path.expanduser(given),):
+        found = shutil.which(name)
+        if found is not None:
+            return os.path.abspath(found)
+    if given is not None:
+        where = "engine.binary" if chosen else f"${VARIABLE}"
+        raise UsageError(f"{where} is {given!r}, which is no program that can be run here.")
+    raise UsageError(
+        f"there is no engine for a game of Godot {major} on PATH ({', '.join(BY_MAJOR[major])}). {HOW_TO_GET[major]}; "
+        f"or name it: engine.binary in the config, or ${VARIABLE}."
+    )
+
+
+def find_major(chosen: str | None) -> int | None:
+    """Return the major version of an installed engine, by its name; Godot 4 first. None without an engine."""
+    given = chosen or os.environ.get(VARIABLE)
+    if given is not None:
+        return 3 if "3" in os.path.basename(given) else 4
+    return next((major for major, names in BY_MAJOR.items() if any(map(shutil.which, names))), None)
+
+
+def _any_engine(chosen: str | None) -> tuple[int, str]:
+    """Return the major version and the path of an engine. Raises UsageError when there is none."""
+    major = find_major(chosen)
+    if major is not None:
+        return major, find_binary(major, chosen)
+    raise UsageError(
+        f"there is no Godot on PATH ({', '.join(BY_MAJOR[4] + BY_MAJOR[3])}). {HOW_TO_GET[4]}. For Godot 3: "
+        f"{HOW_TO_GET[3]}. Or name it: engine.binary in the config, or ${VARIABLE}."
+    )
+
+
+def command_for(game: Game, options: EngineOptions) -> list[str]:
+    """Return the command line that plays the game."""
+    command = [game.binary]
+    if game.path.is_dir():
+        command += ["--path", str(game.path)]
+    elif game.path.suffix == ".pck":
+        command += ["--main-pack", str(game.path)]
+    if not options.window and game.major >= 4:
+        command += ["--headless"]
+    elif not options.window and not _is_server(game.binary):
+        command += ["--no-window"]
+    command += ["--audio-driver", "Dummy"]
+    if options.speed == "max":
+        command += ["--fixed-fps", str(options.fixed_fps or game.ticks_per_second)]
+    return command
+
+
+def _is_server(binary: str) -> bool:
+    return os.path.basename(binary).endswith("-server")
+
+
+def import_command(game: Game) -> list[str] | None:
+    """Return the command that imports a project's images and sounds; None if that is not needed."""
+    imported = game.path / (".godot" if game.major >= 4 else ".import")
+    if not game.path.is_dir() or imported.exists() or next(game.path.rglob("*.import"), None) is None:
+        return None
+    how = ["--headless", "--import"] if game.major >= 4 else ["--editor", "--quit"]
+    return [game.binary, "--path", str(game.path), *how]
+
+
+# Projects.
+
+
+def demos() -> tuple[str, ...]:
+    """Return the names of the demo games."""
+    return tuple(sorted(folder.name for folder in (HERE / "demos").iterdir()))
+
+
+def major_of(project: Path) -> int:
+    """Return the major version of Godot that a project is for: 4 or 3. Raises UsageError for another folder."""
+    file = project / "project.godot"
+    if not file.is_file():
+        raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
+    found = re.search(r"^config_version\s*=\s*(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    version = int(found[1]) if found else 0
+    if version - 1 not in BY_MAJOR:
+        raise UsageError(
+            f"{file} has config_version={version or 'none'}; there are addons for 5 (Godot 4) and 4 (Godot 3). "
+            "Open and save the project with one of these engines."
+        )
+    return version - 1
+
+
+def install_addon(project: Path | str) -> Path:
+    """Install or update the addon in a project; return the addon's folder.
+
+    The autoload ``EnvManager`` is added to ``project.godot`` if it is missing. Raises UsageError if the folder is no
+    project, or if ``EnvManager`` is another autoload.
+    """
+    project = Path(project)
+    addon, to = HERE / f"addon{major_of(project)}", project / "addons" / "envmanager"
+    file = project / "project.godot"
+    text = file.read_text(encoding="utf-8")
+    there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
+    if there and "res://addons/envmanager/bridge.gd" not in there[0]:
+        raise UsageError(f"{file} has an autoload of the name EnvManager already: {there[0]}. Give it another name.")
+    if not there and re.search(r"^\[autoload\][ \t]*$", text, re.MULTILINE):
+        text = re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
+    elif not there:
+        text = f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
+    _copy_folder(addon, to)
+    write_anew(file, text)
+    return to
+
+
+def copy_demo(name: str, major: int, to: Path | str) -> Path:
+    """Copy a demo for Godot 4 or 3 into the folder ``to``, with the addon; return the folder."""
+    if name not in demos():
+        raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
+    return _copy(HERE / "demos" / name, major, Path(to))
+
+
+def new_project(to: Path | str, major: int = 4) -> Path:
+    """Make a game to start from: an arena, an agent and the addon; return its folder, named as the game."""
+    to = Path(to)
+    if (to / "project.godot").exists():
+        raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")
+    _copy(HERE / "template", major, to)
+    file = to / "project.godot"
+    title = re.sub(r'["\\\n]', "", to.resolve().name)
+    write_anew(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
+    return to
+
+
+def _copy(games: Path, major: int, to: Path) -> Path:
+    if major not in BY_MAJOR:
+        raise UsageError(f"there is nothing for Godot {major}, only for 4 and 3.")
+    _copy_folder(games / str(major), to)
+    install_addon(to)
+    return to
+
+
+def _copy_folder(source: Path, to: Path) -> None:
+    with reporting(to):
+        try:
+            shutil.copytree(source, to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
+        except shutil.Error as error:  # has every file that could not be copied; the first tells enough
+            _, file, reason = error.args[0][0]
+            raise NotWritten(f"{file} cannot be written: {reason}.") from error
