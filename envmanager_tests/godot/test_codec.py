@@ -29,7 +29,7 @@ from envmanager.godot.messages import (
     read_values,
     reset_body,
 )
-from envmanager.testing.engine_codec import (
+from envmanager_tests.godot.engine_codec import (
     Call,
     Configure,
     Reset,
