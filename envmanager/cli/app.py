@@ -20,7 +20,7 @@ from rich.console import Console
 from envmanager import __version__
 from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
-from envmanager.cli.display import Display, PlainDisplay
+from envmanager.cli.display import PlainDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
@@ -365,7 +365,7 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     return {**(table or {}), "max_restarts": max_restarts}
 
 
-def _display(plain: bool) -> Display:
+def _display(plain: bool) -> PlainDisplay:
     console = Console(highlight=False)
     return PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
 

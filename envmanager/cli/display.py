@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
-from envmanager.cli.wrapping import print_text
-from envmanager.errors import EnvManagerError
+from envmanager.cli.wrapping import describe_notice, print_table, print_text
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
@@ -25,86 +22,53 @@ MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
 
 
-class Display(ABC):
-    """A display of a run."""
+class PlainDisplay:
+    """A display of a run: lines of text without control characters, for files, pipes and logs.
 
-    due: float = math.inf
-    """Time by ``time.monotonic`` before which :meth:`update` need not be called."""
-
-    @abstractmethod
-    def show_start(self, plan: Plan) -> None:
-        """Show what is being started; starting may take a while."""
-
-    @abstractmethod
-    def show_placement(self, placement: str) -> None:
-        """Show where the environments run and why, after a probe has chosen."""
-
-    @abstractmethod
-    @contextmanager
-    def running(self, now: float) -> Iterator[None]:
-        """Return a context in which steps are taken and :meth:`update` may be called."""
-
-    @abstractmethod
-    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        """Show the progress, and set :attr:`due`."""
-
-    @abstractmethod
-    def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-
-    @abstractmethod
-    def show_summary(self, summary: RunSummary) -> None:
-        """Show the result of the run."""
-
-    @abstractmethod
-    def show_error(self, error: EnvManagerError) -> None:
-        """Show the error that ended the run, on stderr."""
-
-
-class PlainDisplay(Display):
-    """Lines of text without control characters, for files, pipes and logs."""
+    :meth:`update` need not be called before ``due``, a time by ``time.monotonic``.
+    """
 
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
+        """Show what is being started; starting may take a while."""
         print_text(describe_start(plan))
-        self._n_steps = plan.steps
+        self._plan = plan
 
     def show_placement(self, placement: str) -> None:
+        """Show where the environments run and why, after a probe has chosen."""
         print_text(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
+        """Return a context in which steps are taken and :meth:`update` may be called."""
         self._started, self._rate = now, Rate(now)
         self.due = now + self.EVERY_S
         yield
 
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
+        """Show the progress, and set ``due``."""
         self.due = now + self.EVERY_S
         rate = self._rate.at(now, episodes.env_steps)
-        share = f"{episodes.env_steps / self._n_steps:.0%}"
+        share = f"{episodes.env_steps / self._plan.steps:.0%}"
         parts = [f"{share:>4}", f"{episodes.env_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
         print_text(f"{now - self._started:6.1f} s  {'  '.join(parts)}", indent=10)
 
     def show_notice(self, level: str, text: str) -> None:
+        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_summary(self, summary: RunSummary) -> None:
+        """Show the result of the run."""
         lines = summary_lines(summary)
         width = max(len(name) for name, _ in lines)
         print()
         for name, text in lines:
             print_text(f"{name:<{width}}  {text}", indent=width + 2)
         print()
-        rows = [WORKER_COLUMNS, *(worker_cells(worker) for worker in summary.stats.workers[:MAX_WORKERS_SHOWN])]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(WORKER_COLUMNS))]
-        for row in rows:
-            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+        print_table([WORKER_COLUMNS, *map(worker_cells, summary.stats.workers[:MAX_WORKERS_SHOWN])])
         more = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
         print(more + "\n" if more else "", end="", flush=True)
-
-    def show_error(self, error: EnvManagerError) -> None:
-        print_text(f"Error: {error}".rstrip(), sys.stderr)
 
 
 class Rate:
@@ -167,11 +131,6 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"
         lines.append(f"{describe_returns(returns)}, {episodes}" if returns else f"no return, {episodes}")
     return lines
-
-
-def describe_notice(level: str, text: str) -> str:
-    """Return ``"Warning: …"`` without blank lines at the end, which a worker's output may have."""
-    return f"{level.capitalize()}: {text}".rstrip()
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:

@@ -18,10 +18,9 @@ from rich.text import Text
 from envmanager.cli.display import (
     MAX_WORKERS_SHOWN,
     WORKER_COLUMNS,
-    Display,
+    PlainDisplay,
     Rate,
     describe,
-    describe_notice,
     describe_rest,
     describe_start,
     summary_lines,
@@ -29,18 +28,16 @@ from envmanager.cli.display import (
 )
 from envmanager.cli.plan import Plan
 from envmanager.cli.summary import RunSummary
-from envmanager.cli.wrapping import show
-from envmanager.errors import EnvManagerError
+from envmanager.cli.wrapping import show_notice
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
-NOTICE_STYLES = {"note": "dim", "warning": "yellow", "error": "red"}
 LINES_AROUND_ROWS = 9
 """Height of all that is drawn except the rows of workers; a low terminal shows fewer rows."""
 
 
-class LiveDisplay(Display):
+class LiveDisplay(PlainDisplay):
     """A display that is redrawn at most eight times a second."""
 
     EVERY_S = 0.125
@@ -70,9 +67,7 @@ class LiveDisplay(Display):
         self._live.update(Group(*parts, *self._workers(stats)), refresh=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        # The console that draws prints a notice above the drawing; a second writer to the terminal would tear it.
-        console = self._console if self._errors.is_terminal else self._errors
-        show(console, describe_notice(level, text), style=NOTICE_STYLES[level])
+        show_notice(self._console, self._errors, level, text)
 
     def show_summary(self, summary: RunSummary) -> None:
         table = Table.grid(padding=(0, 2))
@@ -80,9 +75,6 @@ class LiveDisplay(Display):
             table.add_row(Text(name, style="dim"), Text(text))
         for part in ("", table, "", *worker_table(summary.stats, MAX_WORKERS_SHOWN)):
             self._console.print(part)
-
-    def show_error(self, error: EnvManagerError) -> None:
-        show(self._errors, f"Error: {error}".rstrip(), style="red")
 
     def _progress(self, now: float, n_steps: int, rate: float) -> RenderableType:
         total = self._plan.steps

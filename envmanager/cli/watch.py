@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envmanager.cli.display import describe_notice, of_behavior
+from envmanager.cli.display import of_behavior
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals
+from envmanager.cli.wrapping import describe_notice
 from envmanager.training.evaluation import mean_and_spread
 from envmanager.training.watching import Watching, WatchPlan
 
