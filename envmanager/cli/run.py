@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from envmanager.cli.display import PlainDisplay
+from envmanager.cli.display import PlainDisplay, RunSummary, write_json
 from envmanager.cli.plan import Plan
-from envmanager.cli.summary import RunSummary, write_json
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events

@@ -21,9 +21,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import Rate, evaluation_lines, of_behavior
+from envmanager.cli.display import Rate, evaluation_lines, of_behavior, sayable, write_json
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
-from envmanager.cli.summary import sayable, write_json
 from envmanager.cli.wrapping import NAMES, describe_notice, print_pairs, print_text
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from envmanager.cli.display import count, describe_returns, evaluation_lines, of_behavior
+from envmanager.cli.display import count, describe_returns, evaluation_lines, of_behavior, sayable, write_json
 from envmanager.cli.loading import loading
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import Notices, Stopped, StopSignals
-from envmanager.cli.summary import sayable, write_json
 from envmanager.cli.wrapping import describe_notice, print_pairs, print_text
 from envmanager.errors import ConfigError, UsageError
 from envmanager.registry import make_manager

@@ -26,7 +26,8 @@ from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.system.processes import state_of
-from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager.testing.contract import check_echo
+from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind
 

@@ -9,18 +9,20 @@ import pytest
 from rich.console import Console
 
 from envmanager.cli.display import (
+    LINES_AROUND_ROWS,
+    LiveDisplay,
     PlainDisplay,
     Rate,
+    RunSummary,
     describe,
     describe_env_ids,
     describe_rest,
     describe_seconds,
     describe_start,
     summary_lines,
+    write_json,
 )
-from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
 from envmanager.cli.plan import Plan
-from envmanager.cli.summary import RunSummary, write_json
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ManagerOptions
