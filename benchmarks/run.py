@@ -25,8 +25,8 @@ from benchmarks.summary import CellSummary, rate_of
 from benchmarks.tables import cell_table, cell_title, left_out_lines, target_table, warning_of
 from benchmarks.targets import Outcome, outcomes
 from benchmarks.workloads import BARE
+from envmanager.cli.display import write_json
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Stopped, StopSignals
-from envmanager.cli.summary import write_json
 from envmanager.cli.wrapping import show
 
 WIDTH = 140

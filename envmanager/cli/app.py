@@ -19,12 +19,10 @@ from rich.console import Console
 
 from envmanager import __version__
 from envmanager.cli.check import check
-from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
-from envmanager.cli.display import Display, PlainDisplay
+from envmanager.cli.config_files import TRAINING_TABLES, load_config, override, run_folder_of
+from envmanager.cli.display import LiveDisplay, PlainDisplay
 from envmanager.cli.godot import app as godot_app
-from envmanager.cli.live import LiveDisplay
 from envmanager.cli.loading import loading
-from envmanager.cli.overrides import override
 from envmanager.cli.plan import RESTARTS, Plan, check_out
 from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
@@ -365,7 +363,7 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     return {**(table or {}), "max_restarts": max_restarts}
 
 
-def _display(plain: bool) -> Display:
+def _display(plain: bool) -> PlainDisplay:
     console = Console(highlight=False)
     return PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
 

@@ -1,110 +1,221 @@
-"""The words and numbers that the commands print, and the plain lines of ``envmanager run``.
+"""The displays of ``envmanager run``, its result, and the words and numbers that all commands print.
 
-:mod:`envmanager.cli.live` shows the same in a terminal.
+Drawing happens on the caller's thread when it is due, never on a thread of its own, so that it costs nothing between
+two updates.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from envmanager.cli.plan import Plan
-from envmanager.cli.summary import RunSummary
-from envmanager.cli.wrapping import print_text
-from envmanager.errors import EnvManagerError
+from envmanager.cli.wrapping import describe_notice, print_table, print_text, show_notice
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
+from envmanager.system.files import write_anew
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
+STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
+LINES_AROUND_ROWS = 9
+"""Height of all that is drawn except the rows of workers; a low terminal shows fewer rows."""
 
 
-class Display(ABC):
-    """A display of a run."""
+@attrs.frozen
+class RunSummary:
+    """The result of a run. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
 
-    due: float = math.inf
-    """Time by ``time.monotonic`` before which :meth:`update` need not be called."""
+    plan: Plan
+    ended: str
+    episodes: Episodes
+    wall_s: float
+    stats: ManagerStats
 
-    @abstractmethod
-    def show_start(self, plan: Plan) -> None:
-        """Show what is being started; starting may take a while."""
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second since the reset."""
+        return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
 
-    @abstractmethod
-    def show_placement(self, placement: str) -> None:
-        """Show where the environments run and why, after a probe has chosen."""
+    def returns(self) -> dict[str, float]:
+        """Return the mean, least and greatest return over all episodes; NaN without one."""
+        values = self.episodes.all_returns()
+        if not values:
+            return dict.fromkeys(("mean", "min", "max"), math.nan)
+        return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
 
-    @abstractmethod
-    @contextmanager
-    def running(self, now: float) -> Iterator[None]:
-        """Return a context in which steps are taken and :meth:`update` may be called."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as plain data, with None for NaN and infinite numbers."""
+        return {
+            "ended": self.ended,
+            "env": str(self.plan.manager.env),
+            "manager": self.plan.manager.kind,
+            "n_envs": self.plan.manager.n_envs,
+            "placement": self.stats.placement,
+            "seed": self.plan.seed,
+            "env_steps": self.episodes.env_steps,
+            "worker_steps": self.episodes.worker_steps,
+            "wall_s": self.wall_s,
+            "env_steps_per_s": self.steps_per_s,
+            "episodes": self.episodes.count,
+            "episodes_lost": self.episodes.lost,
+            "restarts": self.stats.restarts,
+            "steps_lost": self.stats.steps_lost,
+            "return": sayable(self.returns()),
+            "episode_returns": sayable(self.episodes.returns_by_env()),
+            "wait_share": self.stats.wait_share,
+            "verdict": self.stats.verdict,
+            "workers": sayable([attrs.asdict(worker) for worker in self.stats.workers]),
+        }
 
-    @abstractmethod
-    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        """Show the progress, and set :attr:`due`."""
 
-    @abstractmethod
-    def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-
-    @abstractmethod
-    def show_summary(self, summary: RunSummary) -> None:
-        """Show the result of the run."""
-
-    @abstractmethod
-    def show_error(self, error: EnvManagerError) -> None:
-        """Show the error that ended the run, on stderr."""
+def sayable(data: Any) -> Any:
+    """Replace NaN and infinite numbers, which JSON does not have, by None."""
+    if isinstance(data, dict):
+        return {key: sayable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [sayable(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-class PlainDisplay(Display):
-    """Lines of text without control characters, for files, pipes and logs."""
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write ``data`` to ``path``, one line per name."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
+    write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class PlainDisplay:
+    """A display of a run: lines of text without control characters, for files, pipes and logs.
+
+    :meth:`update` need not be called before ``due``, a time by ``time.monotonic``.
+    """
 
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
+        """Show what is being started; starting may take a while."""
         print_text(describe_start(plan))
-        self._n_steps = plan.steps
+        self._plan = plan
 
     def show_placement(self, placement: str) -> None:
+        """Show where the environments run and why, after a probe has chosen."""
         print_text(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
+        """Return a context in which steps are taken and :meth:`update` may be called."""
         self._started, self._rate = now, Rate(now)
         self.due = now + self.EVERY_S
         yield
 
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
+        """Show the progress, and set ``due``."""
         self.due = now + self.EVERY_S
         rate = self._rate.at(now, episodes.env_steps)
-        share = f"{episodes.env_steps / self._n_steps:.0%}"
+        share = f"{episodes.env_steps / self._plan.steps:.0%}"
         parts = [f"{share:>4}", f"{episodes.env_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
         print_text(f"{now - self._started:6.1f} s  {'  '.join(parts)}", indent=10)
 
     def show_notice(self, level: str, text: str) -> None:
+        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_summary(self, summary: RunSummary) -> None:
+        """Show the result of the run."""
         lines = summary_lines(summary)
         width = max(len(name) for name, _ in lines)
         print()
         for name, text in lines:
             print_text(f"{name:<{width}}  {text}", indent=width + 2)
         print()
-        rows = [WORKER_COLUMNS, *(worker_cells(worker) for worker in summary.stats.workers[:MAX_WORKERS_SHOWN])]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(WORKER_COLUMNS))]
-        for row in rows:
-            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+        print_table([WORKER_COLUMNS, *map(worker_cells, summary.stats.workers[:MAX_WORKERS_SHOWN])])
         more = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
         print(more + "\n" if more else "", end="", flush=True)
 
-    def show_error(self, error: EnvManagerError) -> None:
-        print_text(f"Error: {error}".rstrip(), sys.stderr)
+
+class LiveDisplay(PlainDisplay):
+    """A display that is redrawn at most eight times a second."""
+
+    EVERY_S = 0.125
+
+    def __init__(self, console: Console, errors: Console) -> None:
+        self._console = console
+        self._errors = errors
+
+    def show_start(self, plan: Plan) -> None:
+        self._plan = plan
+        self._console.print(Text(describe_start(plan), style="bold"))
+
+    def show_placement(self, placement: str) -> None:
+        self._console.print(Text(placement))
+
+    @contextmanager
+    def running(self, now: float) -> Iterator[None]:
+        self._started, self._rate = now, Rate(now)
+        self.due = now
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+
+    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
+        self.due = now + self.EVERY_S
+        rate = self._rate.at(now, episodes.env_steps)
+        parts = [self._progress(now, episodes.env_steps, rate), Text(describe(episodes)), Text()]
+        self._live.update(Group(*parts, *self._workers(stats)), refresh=True)
+
+    def show_notice(self, level: str, text: str) -> None:
+        show_notice(self._console, self._errors, level, text)
+
+    def show_summary(self, summary: RunSummary) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, text in summary_lines(summary):
+            table.add_row(Text(name, style="dim"), Text(text))
+        for part in ("", table, "", *worker_table(summary.stats, MAX_WORKERS_SHOWN)):
+            self._console.print(part)
+
+    def _progress(self, now: float, n_steps: int, rate: float) -> RenderableType:
+        total = self._plan.steps
+        left = f"{(total - n_steps) / rate:,.0f} s left" if rate and n_steps < total else ""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row(
+            ProgressBar(total=total, completed=min(n_steps, total), width=20),
+            Text(f"{n_steps:,}/{total:,} env steps"),
+            Text(f"{rate:,.0f}/s", style="bold"),
+            Text(f"{now - self._started:,.0f} s, {left}".rstrip(", "), style="dim"),
+        )
+        return grid
+
+    def _workers(self, stats: ManagerStats) -> list[RenderableType]:
+        return worker_table(stats, max(1, min(MAX_WORKERS_SHOWN, self._console.height - LINES_AROUND_ROWS)))
+
+
+def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
+    """Return the first workers as a table, and a line on the others."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in WORKER_COLUMNS:
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for worker in stats.workers[:n_shown]:
+        table.add_row(*_styled(worker))
+    rest = describe_rest(stats.workers, n_shown)
+    return [table, Text(rest, style="dim")] if rest else [table]
+
+
+def _styled(worker: WorkerStats) -> list[Text]:
+    return [Text(cell, style=STATE_STYLES.get(cell, "")) for cell in worker_cells(worker)]
 
 
 class Rate:
@@ -167,11 +278,6 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"
         lines.append(f"{describe_returns(returns)}, {episodes}" if returns else f"no return, {episodes}")
     return lines
-
-
-def describe_notice(level: str, text: str) -> str:
-    """Return ``"Warning: …"`` without blank lines at the end, which a worker's output may have."""
-    return f"{level.capitalize()}: {text}".rstrip()
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:

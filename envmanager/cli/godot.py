@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,12 @@ from rich.console import Console
 
 from envmanager.check.game import check_game
 from envmanager.cli.check import show_findings
+from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
+from envmanager.cli.run import Notices, Stopped, StopSignals
+from envmanager.cli.wrapping import describe_notice
 from envmanager.godot.games import find_major, install_addon, new_project
+from envmanager.training.evaluation import mean_and_spread
 
 app = typer.Typer(help="Godot games as environments.", no_args_is_help=True)
 
@@ -79,15 +83,36 @@ def watch_command(
     mistake in the call, 130 after Ctrl-C and 143 after SIGTERM. The training may
     have ended, or still run.
     """
-    with loading():
-        watch = importlib.import_module("envmanager.cli.watch")  # PyTorch takes a second to import
-    raise typer.Exit(
-        watch.watch(
-            directory=directory,
-            checkpoint=checkpoint,
-            shown=shown,
-            binary=binary,
-            headless=headless,
-            steps=steps,
-        )
+    with loading():  # PyTorch takes a second to import
+        from envmanager.training.watching import Watching, WatchPlan
+    plan = WatchPlan(
+        directory=directory, checkpoint=checkpoint, shown=shown, binary=binary, headless=headless, steps=steps
     )
+    lines = Lines()
+    with Notices(lines), StopSignals():
+        try:
+            Watching(plan, lines).go()
+        except Stopped as stopped:
+            raise typer.Exit(stopped.exit_code) from None
+
+
+class Lines:
+    """A display of what plays: a line for each checkpoint, one a second on ended episodes, and notices."""
+
+    def plays(self, game: str, checkpoint: str) -> None:
+        """Print which checkpoint plays from now on."""
+        self._show(f"{game}: checkpoint {checkpoint} plays")
+
+    def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
+        """Print the mean returns of the episodes since the last report; each arena has taken ``n_steps``."""
+        told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
+        for behavior, own in returns.items():
+            told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")
+        self._show("  ".join(told))
+
+    def show_notice(self, level: str, text: str) -> None:
+        """Show a warning of the library."""
+        self._show(describe_notice(level, text))
+
+    def _show(self, text: str) -> None:
+        print(text, flush=True)

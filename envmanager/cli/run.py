@@ -13,16 +13,14 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from envmanager.cli.display import Display
+from envmanager.cli.display import PlainDisplay, RunSummary, write_json
 from envmanager.cli.plan import Plan
-from envmanager.cli.summary import RunSummary, write_json
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events
@@ -39,8 +37,11 @@ if TYPE_CHECKING:
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
-def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
-    """Run ``plan`` and return the exit code. The summary is shown and written however the run ends."""
+def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
+    """Run ``plan`` and return the exit code. The summary is shown and written however the run ends.
+
+    Raises the error that ended the run, after that.
+    """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
     with Notices(display, verbose=verbose), StopSignals() as signals:
@@ -49,14 +50,14 @@ def run(plan: Plan, display: Display, *, verbose: bool = False) -> int:
         except Stopped as stopped:
             exit_code, ended = stopped.exit_code, "interrupted"
         except EnvManagerError as error:
-            exit_code, ended, failure = exit_code_of(error), "failed", error
+            ended, failure = "failed", error
     if course.stats is not None:
         summary = RunSummary(plan, ended, course.episodes, course.wall_s, course.stats)
         display.show_summary(summary)
         if plan.out is not None:
             write_json(plan.out, summary.to_json())
     if failure is not None:
-        display.show_error(failure)
+        raise failure
     return exit_code
 
 
@@ -72,7 +73,7 @@ class _Run:
     """One run, with its counts up to the moment it ended. ``stats`` is None when no manager was started."""
 
     plan: Plan
-    display: Display
+    display: PlainDisplay
     episodes: Episodes = attrs.field(factory=Episodes)
     wall_s: float = 0.0
     stats: ManagerStats | None = None
@@ -175,11 +176,13 @@ class Stopped(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
 
-class Signals(ABC):
-    """A context in which SIGINT and SIGTERM are handled by ``_stop``."""
+class StopSignals:
+    """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    @abstractmethod
-    def _stop(self, signum: int, frame: FrameType | None) -> None: ...
+    After ``hold()`` all are ignored: closing takes at most ``Timeouts.close_s`` and must not be cut short.
+    """
+
+    _holding = False
 
     def __enter__(self) -> Self:
         self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -190,16 +193,6 @@ class Signals(ABC):
     ) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-
-
-class StopSignals(Signals):
-    """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
-
-    After ``hold()`` all are ignored: closing takes at most ``Timeouts.close_s`` and must not be cut short.
-    """
-
-    def __init__(self) -> None:
-        self._holding = False
 
     def hold(self) -> None:
         """Ignore signals from now on."""

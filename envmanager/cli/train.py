@@ -10,7 +10,6 @@ import math
 import signal
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,10 +21,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import Rate, describe_notice, evaluation_lines, of_behavior
-from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, Signals, exit_code_of
-from envmanager.cli.summary import sayable, write_json
-from envmanager.cli.wrapping import NAMES, print_pairs, print_text
+from envmanager.cli.display import Rate, evaluation_lines, of_behavior, sayable, write_json
+from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
+from envmanager.cli.wrapping import NAMES, describe_notice, print_pairs, print_text
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
@@ -34,7 +32,7 @@ from envmanager.training.learners import LearnersChanged
 from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
-def train(plan: TrainingPlan, display: Display, *, out: Path | None, verbose: bool = False) -> int:
+def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
     """Train and return the exit code: 128 + the signal's number when a signal ended the training."""
     run = TrainingRun(plan, Reports(display))
     try:
@@ -64,7 +62,7 @@ def _what_is_left(run: TrainingRun) -> str:
     return f"Go on with --resume from its last checkpoint, which is {n_steps - run.saved_at:,} agent steps older."
 
 
-class Stopping(Signals):
+class Stopping(StopSignals):
     """A context in which the first SIGINT or SIGTERM stops ``run`` after saving, and a second one at once."""
 
     def __init__(self, run: TrainingRun) -> None:
@@ -86,7 +84,7 @@ class Reports:
 
     EVERY_S = 0.5
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Lines) -> None:
         self._display = display
         self._clocks = Clocks(self.EVERY_S)
         self._untold: dict[str, tuple[TrainingRun, Update]] = {}
@@ -123,13 +121,16 @@ class Reports:
         self._display.show_update(run, update, now)
 
 
-class Display(ABC):
-    """A display of a training."""
+class Lines:
+    """A display of a training: lines that stay, and one on the progress every few seconds."""
 
-    def __enter__(self) -> Display:
+    EVERY_S = 2.0
+    _due = 0.0
+
+    def __enter__(self) -> Lines:
         return self
 
-    def __exit__(  # noqa: B027
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the display."""
@@ -143,37 +144,22 @@ class Display(ABC):
         if run.manager is not None and run.manager.placement:
             self.show_line(run.manager.placement)
 
-    @abstractmethod
     def show_line(self, text: str) -> None:
         """Show a line that stays."""
+        print_text(text, indent=NAMES)
 
-    @abstractmethod
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
         """Show the progress."""
+        if now >= self._due:
+            self._due = now + self.EVERY_S
+            print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
     def show_notice(self, level: str, text: str) -> None:
         """Show an event of a worker."""
         self.show_line(describe_notice(level, text))
 
 
-class Lines(Display):
-    """A display of plain lines, one every few seconds."""
-
-    EVERY_S = 2.0
-
-    def __init__(self) -> None:
-        self._due = 0.0
-
-    def show_line(self, text: str) -> None:
-        print_text(text, indent=NAMES)
-
-    def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        if now >= self._due:
-            self._due = now + self.EVERY_S
-            print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
-
-
-class Screen(Display):
+class Screen(Lines):
     """A display that redraws a table below the lines that stay."""
 
     def __init__(self, console: Console) -> None:
@@ -181,7 +167,7 @@ class Screen(Display):
         self._live: AbstractContextManager[Any] = nullcontext()
         self._figures: dict[str, Mapping[str, float]] = {}
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Lines:
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.__enter__()
         return self

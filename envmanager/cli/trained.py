@@ -1,19 +1,40 @@
-"""The commands for a saved training: ``evaluate``, ``play`` and ``export``, and the options that they share.
+"""The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
-``evaluate.py``, ``play.py`` and ``export.py`` do the work. They are imported when their command is called, since
-PyTorch takes a second.
+What needs PyTorch is imported when a command is called, since that takes a second. A command returns 128 + the signal's
+number when a signal ended it.
 """
 
 from __future__ import annotations
 
-import importlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import attrs
 import typer
 
+from envmanager.cli.display import count, describe_returns, evaluation_lines, of_behavior, sayable, write_json
 from envmanager.cli.loading import loading
 from envmanager.cli.plan import check_out
+from envmanager.cli.run import Notices, Stopped, StopSignals
+from envmanager.cli.wrapping import describe_notice, print_pairs, print_text
+from envmanager.errors import ConfigError, UsageError
+from envmanager.registry import make_manager
+from envmanager.training.evaluation import evaluate, mean_and_spread, shares
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from envmanager.training.playing import PlayedEpisode
+
+N_CHECKED = 300
+"""Number of observations recorded for the check of an exported policy."""
+VIDEO = ".mp4"
+"""Suffix of the videos that Gymnasium writes."""
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME, or of one checkpoint.")
@@ -31,6 +52,14 @@ VerboseOption = Annotated[
         "--verbose", help="Show all evidence of each failure of a worker: traceback, crash report, end of its output."
     ),
 ]
+
+
+class Remarks:
+    """A display of notices on stderr, because stdout may have JSON."""
+
+    def show_notice(self, level: str, text: str) -> None:
+        """Show an event of a worker."""
+        print_text(describe_notice(level, text), sys.stderr)
 
 
 def evaluate_command(
@@ -63,20 +92,64 @@ def evaluate_command(
     """
     check_out(out)
     with loading():
-        command = importlib.import_module("envmanager.cli.evaluate")
-    plan = command.EvaluationPlan(
-        directory=directory,
-        checkpoint=checkpoint,
-        episodes=episodes,
-        seed=seed,
-        n_envs=n_envs,
-        manager=manager,
-        env=env,
-        restarts=restarts,
-        as_json=as_json,
-        out=out,
-    )
-    raise typer.Exit(command.run_evaluation(plan, verbose=verbose))
+        from envmanager.training.saved import SavedTraining, with_n_envs
+    with Notices(Remarks(), verbose=verbose), StopSignals():
+        try:
+            leave_cores()
+            training = SavedTraining.open(directory, checkpoint)
+            if n_envs is not None and n_envs > episodes:
+                raise ConfigError(
+                    f"--n-envs {n_envs} is more than --episodes {episodes}: some would have nothing to play."
+                )
+            options = training.manager_options(env=env, kind=manager)
+            options = with_n_envs(options, min(n_envs or options.n_envs, episodes))
+            if restarts is not None:
+                options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
+            envs = count(options.n_envs, "environment")
+            start = f"{options.env}: checkpoint {training.path}, {envs}, manager {options.kind}"
+            print_text(start, sys.stderr if as_json else sys.stdout)
+            with make_manager(options) as made:
+                policies = training.policies_for(made.behavior_specs)
+                per_env = shares(episodes, made.n_envs)
+                evaluation = evaluate(made, policies, episodes_per_env=per_env, config={"seed": seed})
+        except Stopped as stopped:
+            raise typer.Exit(stopped.exit_code) from None
+    figures = {
+        behavior: {
+            "episodes": evaluation.n_episodes,
+            "return": _spread_of(returns),
+            "length": _spread_of(evaluation.lengths_of[behavior]),
+            "returns": returns,
+            "lengths": evaluation.lengths_of[behavior],
+        }
+        for behavior, returns in evaluation.returns_of.items()
+        if returns
+    }
+    facts = {"env": str(options.env), "checkpoint": str(training.path), "n_steps": training.n_steps}
+    told = sayable({**facts, "seed": seed, "n_envs": options.n_envs, "behaviors": figures})
+    if as_json:
+        print(json.dumps(told, indent=1, allow_nan=False))
+    else:
+        lines = [("return", line) for line in evaluation_lines(evaluation)]
+        for behavior, lengths in evaluation.lengths_of.items():
+            if lengths:
+                whose = of_behavior(behavior, evaluation.lengths_of)
+                lines.append(("length", f"{describe_returns(lengths)} agent steps{whose}"))
+        print_pairs(lines)
+    if out is not None:
+        write_json(out, told)
+
+
+def leave_cores() -> None:
+    """Limit PyTorch to one core, and leave the others to the workers."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _spread_of(numbers: Sequence[float]) -> dict[str, float]:
+    mean, spread = mean_and_spread(numbers)
+    return {"mean": mean, "spread": spread, "min": min(numbers), "max": max(numbers)}
 
 
 def play_command(
@@ -99,11 +172,75 @@ def play_command(
     nothing can be shown, 130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
-        command = importlib.import_module("envmanager.cli.play")
-    plan = command.PlayPlan(
-        directory=directory, checkpoint=checkpoint, episodes=episodes, seed=seed, video=video, fps=fps, env=env
-    )
-    raise typer.Exit(command.run_play(plan))
+        from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
+        from envmanager.training.saved import SavedTraining
+    leave_cores()
+    if not has_display():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a screen
+    if video is not None:
+        _check_video(video)
+        require_video()
+    elif fps is not None:
+        raise UsageError("--fps is for a video; a window has the speed of its environment. Add --video FILE.mp4.")
+    training = SavedTraining.open(directory, checkpoint)
+    show = Show(training.name, video, fps)
+    mode = WINDOW if video is None else FRAMES
+    with Notices(Remarks()), StopSignals():
+        try:
+            print_text(f"{training.manager_options(env=env).env}: checkpoint {training.path} plays")
+            play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
+            show.finish()
+        except Stopped as stopped:
+            raise typer.Exit(stopped.exit_code) from None
+
+
+class Show:
+    """A printer of episodes, which also writes their videos: one of all to a file, or one of each into a folder."""
+
+    def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
+        self._name, self._video, self._fps = name, video, fps
+        self._frames: list[np.ndarray] = []
+
+    def ended(self, episode: PlayedEpisode) -> None:
+        """Print the return of an episode; write its video, or keep its frames for the video of all."""
+        told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
+        for behavior, returns in episode.returns.items():
+            told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
+        print_text("  ".join(told))
+        if self._video is None:
+            return
+        self._fps = self._fps or episode.frames_per_s
+        self._frames += episode.frames
+        if _is_folder(self._video):
+            files = (self._video / f"{self._name}-episode-{number}{VIDEO}" for number in itertools.count())
+            self._write(next(file for file in files if not file.exists()))
+
+    def finish(self) -> None:
+        """Write the video of all episodes."""
+        if self._video is not None and self._frames:
+            self._write(self._video)
+
+    def _write(self, file: Path) -> None:
+        from envmanager.training.playing import save_video
+
+        assert self._fps is not None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        frames, self._frames = self._frames, []
+        save_video(frames, file, fps=self._fps)
+        print_pairs([("video", f"{file}: {count(len(frames), 'frame')}, {self._fps:g} a second")])
+
+
+def _is_folder(video: Path) -> bool:
+    return video.is_dir() or not video.suffix
+
+
+def _check_video(video: Path) -> None:
+    if not _is_folder(video) and video.suffix != VIDEO:
+        raise UsageError(f"--video {video}: a video is an {VIDEO} file, or a folder for a file per episode.")
+    if video.exists() and not (video.is_dir() if _is_folder(video) else video.is_file()):
+        raise UsageError(f"--video {video} is not a {'folder' if _is_folder(video) else 'regular file'}; name another.")
+    if not _is_folder(video) and not video.parent.is_dir():
+        raise UsageError(f"--video {video}: there is no directory {video.parent}; make it first.")
 
 
 def export_command(
@@ -127,8 +264,26 @@ def export_command(
     SIGTERM.
     """
     with loading():
-        command = importlib.import_module("envmanager.cli.export")
-    plan = command.ExportPlan(
-        directory=directory, checkpoint=checkpoint, to=to, opset=opset, behavior=behavior, out=out, env=env
-    )
-    raise typer.Exit(command.run_export(plan))
+        from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
+        from envmanager.training.saved import SavedTraining
+    check_format(to, opset)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime would report its use
+    leave_cores()
+    training = SavedTraining.open(directory, checkpoint)
+    policy = training.policy(behavior)
+    if out is None:
+        of_one = f"-{policy.behavior}" if len(training.behaviors) > 1 else ""
+        out = Path(f"{training.name}{of_one}{SUFFIXES[to]}")
+    check_out(out)
+    with Notices(Remarks()), StopSignals():
+        try:
+            observations = record(training, policy.behavior, n=N_CHECKED, env=env)
+            exported = export_policy(policy, out, to=to, observations=observations, opset=opset)
+        except Stopped as stopped:
+            raise typer.Exit(stopped.exit_code) from None
+    lines = [("checkpoint", f"{training.path}, behavior {policy.behavior!r}")]
+    lines += [("input", f"{name}  {told}") for name, told in exported.inputs.items()]
+    lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]
+    lines.append(("checked", f"same actions on {exported.n_checked:,} observations"))
+    lines.append(("written", f"{out}, opset {opset}" if to == ONNX else str(out)))
+    print_pairs(lines)

@@ -25,8 +25,8 @@ import attrs
 from envmanager.cli.display import count
 from envmanager.cli.hosted import HostedFactory
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, exit_code_of, set_policies
-from envmanager.cli.tune_display import TuneDisplay
+from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, set_policies
+from envmanager.cli.tune_display import PlainTuneDisplay
 from envmanager.cli.tuning import (
     RAY,
     SUBPROCESS,
@@ -97,8 +97,8 @@ class TunePlan:
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
 
-def tune(plan: TunePlan, display: TuneDisplay) -> int:
-    """Carry out ``plan``; return the exit code. The best so far is shown and written, also after Ctrl-C."""
+def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
+    """Carry out ``plan``; return the exit code. The best so far is shown and written, also after Ctrl-C or an error."""
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
     with _FewNotices(display), StopSignals() as signals:
@@ -107,11 +107,11 @@ def tune(plan: TunePlan, display: TuneDisplay) -> int:
         except Stopped as stopped:
             exit_code = stopped.exit_code
         except EnvManagerError as error:
-            exit_code, failure = exit_code_of(error), error
+            failure = error
     if any(trial.n_steps or trial.failure for trial in course.trials):
         display.show_result(course.trials, best(course.trials), *course.conclude())
     if failure is not None:
-        display.show_error(failure)
+        raise failure
     return exit_code
 
 
@@ -132,7 +132,7 @@ class _Tuning:
     """A tuning in progress. ``trials`` has the results so far, after an error too."""
 
     plan: TunePlan
-    display: TuneDisplay
+    display: PlainTuneDisplay
     n_cores: int = 0
     trials: list[Trial] = attrs.field(factory=list)
     deadline: float = 0.0

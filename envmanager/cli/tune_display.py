@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,11 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import count, describe_notice
-from envmanager.cli.live import NOTICE_STYLES
+from envmanager.cli.display import count
 from envmanager.cli.tuning import Trial
-from envmanager.cli.wrapping import print_text, show
-from envmanager.errors import EnvManagerError
+from envmanager.cli.wrapping import describe_notice, print_table, print_text, show, show_notice
 from envmanager.placing.placement import IN_PROCESS
 
 COLUMNS = ("workers", "envs", "envs each", "wait", "env steps/s", "restarts", "")
@@ -29,47 +26,21 @@ STYLES = {"best": "bold green", "out": "dim", "failed": "red", "running": "yello
 LINES_AROUND_ROWS = 6
 
 
-class TuneDisplay(ABC):
-    """A display of a tuning."""
+class PlainTuneDisplay:
+    """A display of a tuning: lines of text without control characters."""
 
-    @abstractmethod
     def show_start(self, text: str) -> None:
         """Show a line on the environment and the time for its tuning."""
-
-    @abstractmethod
-    @contextmanager
-    def running(self, trials: Sequence[Trial]) -> Iterator[None]:
-        """Return a context in which the trials run and :meth:`update` may be called."""
-
-    @abstractmethod
-    def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show a trial in progress, or one that is done with this round."""
-
-    @abstractmethod
-    def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
-
-    @abstractmethod
-    def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials, the fastest first, then ``lines``, and the command that runs the best; empty without one."""
-
-    @abstractmethod
-    def show_error(self, error: EnvManagerError) -> None:
-        """Show the error that ended the tuning, on stderr."""
-
-
-class PlainTuneDisplay(TuneDisplay):
-    """Lines of text without control characters."""
-
-    def show_start(self, text: str) -> None:
         print_text(text)
 
     @contextmanager
     def running(self, trials: Sequence[Trial]) -> Iterator[None]:
+        """Return a context in which the trials run and :meth:`update` may be called."""
         self._started = time.monotonic()
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
+        """Show a trial in progress, or one that is done with this round."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -79,21 +50,17 @@ class PlainTuneDisplay(TuneDisplay):
             print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {result}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
+        """Show an event of a worker."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        rows = [COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+        """Show all trials, the fastest first, then ``lines``, and the command that runs the best; empty without one."""
         print()
-        for row in rows:
-            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
-    def show_error(self, error: EnvManagerError) -> None:
-        print_text(f"Error: {error}".rstrip(), sys.stderr)
 
-
-class LiveTuneDisplay(TuneDisplay):
+class LiveTuneDisplay(PlainTuneDisplay):
     """A table with a row per trial, redrawn at most four times a second."""
 
     EVERY_S = 0.25
@@ -120,8 +87,7 @@ class LiveTuneDisplay(TuneDisplay):
             self._live.update(table(by_speed(self._trials)[:n_rows], {id(running): "running"}), refresh=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        console = self._console if self._errors.is_terminal else self._errors
-        show(console, describe_notice(level, text), style=NOTICE_STYLES[level])
+        show_notice(self._console, self._errors, level, text)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
         self._console.print(table(by_speed(trials), {} if best is None else {id(best): "best"}))
@@ -130,9 +96,6 @@ class LiveTuneDisplay(TuneDisplay):
             show(self._console, line)
         if command:
             self._console.print(Text(f"run it: {command}"), soft_wrap=True)  # copied as one line
-
-    def show_error(self, error: EnvManagerError) -> None:
-        show(self._errors, f"Error: {error}".rstrip(), style="red")
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:

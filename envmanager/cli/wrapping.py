@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -33,6 +33,24 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Print names, and beside each its text."""
     for name, text in pairs:
         print_text(f"{name:<{NAMES}}{text}", indent=NAMES)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells in columns, aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
+    """Show an event of a worker while ``console`` draws: a second writer to its terminal would tear the drawing."""
+    style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
+    show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
+
+
+def describe_notice(level: str, text: str) -> str:
+    """Return ``"Warning: …"`` without blank lines at the end, which a worker's output may have."""
+    return f"{level.capitalize()}: {text}".rstrip()
 
 
 def _broken(line: str, width: int, indent: int) -> str:

@@ -44,10 +44,10 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding="utf-8", newline="", line_buffering=True)
 
 
-def rows_of(path: Path, *tables: Sequence[str]) -> list[dict[str, str]]:
+def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows of a file as dicts by column; none without a file. An incomplete last line is left out.
 
-    ``tables``: the sets of columns that the file may have. Raises UsageError for a file that cannot be read.
+    Raises UsageError for a file that cannot be read.
     """
     if not path.exists():
         return []
@@ -56,20 +56,18 @@ def rows_of(path: Path, *tables: Sequence[str]) -> list[dict[str, str]]:
             rows = list(csv.reader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
-    columns = rows[0] if rows and tuple(rows[0]) in {tuple(table) for table in tables} else tables[0]
     return [dict(zip(columns, row, strict=True)) for row in rows[1:] if len(row) == len(columns)]
 
 
-def is_of_others(path: Path, *tables: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and is not a table with any of these columns. A symbolic link counts as not."""
+def is_of_others(path: Path, columns: Sequence[str]) -> bool:
+    """Return whether ``path`` exists and is not a table with these columns. A symbolic link counts as not."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
         return False
-    headers = [_header(table) for table in tables]
+    header = (",".join(columns) + "\r\n").encode()
     with path.open("rb") as file:
-        first = file.readline(max(map(len, headers)))
-    return not any(header.startswith(first) for header in headers)  # a run killed at its beginning leaves half a line
+        return not header.startswith(file.readline(len(header)))  # a run killed at its beginning leaves half a line
 
 
 def holds_rows(path: Path) -> bool:
@@ -78,7 +76,3 @@ def holds_rows(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return bool(file.readline(_LONGEST_HEADER) and file.read(1))
-
-
-def _header(columns: Sequence[str]) -> bytes:
-    return (",".join(columns) + "\r\n").encode()

@@ -6,6 +6,7 @@
     place ── a manager of one worker ── start ──▶  ProbeFactory: make the environment
                                      ── reset ──▶  ProbedEnvironment: reset it
                                      ── step ───▶  take some random steps and time them; again, until it is measured
+                                     ── step ───▶  do nothing: the trainer measures the messages
           ◀─────────── get_attr("probe") ───────
           ── choose ──▶ Placement
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import statistics
 import time
@@ -46,8 +48,8 @@ MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
 """Share of the first steps that does not count: they import, allocate and fill caches."""
-YARDSTICK_S = 2.3e-6
-"""Time of ``_yardstick`` between the steps of a trivial environment on the machine where Costs were measured."""
+N_MESSAGES = 50
+"""Number of commands and responses measured. The fastest pair counts: others wait for a core on a busy machine."""
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
@@ -119,11 +121,17 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
                 )
                 manager.send(np.zeros(1, np.int64), [0])
                 (n_steps, is_done), *_ = manager.recv().obs
+            trip_s = math.inf
+            for _ in range(N_MESSAGES):
+                began = time.monotonic()
+                manager.send(np.zeros(1, np.int64), [0])
+                manager.recv()
+                trip_s = min(trip_s, time.monotonic() - began)
         except WorkerError as error:
             if isinstance(error, EnvRaised | BadObservation) and options.restarts.on_exception == "raise":
                 raise
             raise ProbeEnded(error, doing) from error
-        probe: Probe = manager.get_attr("probe")[0]
+        probe: Probe = attrs.evolve(manager.get_attr("probe")[0], message_s=trip_s / 2)
     return probe
 
 
@@ -150,8 +158,9 @@ class ProbeFactory:
 class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
-    An observation is ``[number of random steps, 1 at the end]``; then ``probe`` is the result. So a failure is reported
-    as one of the reset or of a step, and after a crash the trainer knows the number of steps before it.
+    An observation is ``[number of random steps, 1 at the end]``; then ``probe`` is the result, and further steps do
+    nothing. So a failure is reported as one of the reset or of a step, and after a crash the trainer knows the number
+    of steps before it.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -163,8 +172,7 @@ class ProbedEnvironment(Environment):
         self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
         self._steps: Steps = {}
         self._times: list[StepTime] = []
-        self._yardsticks: list[StepTime] = []
-        self._reset_s = self._deadline = 0.0
+        self._deadline = 0.0
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -179,16 +187,16 @@ class ProbedEnvironment(Environment):
     @property
     def probe(self) -> Probe:
         """Result of the steps so far."""
-        return summarize(self._times, self._yardsticks, reset_s=self._reset_s, obs_bytes=_size_bytes(self._steps))
+        return summarize(self._times, sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs)))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        started = time.monotonic()
         self._steps = self._group.reset(seeds=seeds, options=options)
-        now = time.monotonic()
-        self._reset_s, self._deadline = now - started, now + self._probe_s
+        self._deadline = time.monotonic() + self._probe_s
         return self._progress()
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
+        if self.is_done:
+            return self._progress()
         n_before = len(self._times)
         with RunDelay() as delay:
             # What the clocks themselves take: an environment may be cheaper than that.
@@ -197,8 +205,6 @@ class ProbedEnvironment(Environment):
                 taken = actions_for(self._steps, self._policies, self._group.behavior_specs, _random_policy)
                 self._steps, step_time = _timed(functools.partial(self._group.step, taken), delay)
                 self._times.append(step_time.less(clocks))
-                _yardstick()  # a step that sleeps leaves cold caches behind
-                self._yardsticks.append(_timed(_yardstick, delay)[1].less(clocks))
         return self._progress()
 
     def close(self) -> None:
@@ -207,17 +213,6 @@ class ProbedEnvironment(Environment):
     def _progress(self) -> Steps:
         obs = np.array([[len(self._times), self.is_done]], np.int64)
         return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=obs)}
-
-
-def probe_group(
-    group: EnvGroup, *, seed: int | None = None, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS
-) -> Probe:
-    """Return the Probe of the one environment of ``group``, measured in this process."""
-    probed = ProbedEnvironment(group, probe_s=probe_s, max_steps=max_steps)
-    probed.reset(seeds=[seed], options=None)
-    while not probed.is_done:
-        probed.step({})
-    return probed.probe
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
@@ -230,14 +225,6 @@ def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
 
 
 def _nothing() -> None: ...
-
-
-def _yardstick() -> int:
-    """Run some typical lines of Python. Timed beside each step, they show the machine's speed at that moment."""
-    table = {}
-    for key in range(12):
-        table[key] = [key, str(key)]
-    return sum(len(pair) for pair in table.values())
 
 
 class StepTime(NamedTuple):
@@ -256,10 +243,9 @@ class StepTime(NamedTuple):
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
-def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, reset_s: float, obs_bytes: int) -> Probe:
-    """Return the Probe of the steps after the warm-up; ``yardsticks`` were timed beside the steps."""
-    first = max(1, int(len(times) * WARM_UP))
-    counted = times[first:]
+def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
+    """Return the Probe of the steps after the warm-up."""
+    counted = times[max(1, int(len(times) * WARM_UP)) :]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
     slow_ns, usual_ns = walls[int(0.95 * (len(walls) - 1))], statistics.median(walls)
@@ -267,10 +253,8 @@ def summarize(times: Sequence[StepTime], yardsticks: Sequence[StepTime], *, rese
         wall_s=mean_ns / 1e9,
         cpu_s=statistics.fmean(step.cpu_ns for step in counted) / 1e9,
         unevenness=(slow_ns - usual_ns) / max(1.0, mean_ns),
-        reset_s=reset_s,
         obs_bytes=obs_bytes,
         n_steps=len(times),
-        slowness=statistics.fmean(each.wall_ns for each in yardsticks[first:]) / 1e9 / YARDSTICK_S,
     )
 
 
@@ -320,7 +304,3 @@ def _random_policy(spec: BehaviorSpec) -> Policy:
             '"auto" cannot choose for this environment, because its actions are not arrays, so that no random ones can '
             "be drawn for a probe. Set kind and n_workers yourself."
         ) from error
-
-
-def _size_bytes(steps: Steps) -> int:
-    return sum(leaf.nbytes for current in steps.values() for leaf in leaves(current.obs))

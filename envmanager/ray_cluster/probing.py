@@ -9,7 +9,7 @@
 A call costs the trainer some fifty times what a message to a process on its own machine does, so for cheap
 environments fewer actors with more environments each are faster, though CPUs stay free.
 
-The rule: the cost model decides, and only what it needs is measured: the environment, in an actor.
+Only the environment is measured, in an actor.
 """
 
 from __future__ import annotations

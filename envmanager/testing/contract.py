@@ -27,24 +27,9 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import Wait
-from envmanager.testing.contract_asking import AskingContract
+from envmanager.testing.contract_asking import AskingContract, NumberedActions, OwnManagers
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
-
-
-class NumberedActions:
-    """A policy whose actions never repeat. ``given`` has the last action of each agent."""
-
-    def __init__(self) -> None:
-        self._next = 1
-        self.given: dict[int, int] = {}
-
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return the next numbers as actions, one per row."""
-        action = np.arange(self._next, self._next + len(steps), dtype=np.int64)
-        self._next += len(steps)
-        self.given.update(zip(steps.agent_id.tolist(), action.tolist(), strict=True))
-        return ActionInfo(action, {"twice": action * 2}, version=3)
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
@@ -85,12 +70,8 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
     ]
 
 
-class _StepContract:
+class _StepContract(OwnManagers):
     """Steps: each belongs to its environment and action, and earlier ones stay unchanged."""
-
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -110,9 +91,7 @@ class _StepContract:
     @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
     def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", policy)
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3, policy) as manager:
             for number in range(20_000):
                 for info in manager.step(wait):
                     check_echo(info, policy.given, n_steps)
@@ -142,9 +121,7 @@ class _StepContract:
                     last[info.worker_id] = info
 
     def test_the_policys_outputs_come_back_with_the_step(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 2) as manager:
             (info, *_) = manager.step(Wait.all())
 
             assert info.actions is not None
@@ -153,9 +130,7 @@ class _StepContract:
             assert taken.version == 3
 
     def test_a_policy_may_return_the_same_arrays_again(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", _ReusesItsArrays())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3, _ReusesItsArrays()) as manager:
             infos = [info for _ in range(20) for info in manager.step()]
 
         for info in infos:
@@ -168,17 +143,13 @@ class _StepContract:
     @pytest.mark.parametrize("n_envs", [1, 3])
     def test_a_policy_may_write_into_its_steps(self, n_envs: int) -> None:
         policy, n_steps = _WritesIntoItsSteps(), Counter[int]()
-        with self.make_manager(EchoEnvironment, n_envs) as manager:
-            manager.set_policy("default", policy)
-            manager.reset()
+        with self.stepping(EchoEnvironment, n_envs, policy) as manager:
             for _ in range(10):
                 for info in manager.step(Wait.all()):
                     check_echo(info, policy.given, n_steps)
 
     def test_earlier_steps_stay_unchanged(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 2) as manager:
             kept = [info for _ in range(5) for info in manager.step(Wait.all())]
             copies = [info.current["default"].obs.copy() for info in kept]
             for _ in range(10):
@@ -188,9 +159,7 @@ class _StepContract:
 
     def test_an_episode_restarts_in_the_step_that_ends_it(self) -> None:
         script = [Step(), Step(reward=2.0, terminated=True)]
-        with self.make_manager(lambda: FakeEnvironment(script), 1) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(lambda: FakeEnvironment(script), 1) as manager:
             manager.step(Wait.all())
             (info,) = manager.step(Wait.all())
 
@@ -214,9 +183,7 @@ class _StepContract:
 
     def test_a_reset_waits_out_and_discards_steps_in_flight(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", policy)
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3, policy) as manager:
             manager.step(Wait(max_ready=1))
             infos = manager.reset()
             assert all((info.current["default"].obs[:, 2] == 0).all() for info in infos)
@@ -240,9 +207,7 @@ class _StepContract:
                 assert (batch.obs[:, 2] == number).all()
 
     def test_send_takes_some_environments_and_leaves_the_others_ready(self) -> None:
-        with self.make_manager(EchoEnvironment, 4) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 4) as manager:
             manager.send(np.array([20, 10]), [2, 1])
             first = manager.recv(Wait.all())
             manager.send(np.array([30, 0]), [3, 0])
@@ -252,12 +217,8 @@ class _StepContract:
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
 
-class _RefusalContract:
+class _RefusalContract(OwnManagers):
     """Wrong calls: they are refused, and no step is lost."""
-
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -275,9 +236,7 @@ class _RefusalContract:
         ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
     )
     def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 3) as manager:
             with pytest.raises(BadAction):
                 manager.send(actions, env_ids)
 
@@ -287,9 +246,7 @@ class _RefusalContract:
             assert batch.obs[:, 2].tolist() == [1, 1, 1]
 
     def test_a_second_send_before_the_response_is_refused(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 2) as manager:
             manager.send(np.array([1, 2]), [0, 1])
             with pytest.raises(BadAction, match="waiting"):
                 manager.send(np.array([3, 4]), [0, 1])
@@ -302,9 +259,7 @@ class _RefusalContract:
                 return ActionInfo(np.zeros(len(steps) + 1, np.int64))
 
         policy, n_steps = NumberedActions(), Counter[int]()
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", Short())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3, Short()) as manager:
             with pytest.raises(BadAction):
                 manager.step(Wait.all())
             manager.set_policy("default", policy)
@@ -331,16 +286,11 @@ class _RefusalContract:
             assert len(manager.step()) == 1
 
     def test_recv_with_nothing_in_flight_says_so(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
-            with pytest.raises(UsageError, match="in flight"):
-                manager.recv()
+        with self.receiving(EchoEnvironment, 2) as manager, pytest.raises(UsageError, match="in flight"):
+            manager.recv()
 
     def test_step_and_send_do_not_mix_between_two_resets(self) -> None:
-        with self.make_manager(EchoEnvironment, 1) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 1) as manager:
             manager.step()
             with pytest.raises(UsageError, match="not both"):
                 manager.recv()
@@ -349,9 +299,7 @@ class _RefusalContract:
 
     def test_multi_agent_environments_step_and_refuse_send(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
-        with self.make_manager(_two_agents, 3) as manager:
-            manager.set_policy("default", policy)
-            manager.reset()
+        with self.stepping(_two_agents, 3, policy) as manager:
             for _ in range(20):
                 for info in manager.step():
                     check_echo(info, policy.given, n_steps)
@@ -360,20 +308,14 @@ class _RefusalContract:
                 manager.recv()
 
 
-class _LifeContract:
+class _LifeContract(OwnManagers):
     """Calls into environments, their exceptions, and closing."""
 
     exceptions_travel = True
     """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
 
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
-
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
-        with self.make_manager(EchoEnvironment, 4) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 4) as manager:
             manager.step(Wait(max_ready=1))
 
             assert manager.call("who", "you", env_ids=[3, 0]) == ["you: env 3", "you: env 0"]
@@ -391,9 +333,7 @@ class _LifeContract:
             ]
 
     def test_a_call_between_send_and_recv_loses_nothing(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 3) as manager:
             for number in range(1, 5):
                 manager.send(np.full(3, number), [0, 1, 2])
                 assert manager.call("who", "you", env_ids=[1]) == ["you: env 1"]
@@ -402,18 +342,14 @@ class _LifeContract:
                 assert batch.obs[:, 2].tolist() == [number] * 3
 
     def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 2) as manager:
             with pytest.raises(BadAction):
                 manager.send(np.zeros(1, np.int64), [0, 1])
             assert manager.step(Wait.all())
 
     def test_an_exception_in_a_call_leaves_the_worker_usable(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_policy("default", policy)
-            manager.reset()
+        with self.stepping(EchoEnvironment, 2, policy) as manager:
             with pytest.raises(EnvRaised, match="no_such_name") as raised:
                 manager.call("no_such_name")
             assert raised.value.phase == "call"
@@ -424,9 +360,7 @@ class _LifeContract:
         def make(context: EnvContext) -> FakeEnvironment:
             return FakeEnvironment([Step(), Raise(ValueError("gear 7 broke"))] if context.env_id == 0 else [Step()])
 
-        with self.make_manager(make, 2) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(make, 2) as manager:
             manager.step(Wait.all())
             with pytest.raises(EnvRaised, match="gear 7 broke") as raised:
                 manager.step(Wait.all())
@@ -466,9 +400,7 @@ class _LifeContract:
             self.make_manager(FakeEnvironment(), 1)
 
     def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
-        with self.make_manager(_BreaksItsSpec, 1) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(_BreaksItsSpec, 1) as manager:
             with pytest.raises(BadObservation) as raised:
                 manager.step()
             assert raised.value.path == "obs"
@@ -478,15 +410,11 @@ class _LifeContract:
             assert manager.get_attr("closed") == [False]
 
     def test_max_ready_limits_what_is_delivered(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3) as manager:
             assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
     def test_stats_count_what_was_delivered(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
+        with self.stepping(EchoEnvironment, 3) as manager:
             n_steps = Counter(info.worker_id for _ in range(10) for info in manager.step())
             stats = manager.stats()
 

@@ -1,26 +1,64 @@
-"""The parts of the managers' contract about arguments: given by name, or one value for all environments."""
+"""The base of the managers' contracts, and their part about arguments: by name, or one value for all environments."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
-from envmanager.data.steps import Steps
+from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, UsageError
+from envmanager.options import Wait
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
-class AskingContract:
-    """The contract of every manager about the arguments of ``reset``, ``call`` and ``set_attr``."""
+class NumberedActions:
+    """A policy whose actions never repeat. ``given`` has the last action of each agent."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self.given: dict[int, int] = {}
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        """Return the next numbers as actions, one per row."""
+        action = np.arange(self._next, self._next + len(steps), dtype=np.int64)
+        self._next += len(steps)
+        self.given.update(zip(steps.agent_id.tolist(), action.tolist(), strict=True))
+        return ActionInfo(action, {"twice": action * 2}, version=3)
+
+
+class OwnManagers:
+    """The base of the contracts of managers: how to make one."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
+        """Return your manager. ``options`` are ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
+
+    @contextmanager
+    def stepping(self, env_factory: Any, n_envs: int, policy: Any = None, **options: Any) -> Iterator[EnvManager]:
+        """Yield a manager after its first reset, with a policy for ``step``; by default NumberedActions."""
+        with self.make_manager(env_factory, n_envs, **options) as manager:
+            manager.set_policy("default", NumberedActions() if policy is None else policy)
+            manager.reset()
+            yield manager
+
+    @contextmanager
+    def receiving(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
+        """Yield a manager after its first reset, all observations received, for ``send`` and ``recv``."""
+        with self.make_manager(env_factory, n_envs, **options) as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            yield manager
+
+
+class AskingContract(OwnManagers):
+    """The contract of every manager about the arguments of ``reset``, ``call`` and ``set_attr``."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,15 +17,12 @@ from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadAction, BadObservation, RestartsExhausted
 from envmanager.observe.events import Started
 from envmanager.options import RestartPolicy, Wait
+from envmanager.testing.contract_asking import OwnManagers
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
-class DataContract:
+class DataContract(OwnManagers):
     """The contract of every manager about data."""
-
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
 
     @pytest.mark.parametrize(
         "change",
@@ -46,9 +42,7 @@ class DataContract:
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
     def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 2) as manager:
             manager.send(np.array([1, 0], dtype), [1, 0])
             batch = manager.recv(Wait.all())
             assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
@@ -57,9 +51,7 @@ class DataContract:
 
     @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
     def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:
-        with self.make_manager(lambda: _Informs(info), 1) as manager:
-            manager.set_policy("default", _Fives())
-            manager.reset()
+        with self.stepping(lambda: _Informs(info), 1, _Fives()) as manager:
             with pytest.raises(BadObservation) as raised:
                 manager.step()
             assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
@@ -81,12 +73,8 @@ class DataContract:
             assert manager.step(Wait.all())[0].transitions().action == nothing
 
 
-class LateSpecsContract:
+class LateSpecsContract(OwnManagers):
     """The contract of managers whose workers send the specs of late behaviors, and which have all ManagerOptions."""
-
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager; see ManagerContract."""
 
     # Behaviors that appear late.
 
@@ -181,9 +169,7 @@ class LateSpecsContract:
         assert raised.value.path == "obs['place']"
 
     def test_check_values_refuses_actions_of_another_kind_of_numbers(self) -> None:
-        with self.make_manager(EchoEnvironment, 1, check_values=True) as manager:
-            manager.reset()
-            manager.recv(Wait.all())
+        with self.receiving(EchoEnvironment, 1, check_values=True) as manager:
             with pytest.raises(BadAction, match="float32"):
                 manager.send(np.ones(1, np.float32), [0])
             manager.send(np.ones(1, np.int32), [0])

@@ -22,11 +22,12 @@ import pytest
 
 from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.errors import ManagerClosed, WorkerDied, WorkerError
+from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.system.processes import state_of
-from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager.testing.contract import check_echo
+from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind
 
@@ -66,18 +67,6 @@ def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended. It may not have been reaped yet."""
     return state_of(pid) in ("", "Z", "X")
-
-
-def until_asleep(*pids: int) -> None:
-    """Wait until the processes sleep: until every check within a fifth of a second has found all of them asleep."""
-    n_looks = 0
-
-    def sleep() -> bool:
-        nonlocal n_looks
-        n_looks = n_looks + 1 if all(state_of(pid) == "S" for pid in pids) else 0
-        return n_looks >= 20
-
-    until(sleep)
 
 
 def check_error(
@@ -245,8 +234,6 @@ class FaultyManagers:
     """Whether each environment has its own process, which may be killed. If not, one worker hosts all of them."""
     exceptions_travel = True
     """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
-    exits_are_known = True
-    """Whether the error of a death names the signal or exit code. If not, it only says that the process ended."""
     start_s = 12.0
     """Time limit for the start of healthy workers while one hangs."""
 
@@ -280,10 +267,6 @@ class FaultyManagers:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()
             yield trainer
-
-    def check_exit(self, error: WorkerDied, expected: str) -> None:
-        """Assert that ``error`` names the process's exit, as far as ``exits_are_known``."""
-        assert error.exit == expected if self.exits_are_known else error.exit
 
     def worker_of(self, env_id: int) -> int:
         """Return the worker that hosts an environment."""

@@ -39,7 +39,6 @@ from envmanager.testing.fault_checks import (
     until,
 )
 from envmanager.testing.fault_contract_data import DataFaults
-from envmanager.testing.fault_contract_processes import ProcessFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
 from envmanager.testing.fault_contract_usage import UsageFaults
 from envmanager.testing.faults import (
@@ -240,5 +239,5 @@ class CodeFaults(FaultyManagers):
             assert steps.reward.tolist() == same.reward.tolist()
 
 
-class FaultContract(CodeFaults, ProcessFaults, RestartsAfterFaults, DataFaults, UsageFaults):
+class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
     """The contract about faults. Set ``has_processes = False`` if your manager's workers run in its own process."""

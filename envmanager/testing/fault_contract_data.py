@@ -19,7 +19,7 @@ from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvRaised
 from envmanager.options import Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
-from envmanager.testing.contract import NumberedActions
+from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 from envmanager.testing.fault_checks import (
     FaultyManagers,

@@ -13,7 +13,8 @@ import pytest
 
 from envmanager.errors import EnvRaised, ManagerClosed, UsageError
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.testing.contract import NumberedActions, calls_of_an_open_manager
+from envmanager.testing.contract import calls_of_an_open_manager
+from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     FaultyManagers,

@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import attrs
@@ -35,14 +35,13 @@ from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
 from envmanager.options import at_least
 from envmanager.system.files import write_anew
-from envmanager.training.array_files import ArrayFile
 from envmanager.training.learners import LearnersChanged, LearnersState
 from envmanager.training.plain_data import from_plain, to_plain
 from envmanager.training.plan import SavedPlan
 from envmanager.training.trainer import Arrays
 
 with needed_by("envmanager.training", extra="torch"):
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
 LATEST, BEST, STATE = "latest", "best", "state.json"
@@ -85,6 +84,32 @@ class Checkpoint:
     trainers: Mapping[str, tuple[Arrays, Mapping[str, Any]]] = attrs.field(factory=dict)
     generators: Arrays = attrs.field(factory=dict)
     run: str | None = None
+
+
+class ArrayFile(Mapping[str, np.ndarray]):
+    """The arrays of a safetensors file, by name, each read on first use: a program that only acts reads no replay.
+
+    An open file stays readable when it is deleted. Raises OSError or SafetensorError for one that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = cast(Any, safe_open(path, framework="numpy"))
+        self._names = list(self._file.keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self:
+            raise KeyError(name)
+        array: np.ndarray = self._file.get_tensor(name)
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @attrs.frozen(kw_only=True)

@@ -22,8 +22,6 @@ from envmanager.observe.csv_files import CsvFile
 _logger = logging.getLogger("envmanager")
 FILE = "episodes.csv"
 _COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "length")
-_BEFORE_LENGTHS = ("steps", "seconds", "behavior", "agent_id", "return")
-"""Columns of files from before lengths were recorded. Such a file is read, and rewritten with today's columns."""
 
 
 @attrs.frozen
@@ -31,7 +29,7 @@ class EpisodeEnd:
     """One finished episode of one agent. ``total`` is its return.
 
     ``steps``: agent steps of the whole training when it ended, ``seconds``: time since the training began.
-    ``length``: the agent's steps in the episode; None in files of an earlier version.
+    ``length``: the agent's steps in the episode.
     """
 
     steps: int
@@ -39,7 +37,7 @@ class EpisodeEnd:
     behavior: str
     agent_id: int
     total: float
-    length: int | None = None
+    length: int
 
     @property
     def env_id(self) -> int:
@@ -88,8 +86,7 @@ class EpisodeLog:
 
 
 def _row(end: EpisodeEnd) -> tuple[object, ...]:
-    length = "" if end.length is None else end.length
-    return end.steps, f"{end.seconds:.3f}", end.behavior, end.env_id, end.agent_id, f"{end.total:.6g}", length
+    return end.steps, f"{end.seconds:.3f}", end.behavior, end.env_id, end.agent_id, f"{end.total:.6g}", end.length
 
 
 def read(path: Path) -> list[EpisodeEnd]:
@@ -97,7 +94,7 @@ def read(path: Path) -> list[EpisodeEnd]:
 
     Raises UsageError for a file that is not a list of episodes.
     """
-    rows = csv_files.rows_of(path, _COLUMNS, _BEFORE_LENGTHS)
+    rows = csv_files.rows_of(path, _COLUMNS)
     try:
         return [
             EpisodeEnd(
@@ -106,7 +103,7 @@ def read(path: Path) -> list[EpisodeEnd]:
                 row["behavior"],
                 int(row["agent_id"]),
                 float(row["return"]),
-                int(row["length"]) if row.get("length") else None,
+                int(row["length"]),
             )
             for row in rows
         ]
@@ -116,7 +113,7 @@ def read(path: Path) -> list[EpisodeEnd]:
 
 def is_of_others(path: Path) -> bool:
     """Return whether ``path`` exists and no EpisodeLog wrote it. A symbolic link counts as not written by one."""
-    return csv_files.is_of_others(path, _COLUMNS, _BEFORE_LENGTHS)
+    return csv_files.is_of_others(path, _COLUMNS)
 
 
 def holds_episodes(path: Path) -> bool:

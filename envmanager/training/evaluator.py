@@ -17,16 +17,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
+from envmanager.importing import needed_by
 from envmanager.options import ManagerOptions, Wait
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.processes import count_cores
-from envmanager.training import generators
 from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.trainer import Trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
@@ -59,7 +63,7 @@ class Evaluator:
         for trainer in trainers.values():
             trainer.pause()  # one policy from beginning to end, the same as in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
-        before = generators.states()
+        before = generator_states()
         try:
             return evaluate_until(
                 is_over,
@@ -69,7 +73,7 @@ class Evaluator:
                 config={"seed": self._seed},
             )
         finally:
-            generators.restore(before)
+            restore_generators(before)
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
@@ -106,3 +110,18 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
             "out one of the two."
         )
     return {**options, "window": False, "pin": False}
+
+
+def generator_states() -> dict[str, np.ndarray]:
+    """Return the states of PyTorch's generators: ``"torch"`` for the CPU, ``"cuda0"`` for the first GPU."""
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
+    return {name: state.numpy() for name, state in found.items()}
+
+
+def restore_generators(states: Mapping[str, np.ndarray]) -> None:
+    """Restore what ``generator_states`` returned. States of missing GPUs are ignored."""
+    torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in states:
+            torch.cuda.set_rng_state(torch.from_numpy(np.array(states[f"cuda{number}"])), number)

@@ -14,9 +14,10 @@ import math
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -29,17 +30,16 @@ from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
-from envmanager.training import checkpoints, generators, records, resolving, run_folder, run_lock
+from envmanager.training import checkpoints, records, resolving, run_folder, run_lock
 from envmanager.training.checkpoints import Checkpoint, TrainingState
 from envmanager.training.control import Control, ControlFile
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.evaluation import Evaluation, evaluate_until, shares
-from envmanager.training.evaluator import Evaluator
+from envmanager.training.evaluation import Evaluation, evaluate_until, mean_and_spread, shares
+from envmanager.training.evaluator import Evaluator, generator_states, restore_generators
 from envmanager.training.figures import Figures
 from envmanager.training.learners import KEPT, LearnersChanged
 from envmanager.training.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, TrainingPlan
-from envmanager.training.result import TrainingResult
 from envmanager.training.rounds import unknown_behavior
 from envmanager.training.trainer import Trainer
 from envmanager.training.trainers import check_tables, make_trainer, restore, table_for
@@ -51,6 +51,52 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
+
+
+@attrs.frozen
+class TrainingResult:
+    """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
+
+    ``n_steps``: agent steps of the training; ``n_steps_before``: how many of them earlier runs took. ``wall_s``:
+    seconds of this run. ``mean_return_of``: mean of the last returns of each behavior that has ended an episode.
+    """
+
+    ended: str
+    n_steps: int
+    wall_s: float
+    mean_return: float
+    evaluation: Evaluation | None
+    stats: ManagerStats
+    n_steps_before: int = 0
+    mean_return_of: Mapping[str, float] = attrs.field(factory=dict)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Mean agent steps per second of this run."""
+        return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "ended": self.ended,
+            "n_steps": self.n_steps,
+            "n_steps_before": self.n_steps_before,
+            "wall_s": self.wall_s,
+            "steps_per_s": self.steps_per_s,
+            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "mean_return_of": dict(self.mean_return_of),
+            "evaluation": None
+            if self.evaluation is None
+            else {
+                "episodes": self.evaluation.n_episodes,
+                "mean": self.evaluation.mean,
+                "spread": self.evaluation.spread,
+                "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
+                "returns": dict(self.evaluation.returns_of),
+            },
+            "restarts": self.stats.restarts,
+            "steps_lost": self.stats.steps_lost,
+        }
 
 
 class Report(Protocol):
@@ -322,7 +368,7 @@ class TrainingRun:
             run=self._id,
             training=training,
             trainers={behavior: trainer.state() for behavior, trainer in self.trainers.items()},
-            generators=generators.states(),
+            generators=generator_states(),
         )
         self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
         self._saved_at = controller.n_steps
@@ -344,7 +390,7 @@ class TrainingRun:
         controller.episodes.recent.extend(training.recent_episodes)
         with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
             self._restore_learners(controller, training)
-            generators.restore(checkpoint.generators)
+            restore_generators(checkpoint.generators)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
         if self.plan.manager.seed is not None:  # new seeds: the first episodes have been played already

@@ -251,8 +251,8 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and the capacity, which older checkpoints do not have."""
-        told = [*counts.tolist(), self.capacity][:4] if counts.shape in ((3,), (4,)) else []
+        """Return ``n_rows``, ``n_acted``, ``first`` and the capacity."""
+        told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")
         if self._grows and told[3] < max(1, told[0] - told[2]):

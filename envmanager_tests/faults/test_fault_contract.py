@@ -14,12 +14,12 @@ from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.options import StartMethod
 from envmanager.testing import FaultContract
 from envmanager.testing.fault_contract import CodeFaults
-from envmanager.testing.fault_contract_processes import ProcessFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
 from envmanager.testing.fault_contract_usage import UsageFaults
+from envmanager_tests.faults.process_faults import ProcessFaults
 
 
-class TestSimpleEnvManager(FaultContract):
+class TestSimpleEnvManager(ProcessFaults, FaultContract):
     has_processes = False
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -33,7 +33,7 @@ class InProcesses:
         return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
 
 
-class TestForkserver(InProcesses, FaultContract):
+class TestForkserver(InProcesses, ProcessFaults, FaultContract):
     start_method = "forkserver"
 
 

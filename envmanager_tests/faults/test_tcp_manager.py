@@ -12,6 +12,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
+from envmanager_tests.faults.process_faults import ProcessFaults
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "tcp_manager.py"
 MOST_LINES = 250
@@ -43,7 +44,7 @@ class TestTcpManager(OverTcp, ManagerContract):
 
 
 @pytest.mark.start_methods
-class TestTcpManagerUnderFaults(OverTcp, FaultContract):
+class TestTcpManagerUnderFaults(OverTcp, ProcessFaults, FaultContract):
     pass
 
 

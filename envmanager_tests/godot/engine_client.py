@@ -71,7 +71,7 @@ class EngineClient:
         host, port = self.listener.getsockname()
         own = {"ENVMANAGER_ADDRESS": f"{host}:{port}", "ENVMANAGER_TOKEN": self.token}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "envmanager.testing.fake_engine", source],
+            [sys.executable, "-m", "envmanager_tests.godot.fake_engine", source],
             env={**os.environ, **own, **environ},
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -20,7 +20,7 @@ from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import GodotOptions
 from envmanager.kernel.table import Entry
 
-_PROGRAM = "#!/bin/sh\nexec {python} -m envmanager.testing.fake_engine\n"
+_PROGRAM = "#!/bin/sh\nexec {python} -m envmanager_tests.godot.fake_engine\n"
 
 
 class _FakeHost(EngineHost):
@@ -44,7 +44,7 @@ class FakeEngineManager(GodotEnvManager):
     """A manager of fake engines, made like any other: ``FakeEngineManager(env_factory, n_envs, n_workers=…)``.
 
     By default there is one engine per environment. ``mode``: the engines' fault, see
-    ``envmanager.testing.misbehaviour``. Other options are those of GodotEnvManager.
+    ``envmanager_tests.godot.engine_misbehaviour``. Other options are those of GodotEnvManager.
     """
 
     def __init__(self, env_factory: EnvFactory, n_envs: int = 1, *, mode: str | None = None, **options: Any) -> None:

@@ -32,7 +32,7 @@ from envmanager.godot.messages import (
     reset_body,
 )
 from envmanager.godot.options import EngineOptions
-from envmanager.testing.engine_codec import (
+from envmanager_tests.godot.engine_codec import (
     Call,
     Configure,
     Reset,

@@ -11,6 +11,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
+from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 
 _OBJECTS = "an engine says what JSON and arrays can say: no objects of Python"
@@ -62,5 +63,5 @@ class TestAnEnginePerEnvironment(_OfEngines, ManagerContract):
 
 
 @pytest.mark.start_methods
-class TestEnginesUnderFaults(_OfEngines, FaultContract):
+class TestEnginesUnderFaults(_OfEngines, ProcessFaults, FaultContract):
     has_processes = True

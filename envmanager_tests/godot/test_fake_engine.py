@@ -15,11 +15,11 @@ from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.testing import EchoEnvironment, Raise, faulty
-from envmanager.testing.engine_codec import plain
 from envmanager.testing.faults import CloseOutput
-from envmanager.testing.misbehaviour import MODES, Misbehaviour
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.godot.engine_client import PATIENCE_S, HungUp, Told, engine
+from envmanager_tests.godot.engine_codec import plain
+from envmanager_tests.godot.engine_misbehaviour import MODES, Misbehaviour
 from envmanager_tests.godot.hosted import Crowd, Speaks
 from envmanager_tests.godot.test_codec import assert_same
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from envmanager import SimpleEnvManager, SubprocessEnvManager, make_manager
-from envmanager.adapters.choosing import build_group
 from envmanager.cli.config_files import load_config
-from envmanager.placing.probing import probe_group
 from envmanager.system.processes import count_cores
 from envmanager_tests.process.test_cli_tune import ENVS, tune
 from envmanager_tests.process.test_placement import N_ENVS, Noop
+from envmanager_tests.unit.test_placement import probe_of
 
 pytestmark = pytest.mark.load
 
@@ -34,11 +33,11 @@ class Sleeping(Noop):
 
 
 def test_a_step_that_sleeps_hardly_computes() -> None:
-    assert probe_group(build_group([Sleeping()], [0])).busy_share < 0.5
+    assert probe_of(Sleeping()).busy_share < 0.5
 
 
 def test_a_step_that_computes_does_little_else() -> None:
-    assert probe_group(build_group([Computing()], [0])).busy_share > 0.5
+    assert probe_of(Computing()).busy_share > 0.5
 
 
 def test_cheap_environments_run_in_this_process() -> None:

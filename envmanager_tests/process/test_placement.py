@@ -76,7 +76,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]
     take = probing.measure
 
     def find(figures: dict[str, float]) -> None:
-        monkeypatch.setattr(probing, "measure", lambda *asked: attrs.evolve(take(*asked), slowness=1.0, **figures))
+        monkeypatch.setattr(probing, "measure", lambda *asked: attrs.evolve(take(*asked), message_s=50e-6, **figures))
 
     return find
 

@@ -12,6 +12,7 @@ import pytest
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.faults.process_faults import ProcessFaults
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
@@ -47,7 +48,7 @@ class TestOneActor(_OfActors, ManagerContract, LateSpecsContract):
         return super().make_manager(env_factory, n_envs, n_workers=1, placement="spread", **options)
 
 
-class TestActorsUnderFaults(_OfActors, FaultContract):
+class TestActorsUnderFaults(_OfActors, ProcessFaults, FaultContract):
     exits_are_known = False  # Ray knows that a process has gone, and seldom how
     large_observation_bytes = 16 << 20
     """What the object stores of the tests' cluster have room for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, holds_episodes, is_of_others, read
+from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, holds_episodes, read
 
 ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walker", 1 << 32, 12.0, 60)]
 
@@ -48,22 +48,6 @@ def test_a_line_says_the_environment_and_the_length(tmp_path: Path) -> None:
     assert header == "steps,seconds,behavior,env_id,agent_id,return,length"
     assert first == "100,1.500,talker,0,7,-3.25,40"
     assert second == "220,2.500,walker,1,4294967296,12,60"
-
-
-def test_a_file_of_before_lengths_were_noted_is_gone_on_with_in_the_columns_of_now(tmp_path: Path) -> None:
-    header = "steps,seconds,behavior,agent_id,return\r\n"
-    (tmp_path / FILE).write_text(f"{header}100,1.500,talker,7,-3.25\r\n220,2.500,walker,4294967296,12\r\n", newline="")
-    assert holds_episodes(tmp_path / FILE)
-    assert not is_of_others(tmp_path / FILE)
-    assert [(end.env_id, end.length) for end in read(tmp_path / FILE)] == [(0, None), (1, None)]
-
-    with EpisodeLog(tmp_path, resumed_at=150) as log:
-        log.write(ENDS[1])
-
-    before, after = read(tmp_path / FILE)
-    assert (before.total, before.length) == (-3.25, None)
-    assert after == ENDS[1]
-    assert (tmp_path / FILE).read_text().splitlines()[1] == "100,1.500,talker,0,7,-3.25,"
 
 
 def test_a_file_without_an_episode_holds_none(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.display import Rate
-from envmanager.cli.train import Display, Reports, state_of
+from envmanager.cli.train import Lines, Reports, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
@@ -44,7 +44,7 @@ class Writer:
         return [value for name, value, _ in self.written if name == tag]
 
 
-class Shown(Display):
+class Shown(Lines):
     def __init__(self) -> None:
         self.updates: list[tuple[str, int]] = []
         self.lines: list[str] = []

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, RandomPolicy, SimpleEnvManager, UsageError
 from envmanager.data.trees import leaves, map_tree, take_rows
-from envmanager.training import array_files, checkpoints, load_policy
+from envmanager.training import checkpoints, load_policy
 from envmanager.training.saved import SavedTraining
 from envmanager.training.trainer import Trainer
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, Puzzle, trained
@@ -284,13 +284,13 @@ def test_a_checkpoint_without_specs_plays_where_the_environment_is_there(run: Pa
 def test_only_what_acts_is_read_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path, CART_POLE, {"default": SMALL_DQN})
     read: list[str] = []
-    take = array_files.ArrayFile.__getitem__
+    take = checkpoints.ArrayFile.__getitem__
 
-    def noted(file: array_files.ArrayFile, name: str) -> np.ndarray:
+    def noted(file: checkpoints.ArrayFile, name: str) -> np.ndarray:
         read.append(name)
         return take(file, name)
 
-    monkeypatch.setattr(array_files.ArrayFile, "__getitem__", noted)
+    monkeypatch.setattr(checkpoints.ArrayFile, "__getitem__", noted)
     load_policy(tmp_path)
     assert read
     assert {name.partition(".")[0] for name in read} == {"model"}

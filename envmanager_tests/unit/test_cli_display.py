@@ -9,19 +9,20 @@ import pytest
 from rich.console import Console
 
 from envmanager.cli.display import (
+    LINES_AROUND_ROWS,
+    LiveDisplay,
     PlainDisplay,
     Rate,
+    RunSummary,
     describe,
     describe_env_ids,
     describe_rest,
     describe_seconds,
     describe_start,
     summary_lines,
+    write_json,
 )
-from envmanager.cli.live import LINES_AROUND_ROWS, LiveDisplay
 from envmanager.cli.plan import Plan
-from envmanager.cli.summary import RunSummary, write_json
-from envmanager.errors import UsageError
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ManagerOptions
@@ -136,12 +137,6 @@ def test_the_live_summary_has_the_numbers_and_the_workers(console, live):
     assert "mean 20, min 10, max 30" in text
     assert "420 of 1,000" in text
     assert text.endswith("\n")
-
-
-def test_an_error_is_red_in_a_terminal(console, live):
-    live.show_error(UsageError("all [wrong]"))
-
-    assert "\x1b[31mError: all [wrong]" in drawn(console)
 
 
 def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsys):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envmanager.cli.overrides import override
+from envmanager.cli.config_files import override
 from envmanager.errors import ConfigError
 
 TABLES: dict[str, Any] = {

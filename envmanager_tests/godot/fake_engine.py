@@ -2,13 +2,13 @@
 
 ::
 
-    ENVMANAGER_ADDRESS=127.0.0.1:4321 ENVMANAGER_TOKEN=… python -m envmanager.testing.fake_engine my_package.envs:make
+    ENVMANAGER_ADDRESS=127.0.0.1:4321 ENVMANAGER_TOKEN=… python -m envmanager_tests.godot.fake_engine my_envs:make
 
 Its argument, or else ENVMANAGER_FAKE_ENV, is the environment: any text that a manager accepts as ``env_factory``, or
 the path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
 ``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, in JSON, has facts that a trainer does not send to an engine:
 ``worker_id``, ``env_ids`` (by default 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE makes it misbehave
-(``testing.misbehaviour``).
+(``engine_misbehaviour``).
 
 The rule: an exception of an environment is reported in an error frame, and the engine goes on. It ends after a close
 frame, or when the trainer closes the connection.
@@ -50,7 +50,7 @@ from envmanager.godot.frames import (
 )
 from envmanager.godot.messages import EngineSpecs, read_specs
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, make_contexts
-from envmanager.testing.engine_codec import (
+from envmanager_tests.godot.engine_codec import (
     Call,
     Configure,
     StepsEncoder,
@@ -61,7 +61,7 @@ from envmanager.testing.engine_codec import (
     read_step,
     specs_body,
 )
-from envmanager.testing.misbehaviour import Misbehaviour
+from envmanager_tests.godot.engine_misbehaviour import Misbehaviour
 
 TICKS_PER_SECOND = 60
 _CONNECT_S = 60
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     address, token = environ.get("ENVMANAGER_ADDRESS"), environ.get("ENVMANAGER_TOKEN", "")
     source = arguments[0] if arguments else environ.get("ENVMANAGER_FAKE_ENV")
     if not address or not source:
-        sys.exit("usage: ENVMANAGER_ADDRESS=host:port ENVMANAGER_TOKEN=… python -m envmanager.testing.fake_engine ENV")
+        sys.exit("usage: ENVMANAGER_ADDRESS=host:port ENVMANAGER_TOKEN=… python -m fake_engine ENV")
     host, _, port = address.rpartition(":")
     misbehaviour = Misbehaviour.from_environ(environ)
     stranger = _stranger(misbehaviour, (host, int(port)))

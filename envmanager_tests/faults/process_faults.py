@@ -1,4 +1,4 @@
-"""Cases 13 to 19 and 24 to 27 of FaultContract: processes that die, processes that do not respond.
+"""Cases 13 to 19 and 24 to 27 of docs/failures.md: processes that die, processes that do not respond.
 
 Here no worker is restarted, so that each error can be inspected. Restarts are tested in
 :mod:`envmanager.testing.fault_contract_restarts`.
@@ -21,6 +21,7 @@ from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.observe.events import LateReplyDiscarded
 from envmanager.options import RestartPolicy, Timeouts, Wait
+from envmanager.system.processes import state_of
 from envmanager.testing.fakes import Die, EchoEnvironment, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
@@ -32,7 +33,6 @@ from envmanager.testing.fault_checks import (
     only_with_processes,
     returns_within,
     until,
-    until_asleep,
 )
 from envmanager.testing.faults import (
     ExhaustMemory,
@@ -53,8 +53,27 @@ LARGE = inform(lambda: {"picture": bytes(5_000_000)})
 """An info larger than any pipe's buffer: sending the response blocks until the manager reads it."""
 
 
+def until_asleep(pid: int) -> None:
+    """Wait until the process sleeps: until twenty checks in a row, within a fifth of a second, have found it asleep."""
+    n_looks = 0
+
+    def sleeps() -> bool:
+        nonlocal n_looks
+        n_looks = n_looks + 1 if state_of(pid) == "S" else 0
+        return n_looks >= 20
+
+    until(sleeps)
+
+
 class ProcessFaults(FaultyManagers):
     """Faults of workers that are processes, and how long it may take to report them."""
+
+    exits_are_known = True
+    """Whether the error of a death names the signal or exit code. If not, it only says that the process ended."""
+
+    def check_exit(self, error: WorkerDied, expected: str) -> None:
+        """Assert that ``error`` names the process's exit, as far as ``exits_are_known``."""
+        assert error.exit == expected if self.exits_are_known else error.exit
 
     def _dies(self, fault: Any, **options: Any) -> WorkerDied:
         """Let env 1 die in its fourth step. Check that the others go on and that a reset revives it."""
