@@ -161,7 +161,8 @@ class Link:
         self._launched_ns = self._ready_ns = time.monotonic_ns()
         self._core_wait_ns = 0
         self._timeouts = plan.timeouts
-        self._timeouts_s = {command: _timeout_s(plan.timeouts, command) for command in CommandName}
+        limits = plan.timeouts
+        self._timeouts_s = {each: getattr(limits, f"{phase_of(each)}_s", limits.call_s) for each in CommandName}
         self._step_s = self._timeouts_s[_STEP]
         self._asked = CommandName.START
         self._deadline = 0.0
@@ -314,41 +315,22 @@ class Link:
     def died(self, during: CommandName | None) -> EnvManagerError:
         """Note that the process has ended, kill what it started, and return the error that says how it ended."""
         self.kill()
-        return WorkerDied(
-            worker_id=self.worker_id,
-            env_ids=self.env_ids,
-            phase=_phase(during),
-            exit=self.process.exit_name(),
-            output=self.last_words(),
-            ticket=self.ticket,
-        )
+        return WorkerDied(**self._facts(during), exit=self.process.exit_name(), output=self.last_words())
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill a worker that did not respond in time, and return the error that says so."""
         self.kill()
-        return self._no_response(during, self.last_words())
+        return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.last_words())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
         """Kill a worker that sent what its protocol does not allow, and return the error that says so."""
         self.kill()
-        return ProtocolError(
-            worker_id=self.worker_id,
-            env_ids=self.env_ids,
-            phase=_phase(during),
-            reason=self.channel.broken,
-            output=self.last_words(),
-            ticket=self.ticket,
-        )
+        return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.last_words())
 
-    def _no_response(self, during: CommandName, output: str) -> WorkerTimedOut:
-        return WorkerTimedOut(
-            worker_id=self.worker_id,
-            env_ids=self.env_ids,
-            phase=phase_of(during),
-            timeout_s=self._timeouts_s[during],
-            output=output,
-            ticket=self.ticket,
-        )
+    def _facts(self, during: CommandName | None) -> dict[str, Any]:
+        """Return the facts of an error that do not depend on its kind."""
+        phase = "idle" if during is None else phase_of(during)
+        return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
     def last_words(self) -> str:
         """Return what the process left behind: the end of its output, the report of a crash."""
@@ -381,12 +363,3 @@ class Link:
             self._released = True
             self.process.release()
             self.channel.close()
-
-
-def _phase(during: CommandName | None) -> str:
-    return "idle" if during is None else phase_of(during)
-
-
-def _timeout_s(timeouts: Timeouts, command: CommandName) -> float:
-    phase = phase_of(command)
-    return float(getattr(timeouts, f"{phase}_s", timeouts.call_s))

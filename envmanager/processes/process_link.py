@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
+from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.poller import Poller
@@ -74,17 +75,35 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
     """
     descriptors.require_room(_DESCRIPTORS_TO_START)
     descriptors.open_standard()  # the trainer may have closed some since the last start
-    log, output = None, (1, 2)
+    log, output, is_second = None, (1, 2), False
     if plan.log_dir is not None:
         log, fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
         output = fd, fd
     try:
-        try:
-            process, fd = _start(plan, pickled_factory, output)
-        except HelperGone:
-            # After it was asked. Once more, with a new one and another connection: a worker that it has forked all
-            # the same notices that the other end of its own is closed, and ends.
-            process, fd = _start(plan, pickled_factory, output)
+        while True:
+            ours, theirs = socket.socketpair()
+            fd = descriptors.register(ours.detach())
+            os.set_blocking(fd, False)
+            try:
+                with theirs:
+                    process = start(
+                        plan.start_method,
+                        f"envmanager-worker-{plan.worker_id}",
+                        "envmanager.processes.child:main",
+                        (Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),),
+                        fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
+                        output=output,
+                        environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                        deadline=time.monotonic() + plan.timeouts.start_s,
+                    )
+                return process, fd, log
+            except BaseException as error:
+                descriptors.close(fd)
+                # Once more, with a new helper and another connection: a worker that the old one has forked all the
+                # same notices that the other end of its own is closed, and ends.
+                if is_second or not isinstance(error, HelperGone):
+                    raise
+                is_second = True
     except TimeoutError:
         raise
     except OSError as error:
@@ -92,29 +111,6 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
     finally:
         if log is not None:
             os.close(output[0])
-    return process, fd, log
-
-
-def _start(plan: LaunchPlan, pickled_factory: bytes, output: tuple[int, int]) -> tuple[Process, int]:
-    ours, theirs = socket.socketpair()
-    fd = descriptors.register(ours.detach())
-    os.set_blocking(fd, False)
-    try:
-        with theirs:
-            process = start(
-                plan.start_method,
-                f"envmanager-worker-{plan.worker_id}",
-                "envmanager.processes.child:main",
-                (Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),),
-                fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
-                output=output,
-                environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
-                deadline=time.monotonic() + plan.timeouts.start_s,
-            )
-        return process, fd
-    except BaseException:
-        descriptors.close(fd)
-        raise
 
 
 class ProcessLink(Link):
@@ -131,7 +127,7 @@ class ProcessLink(Link):
         try:
             self.process, fd, self._log = launch(plan, pickled_factory)
         except TimeoutError as error:
-            raise self._no_response(CommandName.START, "") from error
+            raise WorkerTimedOut(**self._facts(CommandName.START), timeout_s=plan.timeouts.start_s) from error
         self.channel.open(fd, self.process.pidfd)
 
     def send(self, name: str, payload: Any = None) -> None:
