@@ -31,7 +31,6 @@ from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.processes.process_link import LaunchPlan, ProcessLink, ProcessPoller
-from envmanager.processes.starting import default_start_method
 from envmanager.system.interrupts import held
 
 
@@ -107,7 +106,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             env_ids=entry.env_ids,
             generation=entry.generation,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
-            start_method=options.start_method or default_start_method(),
+            start_method=options.start_method or "forkserver",
             memory_fd=resources.memory_fd,
             steps_fd=resources.poller.write_fd,
             crash_fd=resources.crash_fd,

@@ -299,11 +299,6 @@ def execute(
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)
 
 
-def default_start_method() -> str:
-    """Return ``forkserver``, which starts fastest, where there is one."""
-    return "forkserver" if sys.platform == "linux" else "spawn"
-
-
 def _python(imports: str) -> list[str]:
     """Return a command that calls a function of this package, in a Python like this one, with appended numbers."""
     flags = [each.split(":") for each in _FLAGS.split()]
