@@ -25,7 +25,7 @@ from envmanager.data.specs import (
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, RowBuffer, Steps, concat_steps
-from envmanager.data.trees import Tree, leaves, leaves_like, paths
+from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, take_rows
 
 
 @attrs.frozen
@@ -249,7 +249,8 @@ class SideBySide(EnvGroup):
                 if behavior in actions:
                     start = taken[behavior]
                     taken[behavior] = stop = start + len(steps.acting_rows)
-                    own[behavior] = take_slice(actions[behavior], start, stop)
+                    # A copy, since an environment may keep or change its action.
+                    own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
             shares.append(own)
         return shares
 
@@ -284,15 +285,6 @@ class SideBySide(EnvGroup):
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
-
-
-def take_slice(tree: Tree, start: int, stop: int) -> Tree:
-    """Return rows ``start:stop`` of every leaf, copied, since an environment may keep or change its action."""
-    if isinstance(tree, dict):
-        return {key: take_slice(child, start, stop) for key, child in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(take_slice(child, start, stop) for child in tree)
-    return tree[start:stop].copy()
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,6 @@ def trainer_spin_ns(n_engines: int) -> int:
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
-class EngineResources(Resources[EngineLink]):
-    """The links of engines, and a folder for what games write."""
-
-    def __init__(self, close_s: float, *, spin_ns: int) -> None:
-        super().__init__(close_s, Poller(spin_ns=spin_ns))
-        self.scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))
-
-    def _close_own(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
-
-
 class EngineHost(LinkHost[EngineLink]):
     """Engines that play one game, each with several arenas of it."""
 
@@ -65,13 +54,16 @@ class EngineHost(LinkHost[EngineLink]):
 
     options: GodotOptions
 
-    def _make_resources(self) -> EngineResources:
-        return EngineResources(self.options.timeouts.close_s, spin_ns=trainer_spin_ns(len(self.context.entries)))
+    def _make_resources(self) -> Resources[EngineLink]:
+        self._scratch = scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))  # for what games write
+        poller: Poller[EngineLink] = Poller(spin_ns=trainer_spin_ns(len(self.context.entries)))
+        give_back = partial(shutil.rmtree, scratch, ignore_errors=True)
+        return Resources(self.options.timeouts.close_s, poller, give_back)
 
     @cached_property
     def game(self) -> Game:
         """The game that is played."""
-        game = find_game(self.env_factory, self.options.engine, self._resources.scratch)
+        game = find_game(self.env_factory, self.options.engine, self._scratch)
         _import_assets(game, self.options.timeouts.start_s)
         return game
 
@@ -103,7 +95,7 @@ class EngineHost(LinkHost[EngineLink]):
         environ = dict(os.environ if self.options.worker_env is None else self.options.worker_env)
         if self.options.engine.user_data == "private":
             for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-                folder = self._resources.scratch / f"user-{entry.worker_id}" / name.lower()
+                folder = self._scratch / f"user-{entry.worker_id}" / name.lower()
                 folder.mkdir(parents=True, exist_ok=True)
                 environ[name] = str(folder)
         return environ

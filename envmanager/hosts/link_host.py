@@ -43,14 +43,16 @@ process takes for a moment, and room."""
 
 
 class Resources(Generic[AnyLink]):
-    """The links of one manager, their poller, and in subclasses the memory and folders that the workers share.
+    """The links of one manager, their poller, and what the workers share, such as memory.
 
     It gives all of that back, also when the manager is garbage or the program ends, and holds no reference to the host
     or the manager, which could otherwise never become garbage.
     """
 
-    def __init__(self, close_s: float, poller: Poller[AnyLink]) -> None:
+    def __init__(self, close_s: float, poller: Poller[AnyLink], *give_back: Callable[[], object]) -> None:
+        """``give_back``: functions that release what the workers share, called when these have gone."""
         self.poller = poller
+        self._more_to_give_back = give_back
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._closed = False
@@ -58,9 +60,6 @@ class Resources(Generic[AnyLink]):
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
         poller.on_retired = weakly(self.drop)
-
-    def _close_own(self) -> None:
-        """Give back what a subclass holds, after the workers have gone."""
 
     def watch(self, link: AnyLink) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
@@ -120,7 +119,8 @@ class Resources(Generic[AnyLink]):
         for link in list(self._links):
             self.drop(link)
         self.poller.close()
-        self._close_own()
+        for give_back in self._more_to_give_back:
+            give_back()
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
@@ -163,7 +163,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
-        """Acquire what the workers of this kind share: a poller, and in subclasses more."""
+        """Acquire what the workers share: a poller, and for some kinds more."""
         return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod

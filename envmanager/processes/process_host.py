@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -28,25 +29,9 @@ from envmanager.hosts.spin import spin_ns
 from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
-from envmanager.observe.events import EventLog
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.processes.process_link import LaunchPlan, ProcessLink, ProcessPoller
 from envmanager.system.interrupts import held
-
-
-class ProcessResources(Resources[ProcessLink]):
-    """The links of worker processes, and the memory that these share with the trainer."""
-
-    poller: ProcessPoller
-
-    def __init__(self, events: EventLog, close_s: float, *, spin_ns: int) -> None:
-        super().__init__(close_s, ProcessPoller(events, spin_ns=spin_ns))
-        self.memory_fd = descriptors.create_memory("envmanager")
-        self.crash_fd = descriptors.create_memory("envmanager-crashes")
-
-    def _close_own(self) -> None:
-        descriptors.close(self.memory_fd)
-        descriptors.close(self.crash_fd)
 
 
 class ProcessHost(LinkHost[ProcessLink]):
@@ -73,8 +58,11 @@ class ProcessHost(LinkHost[ProcessLink]):
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
 
-    def _make_resources(self) -> ProcessResources:
-        return ProcessResources(self.context.events, self.options.timeouts.close_s, spin_ns=self._spin_ns)
+    def _make_resources(self) -> Resources[ProcessLink]:
+        self._memory_fd, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
+        close_all = (partial(descriptors.close, fd) for fd in (self._memory_fd, self._crash_fd))
+        poller = ProcessPoller(self.context.events, spin_ns=self._spin_ns)
+        return Resources(self.options.timeouts.close_s, poller, *close_all)
 
     # Starting.
 
@@ -99,7 +87,7 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     def _start_process(self, entry: Entry, factory: GroupFactory) -> ProcessLink:
         self.context.calls.require_open("the start of a worker")
-        options, resources = self.options, self._resources
+        options = self.options
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
         plan = LaunchPlan(
             worker_id=entry.worker_id,
@@ -107,9 +95,9 @@ class ProcessHost(LinkHost[ProcessLink]):
             generation=entry.generation,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method or "forkserver",
-            memory_fd=resources.memory_fd,
-            steps_fd=resources.poller.write_fd,
-            crash_fd=resources.crash_fd,
+            memory_fd=self._memory_fd,
+            steps_fd=self._resources.poller.write_fd,
+            crash_fd=self._crash_fd,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,
             timeouts=options.timeouts,
@@ -131,8 +119,8 @@ class ProcessHost(LinkHost[ProcessLink]):
             return
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
-        allocate(self._resources.memory_fd, Block(layout).size_bytes)
-        block = Block.shared(layout, self._resources.memory_fd)
+        allocate(self._memory_fd, Block(layout).size_bytes)
+        block = Block.shared(layout, self._memory_fd)
         self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
         self.rewrites_arrays = not self.options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]
