@@ -106,6 +106,7 @@ def read(path: Path) -> list[EpisodeEnd]:
                 int(row["length"]),
             )
             for row in rows
+            if row["length"]  # else the last line is incomplete
         ]
     except ValueError as error:
         raise UsageError(f"{path} cannot be read as a list of episodes: {error}.") from error
