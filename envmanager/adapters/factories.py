@@ -58,16 +58,13 @@ def check_travel(factories: Sequence[Any]) -> None:
     except Exception as error:
         advice = "Open locks, files and connections inside the factory, not outside of it."
         what = "env_factory"
-        if any(isinstance(_innermost(factory), GymnasiumId) for factory in factories):
+        made_by = [factory.make[0] if isinstance(factory, Prepared) else factory for factory in factories]
+        if any(isinstance(each, GymnasiumId) for each in made_by):
             what = "env_factory, or the EnvSpec that Gymnasium has registered for its id,"
             advice = "Register only arguments that can be pickled, or pass a function that makes the environment."
         raise UsageError(
             f"{what} cannot be sent to a worker, because it cannot be pickled: {error}. {advice}"
         ) from error
-
-
-def _innermost(factory: Any) -> Any:
-    return factory.make[0] if isinstance(factory, Prepared) else factory
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:

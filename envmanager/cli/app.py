@@ -223,7 +223,9 @@ def run_command(
     }
     run_flags = {"steps": steps, "seed": seed, "policy": policy}
     plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
-    raise typer.Exit(run(plan, _display(plain), verbose=verbose))
+    console = Console(highlight=False)
+    display = PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
+    raise typer.Exit(run(plan, display, verbose=verbose))
 
 
 @app.command("check")
@@ -348,12 +350,9 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
     """Return the list ``metrics`` with TensorBoard in this directory; anything but a list is refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
-    others = [each for each in metrics or [] if each != "tensorboard" and not _names(each, "tensorboard")]
+    named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
+    others = [each for names, each in named if "tensorboard" not in names]
     return [*others, {"tensorboard": {"directory": directory}}]
-
-
-def _names(table: Any, name: str) -> bool:
-    return isinstance(table, Mapping) and name in table
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
@@ -361,11 +360,6 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}
-
-
-def _display(plain: bool) -> PlainDisplay:
-    console = Console(highlight=False)
-    return PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
 
 
 def _is_plain(console: Console, plain: bool) -> bool:

@@ -175,7 +175,8 @@ class LiveDisplay(PlainDisplay):
         self.due = now + self.EVERY_S
         rate = self._rate.at(now, episodes.env_steps)
         parts = [self._progress(now, episodes.env_steps, rate), Text(describe(episodes)), Text()]
-        self._live.update(Group(*parts, *self._workers(stats)), refresh=True)
+        n_shown = max(1, min(MAX_WORKERS_SHOWN, self._console.height - LINES_AROUND_ROWS))
+        self._live.update(Group(*parts, *worker_table(stats, n_shown)), refresh=True)
 
     def show_notice(self, level: str, text: str) -> None:
         show_notice(self._console, self._errors, level, text)
@@ -199,9 +200,6 @@ class LiveDisplay(PlainDisplay):
         )
         return grid
 
-    def _workers(self, stats: ManagerStats) -> list[RenderableType]:
-        return worker_table(stats, max(1, min(MAX_WORKERS_SHOWN, self._console.height - LINES_AROUND_ROWS)))
-
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
     """Return the first workers as a table, and a line on the others."""
@@ -209,13 +207,9 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")
     for worker in stats.workers[:n_shown]:
-        table.add_row(*_styled(worker))
+        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in worker_cells(worker)))
     rest = describe_rest(stats.workers, n_shown)
     return [table, Text(rest, style="dim")] if rest else [table]
-
-
-def _styled(worker: WorkerStats) -> list[Text]:
-    return [Text(cell, style=STATE_STYLES.get(cell, "")) for cell in worker_cells(worker)]
 
 
 class Rate:

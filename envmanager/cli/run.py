@@ -14,7 +14,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -161,9 +161,7 @@ class Notices(logging.Handler):
         self._logger.addHandler(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
         self._logger.setLevel(self._level_before)
 
@@ -188,9 +186,7 @@ class StopSignals:
         self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 

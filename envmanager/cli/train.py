@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from rich.console import Console, Group
@@ -34,7 +34,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
     """Train and return the exit code: 128 + the signal's number when a signal ended the training."""
-    run = TrainingRun(plan, Reports(display))
+    run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
             result = run.go()
@@ -76,73 +76,64 @@ class Stopping(StopSignals):
         self._run.stop()
 
 
-class Reports:
-    """Reports of a training to a display: for each behavior an update every ``EVERY_S`` seconds, and the last one.
+class Lines:
+    """A Report of a training: lines that stay, and one on the progress every few seconds.
 
-    Behaviors that learn together are updated at the same moment, so each has its own clock.
+    For each behavior there is an update every ``TOLD_EVERY_S`` seconds, and the last one before a checkpoint. Behaviors
+    that learn together are updated at the same moment, so each has its own clock.
     """
 
-    EVERY_S = 0.5
-
-    def __init__(self, display: Lines) -> None:
-        self._display = display
-        self._clocks = Clocks(self.EVERY_S)
-        self._untold: dict[str, tuple[TrainingRun, Update]] = {}
-
-    def started(self, run: TrainingRun) -> None:
-        self._display.show_start(run)
-
-    def updated(self, run: TrainingRun, update: Update) -> None:
-        now = time.monotonic()
-        self._untold[update.behavior] = run, update
-        if self._clocks.is_due(update.behavior, now):
-            self._tell(run, update, now)
-
-    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        if not change.is_round:  # rounds may be short, and come all the time
-            self._display.show_line(str(change))
-
-    def saved(self, path: Path) -> None:
-        for run, update in list(self._untold.values()):
-            self._tell(run, update, time.monotonic())
-        self._display.show_line(f"checkpoint  {path}")
-
-    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        assert run.controller is not None
-        is_the_best = ", the best so far" if is_best else ""
-        for line in evaluation_lines(evaluation):
-            self._display.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} agent steps{is_the_best}")
-
-    def evaluating(self, n_episodes: int) -> None:
-        self._display.show_line(f"evaluating  {n_episodes:,} episodes")
-
-    def _tell(self, run: TrainingRun, update: Update, now: float) -> None:
-        del self._untold[update.behavior]
-        self._display.show_update(run, update, now)
-
-
-class Lines:
-    """A display of a training: lines that stay, and one on the progress every few seconds."""
-
+    TOLD_EVERY_S = 0.5
     EVERY_S = 2.0
-    _due = 0.0
+
+    def __init__(self) -> None:
+        self._clocks = Clocks(self.TOLD_EVERY_S)
+        self._untold: dict[str, tuple[TrainingRun, Update]] = {}
+        self._due = 0.0
 
     def __enter__(self) -> Lines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Close the display."""
 
-    def show_start(self, run: TrainingRun) -> None:
-        """Show what is being trained."""
+    def started(self, run: TrainingRun) -> None:
         self._rate = Rate(time.monotonic(), run.n_steps_before)
         options = run.plan.manager
         kinds = ", ".join(f"{type(trainer).__name__} for {behavior!r}" for behavior, trainer in run.trainers.items())
         self.show_line(f"{options.env}: {options.n_envs} environments, manager {options.kind}; {kinds}")
         if run.manager is not None and run.manager.placement:
             self.show_line(run.manager.placement)
+
+    def updated(self, run: TrainingRun, update: Update) -> None:
+        now = time.monotonic()
+        self._untold[update.behavior] = run, update
+        if self._clocks.is_due(update.behavior, now):
+            del self._untold[update.behavior]
+            self.show_update(run, update, now)
+
+    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
+        if not change.is_round:  # rounds may be short, and come all the time
+            self.show_line(str(change))
+
+    def saved(self, path: Path) -> None:
+        untold, self._untold = self._untold, {}
+        for run, update in untold.values():
+            self.show_update(run, update, time.monotonic())
+        self.show_line(f"checkpoint  {path}")
+
+    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
+        assert run.controller is not None
+        is_the_best = ", the best so far" if is_best else ""
+        for line in evaluation_lines(evaluation):
+            self.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} agent steps{is_the_best}")
+
+    def evaluating(self, n_episodes: int) -> None:
+        self.show_line(f"evaluating  {n_episodes:,} episodes")
+
+    def show_notice(self, level: str, text: str) -> None:
+        """Show an event of a worker."""
+        self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:
         """Show a line that stays."""
@@ -154,15 +145,12 @@ class Lines:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
-    def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
-        self.show_line(describe_notice(level, text))
-
 
 class Screen(Lines):
     """A display that redraws a table below the lines that stay."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._live: AbstractContextManager[Any] = nullcontext()
         self._figures: dict[str, Mapping[str, float]] = {}
@@ -172,10 +160,8 @@ class Screen(Lines):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
 
     def show_line(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -226,9 +212,10 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
             ),
             ("next", f"envmanager evaluate {plan.directory}, or train on with --resume --steps {2 * result.n_steps}"),
         ]
+    taken = f"{result.n_steps - result.n_steps_before:,} agent steps in {result.wall_s:.1f} s"
     lines = [
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
-        ("steps", _steps_taken(result)),
+        ("steps", f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken),
     ]
     for behavior, mean in result.mean_return_of.items():
         whose = of_behavior(behavior, result.mean_return_of)
@@ -239,8 +226,3 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
         lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
     lines.append(("checkpoint", str(plan.checkpoints)))
     return lines
-
-
-def _steps_taken(result: TrainingResult) -> str:
-    taken = f"{result.n_steps - result.n_steps_before:,} agent steps in {result.wall_s:.1f} s"
-    return f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken

@@ -198,7 +198,9 @@ class _Tuning:
         """Give every remaining trial an equal share of the time until ``ends_at``."""
         left = remaining(self.trials)
         while left and time.monotonic() < self.deadline:
-            together = [trial for trial in left if _same_manager(trial, left[0])]
+            first = left[0].candidate
+            size = first.n_envs, first.n_workers
+            together = [trial for trial in left if (trial.candidate.n_envs, trial.candidate.n_workers) == size]
             self._try(together, ends_at, n_after=len(left) - len(together))
             left = left[len(together) :]
 
@@ -313,11 +315,6 @@ def _of_the_trainer(error: Exception) -> Exception:
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error
-
-
-def _same_manager(trial: Trial, other: Trial) -> bool:
-    mine, theirs = trial.candidate, other.candidate
-    return (mine.n_envs, mine.n_workers) == (theirs.n_envs, theirs.n_workers)
 
 
 def _random_policy(_: str, spec: BehaviorSpec) -> RandomPolicy:

@@ -16,6 +16,7 @@ too. Its content is checked as a whole when it is read, and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -156,8 +157,16 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
     unfinished.mkdir()  # a new folder, so that it has no links
     try:
-        _write_files(unfinished, facts, {part: arrays for part, (arrays, _) in states.items()})
-        finished = _free(directory, name)
+        (unfinished / STATE).write_text(json.dumps(facts, indent=1))
+        _flush(unfinished / STATE)
+        for part, (arrays, _) in states.items():
+            file = _arrays_in(unfinished, part)
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+            file.chmod((unfinished / STATE).stat().st_mode)  # by the umask; safetensors uses 0600
+            _flush(file)
+        # A name is taken when a training stopped where it was resumed.
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        finished = next(directory / each for each in names if not os.path.lexists(directory / each))
         unfinished.rename(finished)
     except BaseException:
         remove(unfinished, facts)
@@ -318,32 +327,9 @@ def remove(path: Path, facts: Mapping[str, Any]) -> None:
         path.rmdir()
 
 
-def _write_files(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, Arrays]) -> None:
-    (folder / STATE).write_text(json.dumps(facts, indent=1))
-    _flush(folder / STATE)
-    for part, own in arrays.items():
-        file = _arrays_in(folder, part)
-        save_file({name: np.ascontiguousarray(array) for name, array in own.items()}, file)
-        file.chmod((folder / STATE).stat().st_mode)  # by the umask; safetensors uses 0600
-        _flush(file)
-
-
 def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _free(directory: Path, name: str) -> Path:
-    """Return ``name``, or ``name-2``, … if that is taken, as when a training stopped where it was resumed."""
-    return next(path for path in _candidates(directory / name) if not os.path.lexists(path))
-
-
-def _candidates(path: Path) -> Iterator[Path]:
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
 
 
 def _arrays_in(folder: Path, file: str) -> Path:

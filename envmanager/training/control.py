@@ -58,14 +58,10 @@ class _Source:
 
     def wrong(self, what: str, *sought: str) -> ConfigError:
         """Return an error with the line of the first of ``sought`` that the text contains."""
-        line = next((line for line in map(self._line_of, sought) if line), 1)
-        return ConfigError(f"{self.path}, line {line}: {what} {ALLOWED} Nothing in it was carried out.")
-
-    def _line_of(self, sought: str) -> int | None:
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if re.search(rf"(?<!\w){re.escape(sought)}(?!\w)", line.partition("#")[0]):
-                return number
-        return None
+        lines = [line.partition("#")[0] for line in self.text.splitlines()]
+        patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
+        found = (number for pattern in patterns for number, line in enumerate(lines, 1) if re.search(pattern, line))
+        return ConfigError(f"{self.path}, line {next(found, 1)}: {what} {ALLOWED} Nothing in it was carried out.")
 
 
 class ControlFile:
@@ -92,17 +88,15 @@ class ControlFile:
         self._due = now + EVERY_S
         try:
             source = self._changed()
-            if source is not None:
-                self._carry_out(source, carry_out)
+            if source is None:
+                return
+            control = _understood(source, self._behaviors)
+            try:
+                carry_out(control)
+            except UsageError as error:
+                raise source.wrong(str(error), "frozen") from error
         except ConfigError as error:  # the training goes on; the log reaches the person who wrote the file
             _logger.warning("%s", error)
-
-    def _carry_out(self, source: _Source, carry_out: Callable[[Control], Any]) -> None:
-        control = _understood(source, self._behaviors)
-        try:
-            carry_out(control)
-        except UsageError as error:
-            raise source.wrong(str(error), "frozen") from error
 
     def _changed(self) -> _Source | None:
         """Return the file if it has changed since the last call, else None."""
@@ -135,23 +129,13 @@ def _understood(source: _Source, behaviors: Collection[str]) -> Control:
     for key in tables:
         if key not in ("frozen", "checkpoint"):
             raise source.wrong(f"there is no option {key!r}.", key)
-    return Control(_frozen(tables, source, behaviors), _checkpoint(tables, source))
-
-
-def _frozen(tables: dict[str, Any], source: _Source, behaviors: Collection[str]) -> frozenset[str] | None:
-    names = tables.get("frozen")
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise source.wrong(f"frozen should be a list of behaviors, but is {describe_value(names)}.", "frozen")
-    for name in names:
-        if name not in behaviors:
-            raise source.wrong(f"frozen names {unknown_behavior(name, list(behaviors))}", name, "frozen")
-    return frozenset(names)
-
-
-def _checkpoint(tables: dict[str, Any], source: _Source) -> bool:
-    wanted = tables.get("checkpoint", False)
-    if not isinstance(wanted, bool):
-        raise source.wrong(f"checkpoint should be true or false, but is {describe_value(wanted)}.", "checkpoint")
-    return wanted
+    names, checkpoint = tables.get("frozen"), tables.get("checkpoint", False)
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise source.wrong(f"frozen should be a list of behaviors, but is {describe_value(names)}.", "frozen")
+        for name in names:
+            if name not in behaviors:
+                raise source.wrong(f"frozen names {unknown_behavior(name, list(behaviors))}", name, "frozen")
+    if not isinstance(checkpoint, bool):
+        raise source.wrong(f"checkpoint should be true or false, but is {describe_value(checkpoint)}.", "checkpoint")
+    return Control(None if names is None else frozenset(names), checkpoint)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import attrs
 
@@ -64,9 +63,7 @@ class EpisodeLog:
     def __enter__(self) -> EpisodeLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._surviving():
             self._file.close()
 
@@ -106,6 +103,7 @@ def read(path: Path) -> list[EpisodeEnd]:
                 int(row["length"]),
             )
             for row in rows
+            if row["length"]  # else the last line is incomplete
         ]
     except ValueError as error:
         raise UsageError(f"{path} cannot be read as a list of episodes: {error}.") from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -53,9 +52,7 @@ class Evaluator:
     def __enter__(self) -> Evaluator:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:

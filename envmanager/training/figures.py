@@ -18,7 +18,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from envmanager.observe.metrics_writer import MetricsWriter
@@ -59,9 +58,7 @@ class Figures:
     def __enter__(self) -> Figures:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in list(self._writers):
             self._try(name, lambda writer: writer.close())
 

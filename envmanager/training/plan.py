@@ -124,15 +124,13 @@ class TrainingPlan:
     def saved(self) -> SavedPlan | None:
         """Return the plan as a checkpoint has it; None when a trainer's options are objects."""
         try:
-            told = {"manager": self._manager_as_told(), "trainers": dict(self.trainers), "directory": os.getcwd()}
+            manager = None
+            if isinstance(self.manager.env, str):
+                manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
+            told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
         except (TypeError, ValueError, FileNotFoundError):  # the last: the directory was deleted
             return None
-
-    def _manager_as_told(self) -> dict[str, Any] | None:
-        if not isinstance(self.manager.env, str):
-            return None
-        return attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
 
     @property
     def checkpoints(self) -> Path:

@@ -109,8 +109,8 @@ class Camera:
         self._environment = environment
         self._takes_frames = takes_frames
         self._scenes: list[_Scene] = []
-        self._watch("reset", self._begin)
-        self._watch("step", self._go_on)
+        for name in ("reset", "step"):
+            setattr(environment, name, self._watched(getattr(environment, name), is_reset=name == "reset"))
 
     @property
     def has_whole_scene(self) -> bool:
@@ -122,28 +122,19 @@ class Camera:
         scene = self._scenes.pop(0)
         return scene.n_steps, scene.frames
 
-    def _watch(self, name: str, then: Callable[[], None]) -> None:
-        method = getattr(self._environment, name)
-
+    def _watched(self, method: Callable[..., Any], *, is_reset: bool) -> Callable[..., Any]:
         @functools.wraps(method)
         def watched(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
-            then()
+            if is_reset:
+                self._scenes.append(_Scene())
+            else:
+                self._scenes[-1].n_steps += 1
+            if self._takes_frames:
+                self._scenes[-1].frames.append(np.array(self._environment.render()))
             return result
 
-        setattr(self._environment, name, watched)
-
-    def _begin(self) -> None:
-        self._scenes.append(_Scene())
-        self._look()
-
-    def _go_on(self) -> None:
-        self._scenes[-1].n_steps += 1
-        self._look()
-
-    def _look(self) -> None:
-        if self._takes_frames:
-            self._scenes[-1].frames.append(np.array(self._environment.render()))
+        return watched
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:

@@ -97,14 +97,8 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
-    elif not _same(before, now):
+    elif before != now and not all(isinstance(each, float) and math.isnan(each) for each in (before, now)):
         yield f"{where} was {before!r} and is {now!r}"
-
-
-def _same(before: Any, now: Any) -> bool:
-    if isinstance(before, float) and isinstance(now, float) and math.isnan(before):
-        return math.isnan(now)
-    return bool(before == now)
 
 
 def _content(path: Path) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ effect, with a warning in the log.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,22 +22,19 @@ _OF_RUNNING = frozenset(
     | {"log_dir", "check_values", "infos", "seed"}
 )
 """Manager options that change how environments are run, and not what is played."""
-_logger = logging.getLogger("envmanager")
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     """Return the tables ``manager``, ``training`` and ``trainers`` as plain data, with one trainer per behavior."""
-    of_trainers = {name: _resolved_trainer(table_for(name, plan.trainers), own) for name, own in trainers.items()}
+    of_trainers = {}
+    for name, trainer in trainers.items():
+        options = getattr(trainer, "options", None)
+        filled_in = records.plain(options) if attrs.has(type(options)) else {}
+        of_trainers[name] = {"kind": None, **filled_in, **records.plain(table_for(name, plan.trainers))}
     manager, training = records.plain(plan.manager), records.plain(plan.training)
     if manager["seed"] == training["seed"]:
         del manager["seed"]  # the default; left out, so that a change of the training's seed changes both
     return {"manager": manager, "training": training, "trainers": of_trainers}
-
-
-def _resolved_trainer(table: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    options = getattr(trainer, "options", None)
-    filled_in = records.plain(options) if attrs.has(type(options)) else {}
-    return {"kind": None, **filled_in, **records.plain(table)}
 
 
 def check_resumed(plan: TrainingPlan) -> None:
@@ -68,18 +64,12 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[st
     """Return a phrase for each change of the environments and of the trainers."""
     if before is None:
         return []
+    was_played, is_played = (
+        {name: value for name, value in _table(config, "manager").items() if name not in _OF_RUNNING}
+        for config in (before, now)
+    )
     of_trainers = records.differences(_table(before, "trainers"), _table(now, "trainers"), "trainers")
-    return [*records.differences(_what_is_played(before), _what_is_played(now), "manager"), *of_trainers]
-
-
-def tell_changes(found: list[str]) -> None:
-    """Log the changes of the config since the training began."""
-    if found:
-        _logger.warning("this training goes on with a changed config: %s.", ", ".join(found))
-
-
-def _what_is_played(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in _table(config, "manager").items() if name not in _OF_RUNNING}
+    return [*records.differences(was_played, is_played, "manager"), *of_trainers]
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ The rule: a training stops only between two steps of the controller, so checkpoi
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import time
@@ -49,6 +50,8 @@ with needed_by("envmanager.training", extra="torch"):
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
+
+_logger = logging.getLogger("envmanager")
 
 __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
 
@@ -216,7 +219,8 @@ class TrainingRun:
         if plan.resume:
             changes = resolving.changes(records.read(directory), config)
             self._restore(controller, changes)
-            resolving.tell_changes(changes)
+            if changes:
+                _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
         if training.evaluate_every is not None:
             n_episodes = training.evaluation_episodes
             evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
@@ -269,7 +273,8 @@ class TrainingRun:
         assert self._control is not None
         self._control.obey(self._carry_out, time.monotonic())
         if controller.is_between_rounds:
-            if self._is_evaluation_due(controller):
+            gap, n_steps = self.plan.training.evaluate_every, controller.n_steps
+            if gap is not None and n_steps // gap > self._evaluated_at // gap:
                 self._evaluate_on_the_way(controller)
             if every is not None and controller.n_steps - self._saved_at >= every:
                 self._save(controller)
@@ -302,10 +307,6 @@ class TrainingRun:
         self._log.write(EpisodeEnd(n_steps, seconds, behavior, agent_id, total, length))
 
     # Evaluations.
-
-    def _is_evaluation_due(self, controller: TrainerController) -> bool:
-        every = self.plan.training.evaluate_every
-        return every is not None and controller.n_steps // every > self._evaluated_at // every
 
     def _evaluate_on_the_way(self, controller: TrainerController) -> None:
         assert self._evaluator is not None

@@ -84,7 +84,8 @@ class SavedPolicy:
         fits ``spec.action`` in the same way. Raises UsageError for anything else.
         """
         rows, is_one = _as_batch(self.spec.observation, obs)
-        action = self.get_action(_steps_of(rows)).action
+        steps = AgentSteps.first(agent_id=np.arange(len(leaves(rows)[0])), obs=rows)
+        action = self.get_action(steps).action
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
@@ -314,10 +315,6 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
     if cast is None:
         raise SpecMismatch(path, expected, f"{got} with values that are not of that dtype")
     return cast
-
-
-def _steps_of(obs: Tree) -> AgentSteps:
-    return AgentSteps.first(agent_id=np.arange(len(leaves(obs)[0])), obs=obs)
 
 
 def _first(actions: np.ndarray) -> Any:

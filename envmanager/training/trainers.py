@@ -68,15 +68,11 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
         if isinstance(make, functools.partial) and make.func is _make:
             cls, options_cls = make.args
             structure(options_cls, options, where=f"trainers.{behavior}")
-            if apart is not None:
-                _check_apart(behavior, cls)
-
-
-def _check_apart(behavior: str, cls: type[Trainer]) -> None:
-    try:
-        require_can_learn_apart(cls)
-    except UsageError as error:
-        raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
+            try:
+                if apart is not None:
+                    require_can_learn_apart(cls)
+            except UsageError as error:
+                raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
 
 
 def _understood(

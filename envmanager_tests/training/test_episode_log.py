@@ -50,6 +50,15 @@ def test_a_line_says_the_environment_and_the_length(tmp_path: Path) -> None:
     assert second == "220,2.500,walker,1,4294967296,12,60"
 
 
+def test_a_last_line_that_was_cut_before_its_length_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, *ENDS)
+    whole = path.read_bytes()
+    last = whole.rindex(b"220,")
+    for n in range(last, whole.rindex(b",") + 2):
+        path.write_bytes(whole[:n])
+        assert read(path) == ENDS[:1]
+
+
 def test_a_file_without_an_episode_holds_none(tmp_path: Path) -> None:
     assert not holds_episodes(written(tmp_path))
     assert not holds_episodes(tmp_path / "nothing")

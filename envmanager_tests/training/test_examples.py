@@ -95,16 +95,16 @@ def test_a_script_runs(
 @pytest.mark.usefixtures("fonts_are_open")
 def test_the_returns_of_a_training_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EpisodeLog(tmp_path / "run") as log:
-        log.write(EpisodeEnd(100, 1.0, "talker", 0, -20.0))
-        log.write(EpisodeEnd(200, 2.0, "walker", 1, -10.0))
+        log.write(EpisodeEnd(100, 1.0, "talker", 0, -20.0, 5))
+        log.write(EpisodeEnd(200, 2.0, "walker", 1, -10.0, 5))
     run_script("plot_returns", f"{tmp_path / 'run'} --out {tmp_path / 'returns.png'} --goal -15", monkeypatch)
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_behaviors_that_share_their_returns_are_one_line() -> None:
     lines_of = runpy.run_path(str(EXAMPLES / "plot_returns.py"))["lines_of"]
-    shared = [EpisodeEnd(100, 1.0, name, 0, -20.0) for name in ("speaker", "listener")]
-    alone = EpisodeEnd(100, 1.0, "judge", 0, 3.0)
+    shared = [EpisodeEnd(100, 1.0, name, 0, -20.0, 5) for name in ("speaker", "listener")]
+    alone = EpisodeEnd(100, 1.0, "judge", 0, 3.0, 5)
     assert lines_of([*shared, alone], None) == {(-20.0,): ["speaker", "listener"], (3.0,): ["judge"]}
     assert lines_of([*shared, alone], "listener") == {(-20.0,): ["listener"]}
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.display import Rate
-from envmanager.cli.train import Lines, Reports, state_of
+from envmanager.cli.train import Lines, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
@@ -46,6 +46,7 @@ class Writer:
 
 class Shown(Lines):
     def __init__(self) -> None:
+        super().__init__()
         self.updates: list[tuple[str, int]] = []
         self.lines: list[str] = []
 
@@ -99,11 +100,11 @@ def figures_of(writer: Writer) -> Figures:
 @pytest.mark.usefixtures("clock")
 def test_no_behavior_is_left_out_when_all_are_updated_at_once(clock: SimpleNamespace) -> None:
     writer, shown = Writer(), Shown()
-    reports, figures = Reports(shown), figures_of(writer)
+    figures = figures_of(writer)
 
     for n_steps in (10, 20, 30):
         for behavior in ("speaker", "listener"):
-            reports.updated(run_of(), update(behavior, n_steps))
+            shown.updated(run_of(), update(behavior, n_steps))
             figures.updated(run_of().controller, update(behavior, n_steps))
         clock.now += 0.3
 
@@ -140,15 +141,15 @@ def test_each_behavior_has_a_return_and_a_length_of_its_own() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
-    figures, reports = figures_of(writer := Writer()), Reports(shown := Shown())
+    figures, shown = figures_of(writer := Writer()), Shown()
     for n_steps in (10, 20):
         for behavior in ("speaker", "listener"):
-            reports.updated(run_of(), update(behavior, n_steps))
+            shown.updated(run_of(), update(behavior, n_steps))
             figures.updated(run_of(recent=(SPOKEN,)).controller, update(behavior, n_steps))
 
     for _ in range(2):
         figures.saved(run_of(recent=(SPOKEN,)).controller)
-        reports.saved(Path("checkpoint"))
+        shown.saved(Path("checkpoint"))
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 20]
     assert writer.steps_of("return/mean")[-1] == 20
@@ -233,9 +234,9 @@ def test_the_speed_that_is_shown_is_that_of_the_last_seconds() -> None:
 
 
 def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None:
-    reports = Reports(shown := Shown())
-    reports.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
-    reports.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
+    shown = Shown()
+    shown.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
+    shown.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
 
     assert shown.lines == [
         "evaluation  2 ± 1, from 1 to 3, 2 episodes, after 3,000 agent steps, the best so far",
@@ -253,11 +254,11 @@ def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
 def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only_the_next_round() -> None:
     writer, shown = Writer(), Shown()
 
-    figures, reports = figures_of(writer), Reports(shown)
+    figures = figures_of(writer)
     for learning, n_steps in (("listener", 10), ("speaker", 20)):
         run, changed = run_of(learning=(learning,)), change(is_round=n_steps == 20, n_steps=n_steps)
         figures.changed(run.controller, changed)
-        reports.changed(run, changed)
+        shown.changed(run, changed)
 
     assert writer.written == [
         ("speaker/frozen", 1.0, 10),
