@@ -117,8 +117,7 @@ class GymnasiumEnvironment(EnvGroup):
         if rows is not None:
             chosen = rows.tolist()
             envs, out = list(map(self._envs.__getitem__, chosen)), self._new_views(chosen)
-        write_obs, plain_obs, rewards = self._write_obs, out.plain_obs, out.rewards
-        plain_class = None if plain_obs is None else np.ndarray
+        write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         infos: list[Any] = []
         ended: list[Any] = []  # the reset infos of the environments whose episode ended
@@ -146,8 +145,9 @@ class GymnasiumEnvironment(EnvGroup):
                     ended.append(self._restart(env, chosen[row], out.obs[row]))
                 elif obs.__class__ is plain_class:
                     try:
-                        plain_obs[place] = obs  # refuses another dtype or shape
-                    except ValueError:
+                        plain_obs[place] = obs
+                    except ValueError:  # another dtype or shape, which these environments will show again
+                        plain_class = out.plain_class = None
                         write_obs(out.obs[row], obs, self.casting)
                 else:
                     write_obs(out.obs[row], obs, self.casting)
@@ -205,12 +205,6 @@ class GymnasiumEnvironment(EnvGroup):
         return _BufferViews(RowBuffer.empty(self._spec.observation, agent_id), agent_id, self._is_plain)
 
 
-def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype object that arrays of this dtype usually share; an unpickled one is equal but another object."""
-    usual: np.dtype[Any] = np.dtype(dtype.type)
-    return usual if usual == dtype else dtype
-
-
 class _BufferViews:
     """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long."""
 
@@ -230,10 +224,12 @@ class _BufferViews:
         self.no_flags = np.zeros(n, np.bool_).data
         self.plain_obs: Any = None
         """Numbers of all observations if these have one axis; each row has a slice of them in ``places``."""
+        self.plain_class: type | None = None
+        """Class of observations to be copied by ``plain_obs``; None for no class."""
         self.places: Sequence[Any] = self.rows
         if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
             size = steps.obs.shape[1]
-            self.plain_obs = steps.obs.reshape(-1).data
+            self.plain_obs, self.plain_class = steps.obs.reshape(-1).data, np.ndarray
             self.places = [slice(row * size, (row + 1) * size) for row in self.rows]
 
 
@@ -269,7 +265,7 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
 
 
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
-    dtype, shape, array_class = _usual(spec.dtype), spec.shape, np.ndarray
+    dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
         if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:

@@ -211,20 +211,19 @@ class WorkerTable:
             if entry.state is not usual:
                 self._move_rarely(entries, to)
                 return
-        for entry in entries:
-            entry.state = to
         if to is _READY:
             self.ready.extend(entries)
         elif to is _IN_FLIGHT:
             self.n_waiting += len(entries)
-        elif len(entries) == len(self.ready):
-            self.n_waiting, self.ready = self.n_waiting - len(entries), []
         else:
-            gone = set(entries)
-            self.n_waiting, self.ready = (
-                self.n_waiting - len(entries),
-                [each for each in self.ready if each not in gone],
-            )
+            self.n_waiting -= len(entries)
+            if len(entries) == len(self.ready):
+                self.ready = []
+            else:
+                gone = set(entries)
+                self.ready = [each for each in self.ready if each not in gone]
+        for entry in entries:
+            entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
         """Do what ``move`` does, from any state."""
