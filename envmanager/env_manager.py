@@ -20,6 +20,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +250,9 @@ class EnvManager(ABC):
         Raises BadAction, before anything is sent, when actions or env_ids do not fit, or an environment's worker
         has a step in flight; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
         """
-        with self._named["send"]:
+        bracket = self._named["send"]
+        bracket.begin()
+        try:
             is_begun = self._use is _SEND_RECV
             if not is_begun:
                 self._use.require(_SEND_RECV)
@@ -258,10 +261,12 @@ class EnvManager(ABC):
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
                     "it. Nothing was sent."
                 )
-            actions, groups = self._row_steps.checked(actions, env_ids, is_begun)
-            if not is_begun:
-                self._begin(_SEND_RECV, offers_first=False)
-            self._row_steps.send(actions, groups)
+            begin = None if is_begun else partial(self._begin, _SEND_RECV, offers_first=False)
+            self._row_steps.send(actions, env_ids, begin)
+        except BaseException as error:
+            bracket.end(error)
+            raise
+        bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """Return the steps that are ready, one row per environment; after a reset first the first observations.
@@ -276,8 +281,10 @@ class EnvManager(ABC):
 
         ``_undelivered`` holds either from the moment at which it is made.
         """
+        bracket = self._named[call]
         while True:
-            with self._named[call]:
+            bracket.begin()
+            try:
                 is_begun = self._use is use
                 if not is_begun:
                     self._use.require(use)
@@ -302,6 +309,10 @@ class EnvManager(ABC):
                             self._count_episodes(self._undelivered)
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)
+            except BaseException as error:
+                bracket.end(error)
+                raise
+            bracket.end()
             if self._undelivered is made and made is not None:
                 break  # else another thread has returned it
         if is_error:

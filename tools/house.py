@@ -143,7 +143,7 @@ def figures() -> list[Figure]:
     """Measure everything."""
     small, once = shares_of_small_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 10_450, 8_800),
+        Figure("lines of the kernel", n_lines(kernel()), 10_380, 8_800),
         Figure("modules of the kernel", len(kernel()), 59, 50),
         Figure("lines of the package", n_lines(list(modules().values())), 34_140, 29_000),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 11, 10),

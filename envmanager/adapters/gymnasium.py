@@ -6,8 +6,7 @@ therefore made once; a step only compares and assigns.
 
 from __future__ import annotations
 
-import functools
-import struct
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +18,7 @@ from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_num
 from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
 from envmanager.data.fitting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
+from envmanager.data.steps import RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, take_rows
 from envmanager.environment import EnvGroup
 
@@ -66,8 +65,10 @@ class GymnasiumEnvironment(EnvGroup):
         self._read_actions = rows_reader(first.action_space)
         self._known_actions = known_actions(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
-        is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object and not check_values
-        self._plain_obs = (_usual(spec.observation.dtype), spec.observation.shape) if is_plain else (None, None)
+        only = spec.observation
+        self._is_plain = (
+            not check_values and isinstance(only, ArraySpec) and only.dtype.kind in "biuf" and only.dtype.isnative
+        )
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._views = self._new_views(self._all)
@@ -93,26 +94,78 @@ class GymnasiumEnvironment(EnvGroup):
         """Write the next steps into ``buffer``. Its views are stored in it and used again."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
-            views = buffer.views = _BufferViews(buffer, self._agent_id)
+            views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
             buffer.steps.agent_id[:] = self._agent_id
         self._views = views
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
-        views = self._views
-        views.clear()
-        infos = []
+        steps, infos = self._views.steps, []
+        for column in (steps.reward, steps.terminated, steps.truncated):
+            column.fill(0)
         for row, env in enumerate(self._envs):
             self.current_env_id = self.env_ids[row]
-            infos.append(self._restart(env, row, views.obs[row], seed=seeds[row]))
+            infos.append(self._restart(env, row, self._views.obs[row], seed=seeds[row]))
         self.current_env_id = None
-        return {BEHAVIOR: views.finish(infos if self._infos else None, [])}
+        steps.final_obs = steps.reset_info = None
+        steps.info = infos if self._infos else None
+        return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        if rows is None:
-            return {BEHAVIOR: self._step(self._all, actions[BEHAVIOR], self._views)}
-        chosen = rows.tolist()
-        return {BEHAVIOR: self._step(chosen, actions[BEHAVIOR], self._new_views(chosen))}
+        """Step all environments, or those at ``rows``: the i-th of them reads row i of its actions and writes row i."""
+        batch = actions[BEHAVIOR]
+        chosen, envs, out = self._all, self._envs, self._views
+        if rows is not None:
+            chosen = rows.tolist()
+            envs, out = list(map(self._envs.__getitem__, chosen)), self._new_views(chosen)
+        write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
+        plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
+        infos: list[Any] = []
+        ended: list[Any] = []  # the reset infos of the environments whose episode ended
+        out.terminated[:] = out.truncated[:] = out.no_flags  # the same memory also receives copied steps of some rows
+        row = 0
+        try:
+            known = self._known_actions
+            own_actions = self._read_actions(batch, len(envs)) if known is None else map(known, batch.tolist())
+            for row, env, action, place in zip(out.rows, envs, own_actions, out.places):  # noqa: B905  (strict is slow)
+                result = env.step(action)
+                try:
+                    obs, reward, terminated, truncated, info = result
+                except (TypeError, ValueError) as error:
+                    raise _not_five(result) from error
+                if reward.__class__ is not plain_reward and reward.__class__ not in plain_rewards:
+                    reward = self._number(reward, "reward", self.casting)
+                try:
+                    rewards[row] = reward
+                except ValueError:  # an int beyond all floats, which NumPy names
+                    out.steps.reward[row] = reward
+                if (terminated is not False or truncated is not False) and self._has_ended(
+                    out, row, terminated, truncated
+                ):
+                    write_obs(out.final_obs[len(ended)], obs, self.casting)
+                    ended.append(self._restart(env, chosen[row], out.obs[row]))
+                elif obs.__class__ is plain_class:
+                    try:
+                        plain_obs[place] = obs
+                    except ValueError:  # another dtype or shape, which these environments will show again
+                        plain_class = out.plain_class = None
+                        write_obs(out.obs[row], obs, self.casting)
+                else:
+                    write_obs(out.obs[row], obs, self.casting)
+                if info.__class__ is not dict:
+                    check_info(info, "info")
+                if keeps_infos:
+                    infos.append(info)
+        except BaseException:
+            self.current_env_id = self.env_ids[chosen[row]]
+            raise
+        steps = out.steps
+        steps.final_obs = steps.info = steps.reset_info = None
+        if keeps_infos:
+            steps.info, steps.reset_info = infos, ended or None
+        if ended:
+            steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
+        return {BEHAVIOR: steps}
 
     def close(self) -> None:
         """Close all environments, even if some raise. Then raise the first error."""
@@ -125,55 +178,6 @@ class GymnasiumEnvironment(EnvGroup):
                     first_error, self.current_env_id = error, env_id
         if first_error is not None:
             raise first_error
-
-    def _step(self, chosen: Sequence[int], batch: Tree, out: _BufferViews) -> AgentSteps:
-        """Step the environments ``chosen``. The i-th of them reads row i of ``batch`` and writes row i of ``out``."""
-        envs = self._envs if chosen is self._all else [self._envs[number] for number in chosen]
-        write_obs, plain_rewards = self._write_obs, self._plain_rewards
-        plain_dtype, plain_shape = self._plain_obs
-        array_class, number_class, keeps_infos = np.ndarray, self._plain_reward, self._infos
-        rewards: list[Any] = []
-        infos: list[Any] = []
-        ended: list[Any] = []  # the reset infos of the environments whose episode ended
-        out.terminated.fill(False)  # the same memory also receives copied steps of some rows
-        out.truncated.fill(False)
-        try:
-            known = self._known_actions
-            actions = self._read_actions(batch, len(envs)) if known is None else map(known, batch.tolist())
-            for env, action, view in zip(envs, actions, out.first_leaf):  # noqa: B905  (strict costs as much as a step)
-                result = env.step(action)
-                try:
-                    obs, reward, terminated, truncated, info = result
-                except (TypeError, ValueError) as error:
-                    raise _not_five(result) from error
-                if reward.__class__ is not number_class and reward.__class__ not in plain_rewards:
-                    reward = self._number(reward, "reward", self.casting)
-                if (terminated is not False or truncated is not False) and self._has_ended(
-                    out, len(rewards), terminated, truncated
-                ):
-                    write_obs(out.final_obs[len(ended)], obs, self.casting)
-                    ended.append(self._restart(env, chosen[len(rewards)], out.obs[len(rewards)]))
-                elif obs.__class__ is array_class and obs.dtype is plain_dtype and obs.shape == plain_shape:
-                    view[...] = obs
-                else:
-                    write_obs(out.obs[len(rewards)], obs, self.casting)
-                if info.__class__ is not dict:
-                    check_info(info, "info")
-                if keeps_infos:
-                    infos.append(info)
-                rewards.append(reward)
-        except BaseException:
-            self.current_env_id = self.env_ids[chosen[min(len(rewards), len(envs) - 1)]]
-            raise
-        try:
-            out.pack_rewards(out.rewards, 0, *rewards)
-        except (struct.error, TypeError):  # an int beyond all floats, which NumPy names; no memory in one piece
-            out.reward[...] = rewards
-        if ended or keeps_infos:
-            return out.finish(infos if keeps_infos else None, ended)
-        steps = out.steps
-        steps.final_obs = steps.info = steps.reset_info = None
-        return steps
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
         # Copied for each environment: Gymnasium's vector environments remove keys from them.
@@ -199,53 +203,35 @@ class GymnasiumEnvironment(EnvGroup):
 
     def _new_views(self, chosen: Sequence[int]) -> _BufferViews:
         agent_id = self._agent_id[list(chosen)]
-        return _BufferViews(RowBuffer.empty(self._spec.observation, agent_id), agent_id)
-
-
-def _usual(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype object that arrays of this dtype usually share; an unpickled one is equal but another object."""
-    usual: np.dtype[Any] = np.dtype(dtype.type)
-    return usual if usual == dtype else dtype
-
-
-@functools.cache
-def _packer(n: int) -> Callable[..., None]:
-    return struct.Struct(f"{n}f").pack_into
+        return _BufferViews(RowBuffer.empty(self._spec.observation, agent_id), agent_id, self._is_plain)
 
 
 class _BufferViews:
     """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long."""
 
-    def __init__(self, buffer: RowBuffer, agent_id: np.ndarray) -> None:
+    def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
+        """``is_plain``: observations are arrays of numbers whose values need no check."""
+        n, steps = len(agent_id), buffer.steps
         self.agent_id = agent_id
-        self.steps = buffer.steps
+        self.steps = steps
         self.all_final_obs = buffer.final_obs
-        self.obs = _row_views(buffer.steps.obs, len(buffer.steps))
-        self.first_leaf: list[Any] = [own[0] if own else None for own in self.obs]
-        self.final_obs = _row_views(buffer.final_obs, len(buffer.steps))
-        self.reward = buffer.steps.reward
-        self.rewards = memoryview(self.reward) if self.reward.flags.c_contiguous else None  # type: ignore[arg-type]
-        self.pack_rewards = _packer(len(self.reward))
-        """Writes all rewards at once; NumPy would make an array of them first."""
-        self.terminated = buffer.steps.terminated
-        self.truncated = buffer.steps.truncated
-
-    def clear(self) -> None:
-        """Set rewards to 0 and flags to False, as after a reset."""
-        for column in (self.reward, self.terminated, self.truncated):
-            column.fill(0)
-
-    def finish(self, infos: list[Any] | None, reset_infos: list[Any]) -> AgentSteps:
-        """Return the buffer's steps, with a final observation for each of the ``reset_infos``.
-
-        If ``infos`` is None, infos are not wanted and the ``reset_infos`` are dropped.
-        """
-        steps = self.steps
-        n_ended = len(reset_infos)
-        steps.final_obs = take_rows(self.all_final_obs, slice(n_ended)) if n_ended else None
-        steps.info = infos
-        steps.reset_info = reset_infos if n_ended and infos is not None else None
-        return steps
+        self.rows = range(n)
+        self.obs = _row_views(steps.obs, n)
+        self.final_obs = _row_views(buffer.final_obs, n)
+        # An item of a memoryview is assigned faster than one of an array, and its class, dtype and shape are compared.
+        self.rewards: Any = steps.reward.data
+        self.terminated: Any = steps.terminated.data
+        self.truncated: Any = steps.truncated.data
+        self.no_flags = np.zeros(n, np.bool_).data
+        self.plain_obs: Any = None
+        """Numbers of all observations if these have one axis; each row has a slice of them in ``places``."""
+        self.plain_class: type | None = None
+        """Class of observations to be copied by ``plain_obs``; None for no class."""
+        self.places: Sequence[Any] = self.rows
+        if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
+            size = steps.obs.shape[1]
+            self.plain_obs, self.plain_class = steps.obs.reshape(-1).data, np.ndarray
+            self.places = [slice(row * size, (row + 1) * size) for row in self.rows]
 
 
 class _ObjectRow:
@@ -279,11 +265,24 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
     return write
 
 
+_SHORT = 32
+"""Greatest length of float observations for which a sum in Python is faster than a check by NumPy."""
+
+
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
-    dtype, shape, array_class = _usual(spec.dtype), spec.shape, np.ndarray
+    dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
+    is_short = dtype.kind == "f" and len(shape) == 1 and shape[0] <= _SHORT and not check_numbers
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
         if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
+            is_float = obs.__class__ is array_class and obs.dtype.kind == "f" and obs.shape == shape
+            if is_float and is_short and not casting.strict and casting.on_cast is None:
+                try:
+                    views[0][...] = obs
+                    if math.isfinite(sum(views[0].tolist())):  # the numbers are rounded and not beyond all floats
+                        return
+                except (FloatingPointError, RuntimeWarning):  # where NumPy was told to raise them
+                    pass
             obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
             check_values(spec, obs, path)

@@ -64,7 +64,13 @@ class EnvRows:
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[RowsOfWorker]]:
         """Return the number of environments in ``env_ids``, and these grouped by worker; raise as ``checked`` does."""
-        if env_ids is self.all_env_ids or self._are_all(env_ids):
+        everything = self.all_env_ids
+        if env_ids is everything or (  # all in order, in an array as most callers pass it
+            env_ids.__class__ is np.ndarray
+            and env_ids.shape == everything.shape
+            and env_ids.dtype.kind in "iu"
+            and (env_ids == everything).all()
+        ):
             return self.n_envs, self._all_groups
         ids, numbers = self._checked(env_ids, error)
         if self._hosts_one_each:
@@ -73,13 +79,6 @@ class EnvRows:
                 RowsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
             ]
         return len(numbers), self.by_worker(ids)
-
-    def _are_all(self, env_ids: Any) -> bool:
-        """Return whether these are all environments in order, in an array as most callers pass it. False for a list."""
-        everything = self.all_env_ids
-        if env_ids.__class__ is not np.ndarray or env_ids.shape != everything.shape or env_ids.dtype.kind not in "iu":
-            return False
-        return bool((env_ids == everything).all())
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
         """Return ``env_ids`` as int64[n]; raise ``error`` if one is unknown or named twice."""

@@ -1,9 +1,7 @@
 """A worker that is an object in the trainer's process, the rows it writes, and the step queue of its responses.
 
-::
-
-    RotatingRows   three sets of arrays in turn: views that stay valid for a while (zero_copy, or shared memory)
-    LentRows       arrays that are the trainer's, without a copy: a set is written again when nothing refers to it
+Its environments write into arrays of their own, which are copied; or into three buffers in turn, whose views stay valid
+for a while (zero_copy, or shared memory); or into LentRows.
 
 The rule: its step is taken when its response is asked for, and never before. So exceptions are raised where they are
 with processes, and the responses of worker processes, if there are any, are looked at first. No array is written while
@@ -12,6 +10,7 @@ the trainer may still look at it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -24,7 +23,6 @@ import numpy as np
 
 from envmanager.data.steps import (
     STEPPING,
-    AgentSteps,
     CommandName,
     EnvironmentResponse,
     RowBuffer,
@@ -32,8 +30,7 @@ from envmanager.data.steps import (
     Steps,
     only_agents,
 )
-from envmanager.data.trees import Tree, leaves, map_tree
-from envmanager.environment import EnvGroup
+from envmanager.data.trees import leaves, map_tree
 from envmanager.errors import EnvManagerError
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.wire import describe_failure
@@ -49,88 +46,46 @@ _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandNam
 LEAST_BYTES = 1 << 16
 """Least bytes of observations that are lent; copying fewer is faster."""
 _MAX_KEPT = 3
-"""Number of sets that are kept to be written again; a trainer may keep any number of others."""
-
-
-class RotatingRows:
-    """Buffers that are used in turn."""
-
-    def __init__(self, buffers: Sequence[RowBuffer]) -> None:
-        self._buffers = buffers
-        self._slot = 0
-
-    def next(self) -> RowBuffer:
-        """Return the buffer for the next step."""
-        self._slot = (self._slot + 1) % len(self._buffers)
-        return self._buffers[self._slot]
-
-    def handed_out(self, steps: Steps) -> Steps:
-        """Return the step that was written, for the trainer."""
-        return steps
+"""Number of buffers that are kept to be written again; a trainer may keep any number of others."""
 
 
 class LentRows:
-    """Buffers whose observations are delivered without a copy; the other arrays are small and copied."""
-
-    def __init__(self, make: Callable[[], RowBuffer]) -> None:
-        self._make = make
-        self._kept: list[_LentBuffer] = []
-        self._next: _LentBuffer | None = None
-
-    def next(self) -> RowBuffer:
-        """Return a buffer for the next step: the latest free one, perhaps still in the caches, or a new one."""
-        self._next = next((each for each in self._kept if each.is_back), None)
-        if self._next is None:
-            self._next = _LentBuffer(self._make())
-            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # the trainer keeps one more for long
-        return self._next.buffer
-
-    def handed_out(self, steps: Steps) -> Steps:
-        """Return the step that was written, for the trainer; arrays of other buffers are copied."""
-        return {behavior: self._own(each) for behavior, each in steps.items()}
-
-    def _own(self, steps: AgentSteps) -> AgentSteps:
-        if self._next is None or steps.obs is not self._next.buffer.steps.obs:
-            return steps.copy()
-        return steps.copy(obs=self._next.lend())
-
-
-class _LentBuffer:
-    """A buffer that knows whether its lent observations are still in use.
+    """Buffers whose observations are delivered without a copy; the other arrays are small and copied.
 
     Lent arrays are views of an array on the buffer's memory whose own base is no array. NumPy makes views of views
     refer to the first array of the chain, so that one lives as long as any of them.
     """
 
-    def __init__(self, buffer: RowBuffer) -> None:
-        self.buffer = buffer
-        self._roots: list[weakref.ref[np.ndarray]] = []
+    def __init__(self, make: Callable[[], RowBuffer]) -> None:
+        self._make = make
+        self._kept: list[tuple[RowBuffer, list[weakref.ref[np.ndarray]]]] = []
+        """Buffers, the latest first, each with what the lent arrays are views of."""
+        self._next: tuple[RowBuffer, list[weakref.ref[np.ndarray]]] | None = None
 
-    @property
-    def is_back(self) -> bool:
-        return all(root() is None for root in self._roots)
+    def next(self) -> RowBuffer:
+        """Return a buffer for the next step: the latest free one, perhaps still in the caches, or a new one."""
+        self._next = next((each for each in self._kept if all(root() is None for root in each[1])), None)
+        if self._next is None:
+            self._next = (self._make(), [])
+            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # the trainer keeps one more for long
+        return self._next[0]
 
-    def lend(self) -> Tree:
-        """Return the observations, and count as in use until they are garbage."""
-        lent = map_tree(_on_the_same_memory, self.buffer.steps.obs)
-        self._roots = [weakref.ref(leaf.base) for leaf in leaves(lent)]
-        return lent
+    def handed_out(self, steps: Steps) -> Steps:
+        """Return the step that was written, for the trainer; arrays of other buffers are copied."""
+        own = {}
+        for behavior, each in steps.items():
+            lent = None
+            if self._next is not None and each.obs is self._next[0].steps.obs:
+                lent = map_tree(_on_the_same_memory, each.obs)
+                self._next[1][:] = [weakref.ref(leaf.base) for leaf in leaves(lent)]
+            own[behavior] = each.copy(obs=lent)
+        return own
 
 
 def _on_the_same_memory(array: np.ndarray) -> np.ndarray:
     data: Any = array.reshape(-1).view(np.uint8)
     same: np.ndarray = np.asarray(memoryview(data)).view(array.dtype).reshape(array.shape)
     return same
-
-
-def is_worth_lending(observation: Tree, n_envs: int) -> bool:
-    """Return whether lending pays for the observations of ``n_envs`` environments, by their spec."""
-    n_bytes = 0
-    for leaf in leaves(observation):
-        if leaf.is_object:
-            return False
-        n_bytes += n_envs * leaf.dtype.itemsize * math.prod(leaf.shape)
-    return n_bytes >= LEAST_BYTES
 
 
 class LocalWorker:
@@ -160,10 +115,14 @@ class LocalWorker:
         self._lends = lends
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
+        """Step that was sent and has not ended."""
+        self._has_begun = False
+        """Whether that step has begun; between calls, whether it was interrupted half-way."""
         self._stepped: EnvironmentResponse | None = None
-        self._begun: CommandName | None = None
-        """A step or reset that has begun and not ended; between calls, one that was interrupted half-way."""
-        self._rows: RotatingRows | LentRows | None = None
+        """Response to a step that has ended, until it is returned."""
+        self._next_buffer: Callable[[], RowBuffer] | None = None
+        """Function that returns the buffer for the next step."""
+        self._lent: LentRows | None = None
         self._user_code = let_through()
 
     def start(self) -> StartReport:
@@ -180,19 +139,29 @@ class LocalWorker:
             raise failure from error
         self.times.started(asked_ns, time.monotonic_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
-        self._make_rows(self.group)
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
+        n_envs = len(self.group.env_ids)
+        if len(report.specs) == 1 and list(report.max_agents.values()) == [n_envs]:
+            (spec,) = report.specs.values()
+            parts = leaves(spec.observation)
+            n_bytes = n_envs * sum(part.dtype.itemsize * math.prod(part.shape) for part in parts)
+            make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
+            if self._lends and n_bytes >= LEAST_BYTES and not any(part.is_object for part in parts):
+                self._lent = LentRows(make)
+                self._next_buffer = self._lent.next
+            elif self._rotates:
+                self._next_buffer = itertools.cycle([make() for _ in range(3)]).__next__
         return report
 
     def attach(self, worker_rows: Any) -> None:
         """Let the environments write into these ``WorkerRows``, one slot after the other."""
         if None not in worker_rows.buffers:
-            self._rows = RotatingRows(worker_rows.buffers)
+            self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
     @property
     def lends(self) -> bool:
         """Whether its responses' arrays are the trainer's: they are not written again while the trainer has them."""
-        return isinstance(self._rows, LentRows)
+        return self._lent is not None
 
     def close_quietly(self) -> None:
         """Close the environments; log errors instead of raising them."""
@@ -202,28 +171,16 @@ class LocalWorker:
             except (Exception, SystemExit):
                 _logger.exception("an environment failed to close")
 
-    def _make_rows(self, group: EnvGroup) -> None:
-        if len(group.behavior_specs) != 1:
-            return
-        ((behavior, spec),) = group.behavior_specs.items()
-        if len(group.env_ids) != group.max_agents[behavior]:
-            return
-        make = partial(RowBuffer.empty, spec.observation, only_agents(group.env_ids))
-        if self._lends and is_worth_lending(spec.observation, len(group.env_ids)):
-            self._rows = LentRows(make)
-        elif self._rotates:
-            self._rows = RotatingRows([make() for _ in range(3)])
-
     def send(self, name: str, payload: Any = None) -> None:
         """Remember a command; it is carried out when its response is asked for, after a step in flight."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
             return
-        if self._step is not None:
-            self._stepped = self.take_step()
         if command is CommandName.RESET:
-            self._stepped = self._begun = None
+            self._step, self._has_begun, self._stepped = None, False, None
+        elif self._step is not None and not self._has_begun:
+            (self._stepped,) = self.take_step()
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
@@ -237,84 +194,57 @@ class LocalWorker:
         except EnvManagerError as error:
             return EnvironmentResponse(_FAILED, self.worker_id, error)
         started_ns = time.monotonic_ns()
-        if name is CommandName.RESET:
-            self._begun = name
-            if isinstance(self._rows, LentRows):
-                self.group.offer_rows(self._rows.next())
+        lent = self._lent if name is CommandName.RESET else None
+        if lent is not None:
+            self.group.offer_rows(lent.next())
         response = self._obey(name, payload)
-        if name is CommandName.RESET:
-            self._begun = None
-            self._hand_over(response)
+        if lent is not None and response.name is not _FAILED:
+            response.payload = lent.handed_out(response.payload)
         ended_ns = time.monotonic_ns()
         self.times.responded(name, ended_ns - started_ns, ended_ns)
         return response
 
-    def take_step(self) -> EnvironmentResponse | None:
-        """Take the step that was sent and return its response; None without one.
+    def take_step(self) -> Sequence[EnvironmentResponse]:
+        """Take the step that was sent and return its response; none without one.
 
         The response is a failure if the environments were interrupted half-way: they must be reset first.
         """
-        if self._begun is not None or self._stepped is not None:
-            return self._left_behind()
-        if self._step is None:
-            return None
-        if self._rows is not None:
-            self.group.offer_rows(self._rows.next())  # first: without memory for them, no step has begun
-        (name, actions), self._step = self._step, None
-        self._begun = name
-        started_ns = time.monotonic_ns()
-        group = self.group
-        try:
-            with self._user_code:
-                result = group.step(actions) if name is _STEP else COMMANDS[name](group, actions)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            response = self._failed(error, name)
-        else:
-            response = EnvironmentResponse(_STEP, self.worker_id, result)
-            if len(group.behavior_specs) != self._n_reported:
-                self._report_specs(response)
-        self._begun = None
-        ended_ns = time.monotonic_ns()
-        self.times.stepped(ended_ns - started_ns, ended_ns)
-        if self._rows is None:
-            return response
-        self._stepped = response
-        return self._left_behind()
-
-    def _left_behind(self) -> EnvironmentResponse | None:
-        """Return the response to a step that was interrupted, or that was taken before; None without one."""
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            return self._failed(KeyboardInterrupt(), begun)
-        if self._stepped is not None:
-            self._hand_over(self._stepped)
-        stepped, self._stepped = self._stepped, None
-        return stepped
-
-    def _hand_over(self, response: EnvironmentResponse) -> None:
-        """Give the trainer arrays of its own; if there is no memory for them, the next call delivers the response."""
-        if self._rows is not None and response.name is not _FAILED:
-            response.payload = self._rows.handed_out(response.payload)
+        if self._stepped is None:
+            if self._step is None:
+                return ()
+            if self._has_begun:
+                response = self._failed(KeyboardInterrupt(), self._step[0])
+            else:
+                if self._next_buffer is not None:  # first: without memory for it, no step has begun
+                    self.group.offer_rows(self._next_buffer())
+                self._has_begun = True
+                started_ns = time.monotonic_ns()
+                response = self._obey(*self._step)
+                ended_ns = time.monotonic_ns()
+                self.times.stepped(ended_ns - started_ns, ended_ns)
+            self._stepped, self._step, self._has_begun = response, None, False
+        response = self._stepped
+        if self._lent is not None and response.name is not _FAILED:  # without memory for it, the next call returns it
+            response.payload = self._lent.handed_out(response.payload)
+        self._stepped = None
+        return (response,)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
         group = self.group
+        self._user_code.begin()
         try:
-            with self._user_code:
-                result = COMMANDS[name](group, payload)
-        except KeyboardInterrupt:
-            raise
+            result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
         except BaseException as error:
+            self._user_code.end()
+            if isinstance(error, KeyboardInterrupt):
+                raise
             return self._failed(error, name)
-        response = EnvironmentResponse(name, self.worker_id, result)
+        self._user_code.end()
+        response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
         if len(group.behavior_specs) != self._n_reported:
-            self._report_specs(response)
+            response.specs = dict(group.behavior_specs)
+            self._n_reported = len(response.specs)
         return response
-
-    def _report_specs(self, response: EnvironmentResponse) -> None:
-        response.specs = dict(self.group.behavior_specs)
-        self._n_reported = len(response.specs)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         return failed(error, name, worker_id=self.worker_id, env_ids=self.group.env_ids, group=self.group)
@@ -335,31 +265,30 @@ class LocalStepQueue(ResponseSource):
     def take(self) -> Sequence[EnvironmentResponse]:
         """Return the others' responses; without others, or after one of each, step the local worker too."""
         if self._others is None:
-            response = self._workers[self._worker_id].take_step()
-            return () if response is None else (response,)
+            return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:
             taken = self._others.take()
             self._n_of_others += len(taken)
             return taken
-        own = self._take_step()  # first: if it is interrupted, the others' responses are still in the queue
+        own = self._take_own()  # first: if it is interrupted, the others' responses are still in the queue
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Return ready responses; otherwise step the local worker; otherwise wait for a remote one."""
-        if self._others is None:
-            return self._take_step() or self._wait_for_replacement(timeout)
-        return self.take() or self._take_step() or self._others.wait(timeout, n_wanted)
+        """Return ready responses; otherwise step the local worker; otherwise wait for a remote one.
 
-    def _take_step(self) -> Sequence[EnvironmentResponse]:
-        response: EnvironmentResponse | None = self._workers[self._worker_id].take_step()
-        if response is None:
-            return ()
-        self._n_of_others = 0
-        return (response,)
-
-    def _wait_for_replacement(self, timeout: float | None) -> Sequence[EnvironmentResponse]:
-        """Sleep for ``timeout`` seconds, since only a later replacement can respond; then take any step sent."""
-        if timeout:
+        Without others only a replacement can respond later: sleep for ``timeout`` seconds, then step.
+        """
+        if self._others is not None:
+            return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)
+        taken = self.take()
+        if timeout and not taken:
             with let_through():
                 time.sleep(timeout)
-        return self._take_step()
+            taken = self.take()
+        return taken
+
+    def _take_own(self) -> Sequence[EnvironmentResponse]:
+        own: Sequence[EnvironmentResponse] = self._workers[self._worker_id].take_step()
+        if own:
+            self._n_of_others = 0
+        return own

@@ -10,13 +10,13 @@ The rule: a batch exists before any worker that it comes from moves on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from envmanager.data.env_rows import EnvRows, RowsOfWorker
-from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.env_rows import EnvRows
+from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
@@ -86,74 +86,62 @@ class RowSteps:
 
     # Actions.
 
-    def checked(self, actions: Tree, env_ids: Any, is_begun: bool) -> tuple[Tree, list[RowsOfWorker]]:
-        """Return the actions as arrays that fit, and the rows of each worker in them.
+    def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
+        """Send actions to the workers of these environments; the first time after a reset ``begin()`` is called before.
 
-        Raises BadAction if they do not fit or a worker's response is outstanding, and the error of a worker that was
-        given up.
+        Raises BadAction, before anything is sent, if they do not fit or a worker's response is outstanding, and the
+        error of a worker that was given up.
         """
-        if not is_begun or len(self._table.specs) != self._n_specs:
-            self._find_behavior(is_begun=is_begun)
+        table, host, behavior = self._table, self.host, self.behavior
+        if begin is not None or len(table.specs) != self._n_specs:
+            self._find_behavior(is_begun=begin is None)
+            behavior = self.behavior
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        only = None if self._spec is None else self._spec.action
-        if only.__class__ is ArraySpec and only.is_choices(actions) and len(actions) == n:
-            own = actions.copy()
-        else:
-            own = checked_actions(self._spec, actions, n, "send", self._check_values)
-        entries = self._table.entries
-        for group in groups:
-            entry = entries[group.worker_id]
-            if entry.state is _IDLE or entry.ignores_action:  # the user cannot know yet that it has failed
-                continue
-            entry.require_alive()
-            raise BadAction(
-                f"env {entry.env_ids[group.rows[0]]} is still waiting: the response of worker {entry.worker_id} to the "
-                "last actions has not been handed out. Call recv() first. Nothing was sent."
-            )
-        if not self.host.steps_some_rows:
-            for group in groups:
-                whole = entries[group.worker_id].env_ids
-                if len(group.rows) < len(whole):
-                    raise BadAction(
-                        f"the actions are for {len(group.rows)} of the {len(whole)} environments of worker "
-                        f"{group.worker_id}, which move together: send actions for all of {list(whole)}. Nothing was "
-                        "sent."
-                    )
-        if self._table.has_objects:
-            self.host.check_can_travel(own)
-        return own, groups
-
-    def send(self, actions: Tree, groups: list[RowsOfWorker]) -> None:
-        """Send the actions that ``checked`` returned."""
-        entries, workers, behavior = self._table.entries, self.host.workers, self.behavior
-        sent: list[Entry] = []
+        actions = checked_actions(self._spec, actions, n, "send", self._check_values)
+        entries, sent = table.entries, []
+        for worker_id, rows, _ in groups:
+            entry = entries[worker_id]
+            if entry.state is not _IDLE and not entry.ignores_action:  # one that ignores it has failed unseen
+                entry.require_alive()
+                raise BadAction(
+                    f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
+                    "actions has not been handed out. Call recv() first. Nothing was sent."
+                )
+            if not host.steps_some_rows and len(rows) < len(entry.env_ids):
+                raise BadAction(
+                    f"the actions are for {len(rows)} of the {len(entry.env_ids)} environments of worker {worker_id}, "
+                    f"which move together: send actions for all of {list(entry.env_ids)}. Nothing was sent."
+                )
+        if table.has_objects:
+            host.check_can_travel(actions)
+        if begin is not None:
+            begin()
         try:
-            for group in groups:
-                entry = entries[group.worker_id]
+            for worker_id, rows, places in groups:
+                entry = entries[worker_id]
                 if entry.ignores_action:
                     self._recovery.discard_action(entry)
                     continue
-                places, n_rows = group.places, len(group.rows)
-                if len(groups) == 1 and places.__class__ is slice:  # all actions, in order
-                    own = {behavior: actions}
+                own = actions
+                if len(groups) > 1 or places.__class__ is not slice:  # else all actions, in order
+                    own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
+                if len(rows) == len(entry.env_ids):
+                    host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
-                    own = {behavior: actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)}
-                if n_rows == len(entry.env_ids):
-                    workers[group.worker_id].send(_STEP, own)
-                else:
-                    workers[group.worker_id].send(_STEP_ROWS, (group.rows, own))
-                entry.n_envs_in_flight = n_rows
+                    host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
+                entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
-            self._table.move(sent, _IN_FLIGHT)
+            table.move(sent, _IN_FLIGHT)
 
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
         """Return the next responses of these entries as one batch, as delivered."""
-        if len(self._table.specs) != self._n_specs:
+        table, n_envs = self._table, self._env_rows.n_envs
+        if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
-        lost_env_ids: list[int] = []
+        lost_env_ids: tuple[int, ...] = ()
         parts: list[AgentSteps] = []
         holders: list[Entry] = []
         for entry in entries:
@@ -166,27 +154,23 @@ class RowSteps:
             if steps is not None:
                 parts.append(steps)
                 holders.append(entry)
-        n_envs, env_ids = self._env_rows.n_envs, None
         if len(parts) == 1:
-            (whole,) = parts
-            if len(whole.agent_id) == n_envs:
-                env_ids = self._env_rows.all_env_ids
-            batch = Batch.copied(whole, env_ids) if self.host.rewrites_arrays else self._shared(whole, env_ids)
+            (steps,) = parts
+            env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
+            batch = Batch.copied(steps, env_ids) if self.host.rewrites_arrays else self._shared(steps, env_ids)
         else:
             batch = self._joined(parts, holders)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
         only_this = (batch,)
-        earlier_too: list[tuple[Entry, Sequence[Batch]]] = []
+        partly = {}
         if len(batch.env_ids) < n_envs:
             for entry, steps in zip(holders, parts, strict=True):
                 if len(steps.agent_id) < len(entry.env_ids):
-                    earlier_too.append((entry, batches_with(entry, batch)))
-        self._table.delivered(entries)
+                    partly[entry.worker_id] = batches_with(entry, batch)
+        table.delivered(entries)
         for entry in holders:
-            entry.batches = only_this
-        for entry, batches in earlier_too:
-            entry.batches = batches
+            entry.batches = partly.get(entry.worker_id, only_this) if partly else only_this
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:

@@ -54,13 +54,8 @@ _MOVES = (
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """1 for each state in which a response is outstanding."""
-_USUAL: dict[_S, tuple[_S | None, int]] = {
-    **dict.fromkeys(_S, (None, 0)),
-    _S.IN_FLIGHT: (_S.IDLE, 1),
-    _S.READY: (_S.IN_FLIGHT, 0),
-    _S.IDLE: (_S.READY, -1),
-}
-"""The usual state before each state, and by how many the outstanding responses grow with that move."""
+_USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
+"""The usual state before each state."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
@@ -211,35 +206,37 @@ class WorkerTable:
 
         The outbox of each is set before: READY means that it is not empty.
         """
-        usual, n_waiting = _USUAL[to]
+        usual = _USUAL[to]
         for entry in entries:
             if entry.state is not usual:
-                n_left_ready, n_waiting = self._checked_move(entries, to)
-                break
-        else:
-            n_left_ready = len(entries) if usual is _READY else 0
-            n_waiting *= len(entries)
-        if n_left_ready == len(self.ready):
-            self.ready = []
-        elif n_left_ready:
-            gone = set(entries)
-            self.ready = [entry for entry in self.ready if entry not in gone]
+                self._move_rarely(entries, to)
+                return
         if to is _READY:
             self.ready.extend(entries)
-        self.n_waiting += n_waiting
+        elif to is _IN_FLIGHT:
+            self.n_waiting += len(entries)
+        else:
+            self.n_waiting -= len(entries)
+            if len(entries) == len(self.ready):
+                self.ready = []
+            else:
+                gone = set(entries)
+                self.ready = [each for each in self.ready if each not in gone]
         for entry in entries:
             entry.state = to
 
-    def _checked_move(self, entries: Sequence[Entry], to: WorkerState) -> tuple[int, int]:
-        """Return how many of these workers are READY, and by how many ``n_waiting`` grows with such a move."""
-        n_left_ready = n_waiting = 0
+    def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
+        """Do what ``move`` does, from any state."""
         for entry in entries:
-            before = entry.state
-            if to not in _MOVES[before]:
-                raise RuntimeError(f"worker {entry.worker_id} cannot go from {before.name} to {to.name}")
-            n_left_ready += before is _READY
-            n_waiting += _IS_WAITING[to] - _IS_WAITING[before]
-        return n_left_ready, n_waiting
+            if to not in _MOVES[entry.state]:
+                raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
+        for entry in entries:
+            if entry.state is _READY:
+                self.ready.remove(entry)
+            self.n_waiting += _IS_WAITING[to] - _IS_WAITING[entry.state]
+            entry.state = to
+        if to is _READY:
+            self.ready.extend(entries)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
         """Set the responses (two at most) to deliver of a worker next, in this order.
@@ -268,14 +265,17 @@ class WorkerTable:
         now_ns = time.monotonic_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
-                self._n_slowest -= entry.steps_since_reset == self._slowest
+                if entry.steps_since_reset == self._slowest:
+                    self._n_slowest -= 1
                 entry.steps_since_reset += 1
                 entry.steps += 1
                 self.env_steps += entry.n_envs_in_flight
-                if entry.times.ended_ns:
-                    entry.times.queued_ns += now_ns - entry.times.ended_ns
-        ordinary = entries if self.is_ordinary else [entry for entry in entries if entry.is_ordinary]
+                times = entry.times
+                if times.ended_ns:
+                    times.queued_ns += now_ns - times.ended_ns
+        ordinary = entries
         if not self.is_ordinary:
+            ordinary = [entry for entry in entries if entry.is_ordinary]
             for entry in entries:
                 if not entry.is_ordinary:
                     self._advance(entry)

@@ -208,6 +208,8 @@ class let_through:  # noqa: N801
         if self._n_levels:
             del _levels[self._n_levels :]
 
+    begin, end = __enter__, __exit__  # calling them takes a third less than ``with``
+
 
 def stay_for(manager: object) -> Callable[[], Any]:
     """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.

@@ -147,9 +147,11 @@ def test_a_handler_that_only_takes_note_leaves_the_call_as_it_is() -> None:
             batch = manager.recv(Wait.all())
             for step in range(1, 30):
                 last = batch.obs[:, 2].copy()
-                threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT)).start()
+                timer = threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
                 manager.send(np.full(2, step), [0, 1])
                 batch = manager.recv(Wait.all())
+                timer.join()  # a late signal would find the handler of the test run
                 shown = batch.final_obs if batch.terminated.all() else batch.obs
                 assert (shown[:, 2] == last + 1).all()
         assert noted

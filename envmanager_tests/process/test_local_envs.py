@@ -164,9 +164,9 @@ class Local:
     def __init__(self) -> None:
         self.has_step = True
 
-    def take_step(self) -> EnvironmentResponse | None:
+    def take_step(self) -> Sequence[EnvironmentResponse]:
         had, self.has_step = self.has_step, False
-        return answer(2) if had else None
+        return [answer(2)] if had else []
 
 
 def answer(worker_id: int) -> EnvironmentResponse:
@@ -209,7 +209,7 @@ def test_with_nothing_to_step_others_are_waited_for() -> None:
 
 def test_those_of_the_others_stay_where_they_are_when_the_step_in_this_process_is_interrupted() -> None:
     class Interrupted(Local):
-        def take_step(self) -> EnvironmentResponse | None:
+        def take_step(self) -> Sequence[EnvironmentResponse]:
             raise KeyboardInterrupt
 
     others = Others()

@@ -468,3 +468,33 @@ def test_rewards_of_any_class_of_numbers_are_written_into_the_rows_offered(is_in
 
     assert steps.reward is slot.steps.reward
     assert steps.reward.tolist() == [1, 3, 0.5, -2.5, 7, -3]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f4", "f8", ">f4", ">i8"])
+def test_observations_are_copied_into_their_rows_however_they_lie_in_memory(dtype):
+    space = spaces.Box(0, 1, (2,), np.dtype(dtype))
+    native = np.array([0, 1], np.dtype(dtype).newbyteorder("="))
+    seen = [native, native.astype(native.dtype.newbyteorder()), np.repeat(native, 2)[::2], native.astype(np.float64)]
+    envs = [Scripted(result(obs)) for obs in seen]
+    for env in envs:
+        env.observation_space = space
+    group = GymnasiumEnvironment(envs, range(4))
+    steps = group.step({"default": np.zeros(4, np.int64)})["default"]
+
+    assert steps.obs.dtype == space.dtype
+    assert steps.obs.tolist() == [native.tolist()] * 4
+
+
+@pytest.mark.parametrize("numpy_does", ["warn", "raise", "ignore"])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_observations_in_float64_are_rounded_and_never_become_infinite(numpy_does):
+    seen = [0.1, 1e-42, -3e38, np.inf, np.nan]
+    group = GymnasiumEnvironment([Scripted(result(np.array([1.0, each]))) for each in seen], range(5))
+    with np.errstate(all=numpy_does):
+        steps = group.step({"default": np.zeros(5, np.int64)})["default"]
+        for beyond in ([3e38, 4e38], [np.inf, -4e38]):
+            group = GymnasiumEnvironment([Scripted(result(np.array(beyond)))])
+            with pytest.raises(SpecMismatch):
+                group.step({"default": np.zeros(1, np.int64)})
+
+    np.testing.assert_array_equal(steps.obs[:, 1], np.array(seen, np.float32))
