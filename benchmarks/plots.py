@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
 from benchmarks.figures import Bars, Curve, bars, step_times, worker_step_costs
 from benchmarks.summary import CellSummary
 from benchmarks.workloads import ALL
-from envmanager.system.files import replacing
+from envmanager.observe.files import replacing
 
 OURS, PEER, LINEAR = "#1f6feb", "#b8bec7", "#57606a"
 

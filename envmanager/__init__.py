@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envmanager.adapters.choosing import as_environment
-    from envmanager.data.recipes import EnvRecipe
+    from envmanager.adapters.recipes import EnvRecipe
     from envmanager.data.seeding import derive_seed
     from envmanager.data.specs import ArraySpec, BehaviorSpec
     from envmanager.data.steps import (
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         WorkerTimedOut,
     )
     from envmanager.observe.stats import ManagerStats, WorkerStats
-    from envmanager.options import ManagerOptions, ResetConfig, RestartPolicy, Timeouts, Wait
+    from envmanager.options import ResetConfig, RestartPolicy, Timeouts, Wait
     from envmanager.policy import Policy, RandomPolicy
-    from envmanager.registry import make_manager
+    from envmanager.registry import ManagerOptions, make_manager
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
 
@@ -63,7 +63,7 @@ __all__ = [
 
 _NAMES_OF = {
     "adapters.choosing": "as_environment",
-    "data.recipes": "EnvRecipe",
+    "adapters.recipes": "EnvRecipe",
     "data.seeding": "derive_seed",
     "data.specs": "ArraySpec BehaviorSpec",
     "data.steps": "ActionInfo AgentSteps Batch EnvironmentCommand EnvironmentResponse Lost StepInfo Transitions",
@@ -74,9 +74,9 @@ _NAMES_OF = {
         "NotWritten ProtocolError RestartsExhausted UsageError WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
-    "options": "ManagerOptions ResetConfig RestartPolicy Timeouts Wait",
+    "options": "ResetConfig RestartPolicy Timeouts Wait",
     "policy": "Policy RandomPolicy",
-    "registry": "make_manager",
+    "registry": "ManagerOptions make_manager",
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
 }

@@ -15,7 +15,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import attrs
 
-from envmanager.data import recipes
 from envmanager.errors import UsageError
 
 _optional = attrs.validators.optional
@@ -358,34 +357,6 @@ class ProcessOptions(KindOptions):
                 'kind="simple" for all of them in this process.'
             )
         self._check_n_workers(local_envs=local_envs)
-
-
-@attrs.frozen(kw_only=True)
-class ManagerOptions(ProcessOptions):
-    """The table ``manager`` of a config: the kind of manager and its options.
-
-    ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
-
-    Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
-    ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
-    other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
-
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
-    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
-    """
-
-    kind: str = "subprocess"
-    env: Any = None
-    env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
-    wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
-    render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
-    imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
-    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
-    cluster: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping), repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        recipes.check_render_mode(self.env_kwargs, self.render_mode)
 
 
 _P = ParamSpec("_P")

@@ -18,15 +18,16 @@ The entry point names a callable that takes the arguments of a manager: ``Cluste
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
+from envmanager.adapters import recipes
+from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, imported, nearest
-from envmanager.options import ManagerOptions
+from envmanager.options import ProcessOptions, a_mapping
 from envmanager.structuring import structure
 
 if TYPE_CHECKING:
@@ -55,10 +56,40 @@ OF_ONE_KIND = frozenset({"engine", "cluster"})
 """Options passed only to a kind that has a parameter of this name; ``**options`` is not enough."""
 
 
+@attrs.frozen(kw_only=True)
+class ManagerOptions(ProcessOptions):
+    """The table ``manager`` of a config: the kind of manager and its options.
+
+    ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
+
+    Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
+    ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
+    other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
+
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
+    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
+    """
+
+    kind: str = "subprocess"
+    env: Any = None
+    env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
+    wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
+    render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
+    imports: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_modules)
+    engine: Mapping[str, Any] | None = attrs.field(default=None, validator=attrs.validators.optional(a_mapping))
+    cluster: Mapping[str, Any] | None = attrs.field(
+        default=None, validator=attrs.validators.optional(a_mapping), repr=False
+    )
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        recipes.check_render_mode(self.env_kwargs, self.render_mode)
+
+
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
     """Start the manager that ``config`` describes: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
-    The keys are the fields of :class:`~envmanager.options.ManagerOptions`; ``wait`` may be ``"any"``, ``"all"``, a
+    The keys are the fields of :class:`ManagerOptions`; ``wait`` may be ``"any"``, ``"all"``, a
     number of workers or a mapping, ``timeouts`` a mapping. The environment is ``config["env"]`` or ``env_factory``;
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either.
     Raises ConfigError for a mistake in the config, and MissingExtra for a known kind that is not installed.

@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import cloudpickle
 
 from envmanager.adapters.names import GymnasiumId, find_environment, loaded
-from envmanager.adapters.recipes import Prepared, prepare
-from envmanager.data.recipes import EnvRecipe
+from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError

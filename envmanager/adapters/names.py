@@ -9,16 +9,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import socket
 import sys
+import traceback
 from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.importing import imported, missing_library, nearest
+from envmanager.importing import imported, nearest
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Library and extra of Gymnasium namespaces that exist only after the library was imported."""
@@ -166,3 +170,39 @@ def _gymnasium_for(env_id: str) -> Any:
         except ImportError:
             raise MissingExtra(f"the environment id {env_id!r}", library=library, extra=extra) from None
     return gymnasium
+
+
+def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
+    """Return MissingExtra for an error because ``module`` imports a library that is not installed; else None.
+
+    None also if ``module`` itself is missing, or a part of a library that is installed. The text names the line with
+    the import, and the extra of this package that installs the library, if there is one.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:
+        return None
+    if error.name == module.partition(".")[0]:
+        return None
+    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    places = [(path, line) for path, line in places if path.is_file() and path.parent.name != "importlib"]
+    where = f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
+    return MissingExtra(f"{what}{where}", library=error.name, extra=_extra_with(error.name))
+
+
+_FOR_DEVELOPERS = ("test", "docs", "dev", "all")
+
+
+def _extra_with(library: str) -> str | None:
+    """Return the first extra of this package that installs a library of this name."""
+    try:
+        requirements = metadata.requires("envmanager") or []
+    except metadata.PackageNotFoundError:  # run from a folder, not installed
+        return None
+
+    def normal(name: str) -> str:
+        return re.sub(r"[-_.]+", "_", name).lower()
+
+    for requirement in requirements:
+        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)", requirement)
+        if name and extra and extra[1] not in _FOR_DEVELOPERS and normal(name[0]) == normal(library):
+            return extra[1]
+    return None

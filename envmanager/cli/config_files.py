@@ -32,7 +32,7 @@ from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, MissingExtra
 from envmanager.importing import nearest
-from envmanager.options import ManagerOptions
+from envmanager.registry import ManagerOptions
 from envmanager.training import records
 from envmanager.training.plan import TrainingOptions
 

@@ -25,9 +25,9 @@ from rich.text import Text
 from envmanager.cli.plan import Plan
 from envmanager.cli.wrapping import describe_notice, print_table, print_text, show_notice
 from envmanager.observe.episodes import Episodes
+from envmanager.observe.files import write_anew
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
-from envmanager.system.files import write_anew
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 MAX_WORKERS_SHOWN = 16

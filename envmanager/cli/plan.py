@@ -14,13 +14,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.names import Importable
+from envmanager.adapters.names import Importable, missing_library
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.importing import missing_library
-from envmanager.options import ManagerOptions
 from envmanager.policy import Policy, RandomPolicy
-from envmanager.registry import structure
+from envmanager.registry import ManagerOptions, structure
 
 
 @attrs.frozen(kw_only=True)

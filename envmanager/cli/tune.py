@@ -45,14 +45,14 @@ from envmanager.cli.tuning import (
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import Restarted
-from envmanager.options import ManagerOptions, RestartPolicy, Timeouts, Wait
+from envmanager.observe.files import write_anew
+from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
-from envmanager.registry import make_manager, structure
+from envmanager.registry import ManagerOptions, make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
-from envmanager.system.files import write_anew
 from envmanager.system.processes import count_cores
 
 if TYPE_CHECKING:

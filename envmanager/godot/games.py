@@ -22,7 +22,7 @@ import attrs
 
 from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.options import EngineOptions
-from envmanager.system.files import reporting, write_anew
+from envmanager.observe.files import reporting, write_anew
 
 VARIABLE = "ENVMANAGER_GODOT"
 """Environment variable with the engine's binary, for games whose config names none."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.data.env_rows import deal
-from envmanager.data.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.options import GodotOptions

@@ -14,13 +14,13 @@ import attrs
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.factories import call_factory
+from envmanager.adapters.names import missing_library
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EnvRaised, MissingExtra, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
-from envmanager.importing import missing_library
 from envmanager.options import KindOptions, ResetConfig
 
 

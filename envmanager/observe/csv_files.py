@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envmanager.errors import UsageError
-from envmanager.system.files import append_to, replacing, reporting
+from envmanager.observe.files import append_to, replacing, reporting
 
 _LONGEST_HEADER = 1000
 

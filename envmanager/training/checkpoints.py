@@ -34,8 +34,8 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, MissingExtra, NotWritten, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
+from envmanager.observe.files import write_anew
 from envmanager.options import at_least
-from envmanager.system.files import write_anew
 from envmanager.training.learners import LearnersChanged, LearnersState
 from envmanager.training.plain_data import from_plain, to_plain
 from envmanager.training.plan import SavedPlan

@@ -21,8 +21,8 @@ import numpy as np
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import ConfigError
 from envmanager.importing import needed_by
-from envmanager.options import ManagerOptions, Wait
-from envmanager.registry import make_manager
+from envmanager.options import Wait
+from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.processes import count_cores
 from envmanager.training.evaluation import Evaluation, evaluate_until, shares

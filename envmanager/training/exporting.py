@@ -27,9 +27,9 @@ from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, leaves_like, paths, take_rows
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.importing import needed_by
+from envmanager.observe.files import replacing
 from envmanager.policy import Policy
 from envmanager.registry import make_manager
-from envmanager.system.files import replacing
 from envmanager.training.networks import to_tensor
 from envmanager.training.saved import SavedPolicy, SavedTraining, with_n_envs
 

@@ -19,8 +19,8 @@ import attrs
 
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
-from envmanager.options import ManagerOptions, at_least
-from envmanager.registry import structure
+from envmanager.options import at_least
+from envmanager.registry import ManagerOptions, structure
 from envmanager.training.rounds import Rounds
 
 CHECKPOINTS = "checkpoints"

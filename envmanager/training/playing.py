@@ -29,10 +29,9 @@ from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
-from envmanager.options import ManagerOptions
-from envmanager.registry import with_recipe
+from envmanager.observe.files import reporting
+from envmanager.registry import ManagerOptions, with_recipe
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.system.files import reporting
 from envmanager.training.saved import SavedTraining
 
 WINDOW, FRAMES = "human", "rgb_array"

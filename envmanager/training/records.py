@@ -24,9 +24,9 @@ import numpy as np
 
 from envmanager import __version__
 from envmanager.errors import UsageError
+from envmanager.observe.files import reporting, write_anew
 from envmanager.observe.metrics import Metrics
 from envmanager.options import Wait
-from envmanager.system.files import reporting, write_anew
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"

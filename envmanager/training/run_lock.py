@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envmanager.errors import UsageError
-from envmanager.system.files import reporting
+from envmanager.observe.files import reporting
 
 try:
     import fcntl

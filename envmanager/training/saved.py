@@ -24,9 +24,8 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_arra
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions
 from envmanager.policy import Policy
-from envmanager.registry import structure
+from envmanager.registry import ManagerOptions, structure
 from envmanager.training import checkpoints
 from envmanager.training.checkpoints import BEST, LATEST, STATE, Checkpoint, pointed_at, restoring
 from envmanager.training.plan import CHECKPOINTS, CONTROL, SavedPlan

@@ -22,8 +22,8 @@ import attrs
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
-from envmanager.options import ManagerOptions, RestartPolicy, Wait
-from envmanager.registry import make_manager
+from envmanager.options import RestartPolicy, Wait
+from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training import checkpoints
 from envmanager.training.saved import SavedTraining, find
 

@@ -20,8 +20,7 @@ import yaml
 
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
-from envmanager.options import ManagerOptions
-from envmanager.registry import ENTRY_POINT_GROUP, structure
+from envmanager.registry import ENTRY_POINT_GROUP, ManagerOptions, structure
 from envmanager.training.control import Control, ControlFile
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError, Wait
-from envmanager.options import ManagerOptions
+from envmanager.registry import ManagerOptions
 from envmanager.training import checkpoints, episode_log
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.evaluator import Evaluator, options_for

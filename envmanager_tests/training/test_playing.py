@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.options import ManagerOptions
+from envmanager.registry import ManagerOptions
 from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, make_shown, play
 from envmanager.training.saved import SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, trained

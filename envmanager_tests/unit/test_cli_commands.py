@@ -22,7 +22,8 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions, RestartPolicy
+from envmanager.options import RestartPolicy
+from envmanager.registry import ManagerOptions
 
 HERE = __name__
 CART_POLE = ["--env", "CartPole-v1", "--manager", "simple"]

@@ -25,7 +25,7 @@ from envmanager.cli.display import (
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
-from envmanager.options import ManagerOptions
+from envmanager.registry import ManagerOptions
 
 PLAN = Plan(ManagerOptions(env="CartPole-v1", n_envs=8, n_workers=4), steps=1000, seed=7)
 PLAYED = Episodes(env_steps=420, count=2, returns={0: [10.0], 1 << 32: [30.0]})

@@ -11,7 +11,7 @@ from envmanager.cli import run
 from envmanager.cli.display import PlainDisplay
 from envmanager.cli.plan import Plan
 from envmanager.cli.run import Stopped, StopSignals
-from envmanager.options import ManagerOptions
+from envmanager.registry import ManagerOptions
 from envmanager.simple_env_manager import SimpleEnvManager
 
 

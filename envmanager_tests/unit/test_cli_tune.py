@@ -24,9 +24,9 @@ from envmanager.cli.tuning import (
     trials_for,
 )
 from envmanager.errors import ConfigError, UsageError, WorkerDied
-from envmanager.options import ManagerOptions, RestartPolicy
+from envmanager.options import RestartPolicy
 from envmanager.placing.placement import IN_PROCESS, Probe
-from envmanager.registry import structure
+from envmanager.registry import ManagerOptions, structure
 
 
 def trial(steps_per_s=0.0, *, n_envs=8, n_workers=2, wait="any", **changes):

@@ -9,7 +9,7 @@ import pytest
 
 from envmanager.cli.plan import check_out
 from envmanager.errors import NotWritten, UsageError
-from envmanager.system.files import append_to, replacing, write_anew
+from envmanager.observe.files import append_to, replacing, write_anew
 
 
 def mode_of(path):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from envmanager.errors import UsageError
-from envmanager.options import ManagerOptions, ResetConfig, Timeouts, Wait
+from envmanager.options import ResetConfig, Timeouts, Wait
+from envmanager.registry import ManagerOptions
 
 
 @pytest.mark.parametrize("text", ["any", Wait.any(), "1", 1])

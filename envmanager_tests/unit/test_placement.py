@@ -16,10 +16,9 @@ from envmanager import placing
 from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
-from envmanager.options import ManagerOptions
 from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, isolate, round_s
 from envmanager.placing.probing import ProbedEnvironment, ProbeFactory, RunDelay, StepTime, summarize
-from envmanager.registry import known_kinds, structure
+from envmanager.registry import ManagerOptions, known_kinds, structure
 from envmanager.system import processes
 
 BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)

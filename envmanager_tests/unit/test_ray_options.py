@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from envmanager.errors import ConfigError, NotPlaced, UsageError
-from envmanager.options import ManagerOptions
 from envmanager.placing.placement import Probe
 from envmanager.ray_cluster.options import ClusterOptions, in_words, why_no_room
 from envmanager.ray_cluster.probing import choose
-from envmanager.registry import known_kinds, make_manager
+from envmanager.registry import ManagerOptions, known_kinds, make_manager
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from gymnasium import spaces
 
 from envmanager import ConfigError, EnvContext, EnvRecipe, UsageError, make_manager
 from envmanager.adapters.factories import call_factory, check_travel, resolve
-from envmanager.options import ManagerOptions
-from envmanager.registry import structure
+from envmanager.registry import ManagerOptions, structure
 
 HERE = __name__
 CONTEXT = EnvContext(env_id=3, worker_id=1)
