@@ -359,6 +359,10 @@ class TerminalSteps(NamedTuple):
     interrupted: np.ndarray
 
 
+LEAST_LENT_BYTES = 1 << 16
+"""Least bytes of observations that an environment of this process returns without a copy; copying fewer is faster."""
+
+
 @attrs.define(eq=False)
 class RowBuffer:
     """Arrays into which an environment whose K agents never change may write its steps, instead of making new ones.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.data.steps import (
+    LEAST_LENT_BYTES,
     STEPPING,
     CommandName,
     EnvironmentResponse,
@@ -43,8 +44,6 @@ _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
 
 
-LEAST_BYTES = 1 << 16
-"""Least bytes of observations that are lent; copying fewer is faster."""
 _MAX_KEPT = 3
 """Number of buffers that are kept to be written again; a trainer may keep any number of others."""
 
@@ -146,7 +145,7 @@ class LocalWorker:
             parts = leaves(spec.observation)
             n_bytes = n_envs * sum(part.dtype.itemsize * math.prod(part.shape) for part in parts)
             make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
-            if self._lends and n_bytes >= LEAST_BYTES and not any(part.is_object for part in parts):
+            if self._lends and n_bytes >= LEAST_LENT_BYTES and not any(part.is_object for part in parts):
                 self._lent = LentRows(make)
                 self._next_buffer = self._lent.next
             elif self._rotates:

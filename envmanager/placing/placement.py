@@ -20,7 +20,7 @@ from typing import Literal
 
 import attrs
 
-from envmanager.hosts.local_worker import LEAST_BYTES
+from envmanager.data.steps import LEAST_LENT_BYTES
 from envmanager.hosts.spin import SPIN_NS
 
 
@@ -144,7 +144,7 @@ def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_en
     """Return the expected time of one step of all environments, in seconds, with partial steps."""
     copied_s = n_envs * probe.obs_bytes * BYTE_S
     if n_workers == IN_PROCESS:
-        return n_envs * probe.wall_s + (copied_s if n_envs * probe.obs_bytes < LEAST_BYTES else 0.0)
+        return n_envs * probe.wall_s + (copied_s if n_envs * probe.obs_bytes < LEAST_LENT_BYTES else 0.0)
     n_apart = n_envs - local_envs
     local_s = local_envs * probe.wall_s + probe.message_s if local_envs else 0.0
     trainer_s = n_workers * probe.message_s + local_s + copied_s
