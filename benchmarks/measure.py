@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from envmanager.system.processes import descendants
+from envmanager.system.machine import descendants
 
 if TYPE_CHECKING:
     from benchmarks.contender import Contender

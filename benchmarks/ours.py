@@ -17,7 +17,7 @@ from envmanager.options import Wait
 from envmanager.registry import make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 __all__ = ["Auto", "Codec", "Engines", "InProcess", "Processes", "Share", "Stepped", "Turns", "Uneven", "Workers"]
 

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 if TYPE_CHECKING:
     from benchmarks.contender import Contender

@@ -12,7 +12,7 @@ from pufferlib.emulation import GymnasiumPufferEnv
 
 from benchmarks.contender import Contender, env_fns, random_actions, share_of_steps
 from benchmarks.roster import CannotTakePart
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 MOST_PER_CORE = 8
 """Maximum of its workers per core. They do not sleep while they wait, so each of many more would run too seldom."""

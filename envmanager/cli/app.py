@@ -30,7 +30,7 @@ from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
 from envmanager.cli.wrapping import show
 from envmanager.errors import EnvManagerError
-from envmanager.system.files import advice
+from envmanager.system.machine import advice
 
 app = typer.Typer(
     name="envmanager",

@@ -53,7 +53,7 @@ from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import ManagerOptions, make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager

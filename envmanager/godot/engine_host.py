@@ -25,7 +25,7 @@ from envmanager.hosts.spin import spin_ns
 from envmanager.kernel.host import EnvWorker
 from envmanager.kernel.table import Entry
 from envmanager.options import ResetConfig
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
 """Longest spin of a trainer with a core besides its engines'; a step of 64 arenas takes a third to two thirds."""

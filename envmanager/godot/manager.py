@@ -23,7 +23,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.options import GodotOptions
 from envmanager.options import takes
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 if TYPE_CHECKING:
     from envmanager.godot.engine_host import EngineHost

@@ -13,7 +13,7 @@ import select
 from collections.abc import Iterable, Sequence
 
 from envmanager.errors import UsageError
-from envmanager.system.processes import after_fork_in_child
+from envmanager.system.machine import after_fork_in_child
 
 CLOSED = -1
 """Placeholder for the number of a closed descriptor; another file may have the number now."""

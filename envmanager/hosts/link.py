@@ -30,8 +30,8 @@ from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message,
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.system.files import advice
 from envmanager.system.interrupts import let_through
+from envmanager.system.machine import advice
 
 WHILE_BYTES_COME_S = 1.0
 """The seconds by which each part of a late message extends its deadline."""

@@ -32,8 +32,8 @@ from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_rep
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
-from envmanager.system.files import absolute
 from envmanager.system.interrupts import held
+from envmanager.system.machine import absolute
 
 _DESCRIPTORS_PER_WORKER = 4
 """Descriptors of a worker: connection, pidfd, socket that reports the exit code, and for an engine its log."""

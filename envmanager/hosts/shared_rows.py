@@ -43,7 +43,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
-from envmanager.system.files import advice
+from envmanager.system.machine import advice
 
 IN_MEMORY = 8
 """Flag: the steps (in a command, the actions) are in the block."""

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable
 
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 SPIN_NS = 200_000
 """Nanoseconds of a spin: four times the time to wake a core."""

@@ -28,7 +28,7 @@ from envmanager.system.interrupts import (
     take_over,
     thread_id,
 )
-from envmanager.system.processes import after_fork_in_child
+from envmanager.system.machine import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envmanager.errors import NotWritten
-from envmanager.system.files import SAFELY
+from envmanager.system.machine import SAFELY
 
 
 @contextmanager

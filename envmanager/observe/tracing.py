@@ -28,8 +28,8 @@ from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.observe.events import Died, Event, LateReplyDiscarded, NotStarted, ProtocolBroken, Started, TimedOut
 from envmanager.policy import Policy
-from envmanager.system.files import absolute, advice, open_privately
 from envmanager.system.interrupts import held
+from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024

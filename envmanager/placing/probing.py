@@ -40,7 +40,7 @@ from envmanager.kernel.policy_steps import call_policies
 from envmanager.options import ProcessOptions, RestartPolicy
 from envmanager.placing.placement import Placement, Probe, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 PROBE_S = 0.5
 """Time for which an environment is stepped, in seconds. A longer step is completed."""

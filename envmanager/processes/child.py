@@ -38,7 +38,7 @@ from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group
 from envmanager.hosts.wire import Undecoded
 from envmanager.processes import lifeline, output
 from envmanager.processes.child_transport import CannotObey, Launch, TrainerConnection, TrainerGone
-from envmanager.system.processes import after_fork_in_child
+from envmanager.system.machine import after_fork_in_child
 
 FDS = ("connection", "steps", "memory", "crash")
 """The descriptors that a worker inherits."""

@@ -16,7 +16,7 @@ import os
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.system.files import advice, open_privately
+from envmanager.system.machine import advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20

@@ -28,7 +28,7 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.descriptors import register, wait_for
 from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
 from envmanager.system.interrupts import blocked_in_children, let_through
-from envmanager.system.processes import after_fork_in_child, state_of
+from envmanager.system.machine import after_fork_in_child, state_of
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables for the math libraries. Set to 1 in workers, because n_workers × n_cores threads would share the cores."""

@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from envmanager.system.processes import after_fork_in_child
+from envmanager.system.machine import after_fork_in_child
 
 # signal.signal spends nine tenths of its time turning numbers into enums and back; these are what it calls.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal

@@ -25,7 +25,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.system.processes import state_of
+from envmanager.system.machine import state_of
 from envmanager.testing.contract import check_echo
 from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment

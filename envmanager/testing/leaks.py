@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from envmanager.system import processes
+from envmanager.system import machine
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
 def descendants(pid: int | None = None) -> dict[int, str]:
     """Return the command lines of all processes below ``pid`` (this process), zombies included, by pid."""
     found: dict[int, str] = {}
-    for child in processes.descendants(os.getpid() if pid is None else pid):
+    for child in machine.descendants(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             found[child] = command or Path(f"/proc/{child}/comm").read_text().strip()
@@ -47,7 +47,7 @@ def _is_lasting(command: str) -> bool:
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
     lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
-    forked = {child for pid in lasting for child in processes.children_of(pid)}  # they share its command line
+    forked = {child for pid in lasting for child in machine.children_of(pid)}  # they share its command line
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
 
@@ -113,8 +113,8 @@ def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str
 
 def _reap() -> None:
     """Reap adopted orphans that have ended. Living children are left to the code that waits for them."""
-    for pid in processes.children_of(os.getpid()):
-        if processes.state_of(pid) == "Z":
+    for pid in machine.children_of(os.getpid()):
+        if machine.state_of(pid) == "Z":
             with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -24,7 +24,7 @@ from envmanager.importing import needed_by
 from envmanager.options import Wait
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 from envmanager.training.evaluation import Evaluation, evaluate_until, shares
 from envmanager.training.trainer import Trainer
 

@@ -21,7 +21,7 @@ from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.observe.events import LateReplyDiscarded
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.system.processes import state_of
+from envmanager.system.machine import state_of
 from envmanager.testing.fakes import Die, EchoEnvironment, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,

@@ -49,7 +49,7 @@ from envmanager import (
 from envmanager.hosts.wire import COMMAND
 from envmanager.processes import child, process_link, starting
 from envmanager.processes.starting import Helper
-from envmanager.system import processes
+from envmanager.system import machine
 from envmanager.testing import FakeEnvironment, Sleep, Step
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
 from envmanager.testing.leaks import Traces, descendants, settle
@@ -780,8 +780,8 @@ def train_two_managers(start_method: Any) -> None:
     with started(start_method=start_method) as one, started(start_method=start_method) as another:
         one.reset()
         another.reset()
-        announce("children", *processes.children_of(os.getpid()))
-        announce("workers", *processes.children_of(pid_of_helper()))
+        announce("children", *machine.children_of(os.getpid()))
+        announce("workers", *machine.children_of(pid_of_helper()))
 
 
 def train_without_a_helper(start_method: Any, signal_number: int) -> None:

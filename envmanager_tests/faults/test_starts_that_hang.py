@@ -14,7 +14,7 @@ import pytest
 
 from envmanager.options import StartMethod
 from envmanager.processes import starting
-from envmanager.system import processes
+from envmanager.system import machine
 from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
@@ -59,7 +59,7 @@ def test_an_interrupt_before_the_trainer_has_read_of_a_worker_leaves_none_behind
     start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper, wait_for = starting.find_helper(), starting.Helper.wait_for
-    before = processes.children_of(helper.pid)
+    before = machine.children_of(helper.pid)
 
     def interrupted(helper: starting.Helper, fd: int, deadline: float) -> None:
         wait_for(helper, fd, deadline)
@@ -68,7 +68,7 @@ def test_an_interrupt_before_the_trainer_has_read_of_a_worker_leaves_none_behind
     monkeypatch.setattr(starting.Helper, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
         starting.start(start_method, "sleeper", f"{scripts.__name__}:sleep", ())
-    until(lambda: processes.children_of(helper.pid) == before)
+    until(lambda: machine.children_of(helper.pid) == before)
 
 
 @pytest.fixture

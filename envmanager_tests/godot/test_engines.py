@@ -20,7 +20,7 @@ from envmanager.errors import WorkerError
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
-from envmanager.system import processes
+from envmanager.system import machine
 
 TROUBLED = "res://troubled.tscn"
 SHORT = Timeouts(step_s=2.0, reset_s=5.0)
@@ -277,7 +277,7 @@ def test_sixteen_engines_start_at_once_and_leave_nothing(play: Play) -> None:
         manager.reset({"seed": 0})
         infos = manager.step("all")
         assert sorted(info.worker_id for info in infos) == list(range(16))
-        assert len(processes.descendants(os.getpid())) >= 16
+        assert len(machine.descendants(os.getpid())) >= 16
 
 
 def test_waiting_for_any_hands_out_the_fast_engine_while_the_slow_one_works(play: Play) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from envmanager import SimpleEnvManager, SubprocessEnvManager, make_manager
 from envmanager.cli.config_files import load_config
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 from envmanager_tests.process.test_cli_tune import ENVS, tune
 from envmanager_tests.process.test_placement import N_ENVS, Noop
 from envmanager_tests.unit.test_placement import probe_of

@@ -30,7 +30,7 @@ from envmanager import (
 from envmanager.environment import EnvContext
 from envmanager.placing import probing
 from envmanager.simple_env_manager import SimpleEnvManager
-from envmanager.system.processes import count_cores
+from envmanager.system.machine import count_cores
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 N_ENVS = 3 * count_cores()

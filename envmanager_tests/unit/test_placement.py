@@ -19,7 +19,7 @@ from envmanager.errors import ConfigError, UsageError
 from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, isolate, round_s
 from envmanager.placing.probing import ProbedEnvironment, ProbeFactory, RunDelay, StepTime, summarize
 from envmanager.registry import ManagerOptions, known_kinds, structure
-from envmanager.system import processes
+from envmanager.system import machine
 
 BOX = gymnasium.spaces.Box(0, 1, (4,), np.float32)
 
@@ -405,8 +405,8 @@ def test_environments_that_end_their_process_get_a_worker_each_unless_the_user_h
 @pytest.fixture
 def cgroup(tmp_path, monkeypatch) -> Iterator[object]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(processes, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(processes, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "OWN_CGROUP", tmp_path / "own")
 
     def write(files, own="3:memory:/other\n2:cpu,cpuacct:/a/b\n0::/a/b\n"):
         (tmp_path / "own").write_text(own)
@@ -414,7 +414,7 @@ def cgroup(tmp_path, monkeypatch) -> Iterator[object]:
             path = tmp_path / "cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return processes.count_cores()
+        return machine.count_cores()
 
     return write
 
@@ -448,12 +448,12 @@ def test_a_group_outside_of_what_can_be_seen_is_the_root(cgroup):
 
 
 def test_without_proc_the_quotas_at_the_root_count(cgroup, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "OWN_CGROUP", tmp_path / "none")
+    monkeypatch.setattr(machine, "OWN_CGROUP", tmp_path / "none")
     assert cgroup({"cpu.max": "200000 100000"}) == 2
 
 
 def test_the_real_cores_can_be_counted():
-    assert 1 <= processes.count_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= machine.count_cores() <= len(os.sched_getaffinity(0))
 
 
 # Asking for it.

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from envmanager.system.files import open_privately
+from envmanager.system.machine import open_privately
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from envmanager import SubprocessEnvManager, UsageError, WorkerError
 from envmanager.hosts import descriptors, shared_rows
 from envmanager.processes.output import OutputLog
-from envmanager.system.files import advice
+from envmanager.system.machine import advice
 from envmanager.testing import FakeEnvironment
 
 LIMITS = ("ulimit -u", "ulimit -n", "ulimit -f", "fs.file-max", "out of memory", "disk", "read-only", "directory")
