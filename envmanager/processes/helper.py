@@ -13,11 +13,25 @@ Python, and ``run`` is called there. An engine executes its own program.
 
 The helper listens nowhere: it inherits the other end of the trainer's one socket. It is the parent of all that it
 starts: it kills what is left of a process's group and then reaps the process, at once and also while the trainer
-computes. A group's number cannot belong to a stranger while its leader is unreaped. Lifelines do the rest when the
-trainer dies (see ``lifeline``).
+computes. A group's number cannot belong to a stranger while its leader is unreaped. *Lifelines* end all of them when
+the trainer dies, however it dies::
 
-The rule: the helper runs no code of the user's but imports, and waits for no process that runs any. Only the standard
-library is imported here, so that a program that needs the helper for lifelines alone has it soon.
+    trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
+
+The trainer holds the write end of one pipe for as long as it lives. A lifeline is its read end, opened again (through
+/proc/self/fd, so that it has an open file description, and so an owner, of its own), for which the kernel was asked to
+send SIGKILL to its owner when the last writer is gone. This needs no thread and no GIL, and works while the process
+sits in native code, ignores SIGTERM or is stopped. PR_SET_PDEATHSIG does not do: it fires when the *thread* that
+started the process ends, and not at all in children of the helper. A worker that crashes loses its line, and an
+environment may close all descriptors or join another group. So the helper holds two more for each process: one for its
+group, one for itself. The kernel keeps the owner by identity, not by number: no process that gets the number later is
+meant. Where the kernel refuses (no /proc, a sandbox without signal-driven input), the helper kills the groups itself,
+and a thread in each worker, which needs the GIL, waits for the same event.
+
+The rule: the helper runs no code of the user's but imports, and waits for no process that runs any. Its own lifeline is
+older than all that it holds: the kernel sends signals from the newest line to the oldest, and a helper that had to end
+first would drop the others. Only the standard library is imported here, so that a program that needs the helper for
+lifelines alone has it soon.
 """
 
 from __future__ import annotations
@@ -25,6 +39,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import gc
 import importlib
 import os
@@ -36,12 +51,11 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-from envmanager.processes import lifeline
 
 RESPONSE = struct.Struct("<q")
 """A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""
@@ -119,7 +133,7 @@ class _Helper:
         self._own_lines: list[int] = []
         with contextlib.suppress(OSError):  # where the kernel refuses, the end of the life pipe is noticed below
             # Before any other, because the kernel ends the owner of the oldest line last.
-            self._own_lines.append(lifeline.line_for(life_fd, os.getpid()))
+            self._own_lines.append(line_for(life_fd, os.getpid()))
         self._children: dict[int, _Child] = {}
         """The processes that were started and not reaped, by pidfd."""
         self._awaited: dict[int, int] = {}
@@ -230,7 +244,7 @@ class _Helper:
             os.setpgid(pid, pid)
         with contextlib.suppress(OSError):
             for owner in (-pid, pid):
-                lines.append(lifeline.line_for(self._life_fd, owner))
+                lines.append(line_for(self._life_fd, owner))
         return lines
 
     def _reap(self, child: _Child) -> None:
@@ -264,6 +278,52 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
+# Lifelines.
+
+
+VARIABLE = "ENVMANAGER_LIFELINE"
+"""Set to "thread" in the environment, it chooses the thread without asking the kernel."""
+
+
+def line_for(life_fd: int, owner: int) -> int:
+    """Open a lifeline for a process, or for a group by its negative number; OSError when the kernel refuses."""
+    if os.environ.get(VARIABLE) == "thread":
+        raise OSError(f"{VARIABLE}=thread")
+    line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(line, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(line, fcntl.F_SETOWN, owner)
+        fcntl.fcntl(line, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:
+        os.close(line)
+        raise
+    return line
+
+
+def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
+    """Return whether the trainer is gone, after a wait of at most ``timeout_ms``; None: for ever."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+def watch(life_fd: int) -> None:
+    """Start a thread that ends this process and its group when the trainer is gone."""
+
+    def wait_and_end() -> None:
+        is_cut(life_fd, timeout_ms=None)
+        end_group()
+
+    threading.Thread(target=wait_and_end, name="envmanager-lifeline", daemon=True).start()
+
+
+def end_group() -> None:
+    """Kill this process and what it has started, at once."""
+    with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 # In a process that was forked.
 
 
@@ -286,12 +346,12 @@ def _become(
         os.chdir(birth.directory)
         os.sched_setaffinity(0, birth.cores)
         try:
-            line, is_tied = lifeline.line_for(life_fd, -os.getpid()), 1
+            line, is_tied = line_for(life_fd, -os.getpid()), 1
             os.close(life_fd)
         except OSError:
             line, is_tied = life_fd, 0  # a thread waits for it (see run)
-        if lifeline.is_cut(line):  # the trainer went before the line was aimed
-            lifeline.end_group()
+        if is_cut(line):  # the trainer went before the line was aimed
+            end_group()
         kept = (data_fd, line, *others)
         if not executes:
             os.close(failure_w)
@@ -337,6 +397,6 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
         process.name, process.authkey = name, authkey
         multiprocessing.set_start_method(start_method, force=True)
         if not is_tied:
-            lifeline.watch(line)
+            watch(line)
         function, arguments = pickle.load(file)
     pkgutil.resolve_name(function)(list(fds), *arguments)

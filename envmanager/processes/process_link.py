@@ -42,7 +42,6 @@ from envmanager.hosts.wire import (
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
-from envmanager.processes.child_transport import Launch
 from envmanager.processes.output import OutputLog, take_crash_report
 from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, start
 
@@ -90,7 +89,7 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
                         plan.start_method,
                         f"envmanager-worker-{plan.worker_id}",
                         "envmanager.processes.child:main",
-                        (Launch(plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),),
+                        (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                         fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
                         output=output,
                         environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},

@@ -3,7 +3,7 @@
 What a process is to do is written to a file in memory, which it inherits: one that is stopped, or that ends before it
 has read all, keeps nobody waiting. The way of a start from here on is told in ``helper``.
 
-The rule: a program has one helper and one life pipe (see ``lifeline``). The pipe stays open until the program ends,
+The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
 because closing it kills. A process that the user's code forks has neither; it makes its own when it needs them.
 """
 

@@ -16,7 +16,7 @@ NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 LINUX_ONLY = {
     *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
     "hosts.link_host",
-    *(f"godot.{name}" for name in ("engine_host", "launch", "worker")),
+    *(f"godot.{name}" for name in ("engine_host", "engine_link")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 
