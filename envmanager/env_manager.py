@@ -24,18 +24,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from envmanager.data.env_rows import EnvRows
+from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
-from envmanager.kernel.calls import Calls, Use, weakly
+from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.commands import Asker, Resets, one_for_each
 from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, StepQueue, WorkerHost, as_source
-from envmanager.kernel.policy_steps import PolicySteps
+from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.row_steps import RowSteps
+from envmanager.kernel.row_steps import BatchStepper
 from envmanager.kernel.table import WorkerTable
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
@@ -44,7 +44,7 @@ from envmanager.observe.tracing import Tracer
 from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.system import interrupts
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,7 +78,7 @@ class EnvManager(ABC):
         of numbers than their spec's, instead of casting them. ``zero_copy``: return a worker's arrays without a copy;
         they must stay unchanged during the worker's next step.
         """
-        self._env_rows = EnvRows(env_ids_of_workers)
+        self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
         self._undelivered: Any = None
@@ -87,17 +87,17 @@ class EnvManager(ABC):
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
-        self._calls = Calls(weakly(self._give_back))
+        self._calls = Calls(weak_callback(self._give_back))
         self._named = self._calls.named
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
         self._recovery = recovery = Recovery(table, policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
-        self._policy_steps = PolicySteps(table, recovery, self._calls, check_values=check_values)
-        self._row_steps = RowSteps(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
+        self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
+        self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
         self._resets = Resets(table, recovery, collector, seed)
         self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
-        self._leave_interrupts = interrupts.stay_for(self)
+        self._leave_interrupts = interrupts.keep_handler_for(self)
         self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
         if self._tracer is not None:
             for entry, track in zip(table.entries, self._tracer.workers, strict=True):
@@ -420,7 +420,7 @@ class EnvManager(ABC):
         self._undelivered = None
         self._table.clear()  # with zero_copy its arrays would keep the shared memory alive
         if not self._given_back:
-            with let_through():
+            with allow_interrupts():
                 if self._host is not None:
                     self._host.close()
             if self._tracer is not None:

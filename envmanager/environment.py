@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.fitting import Casting, cast_steps
+from envmanager.data.casting import Casting, cast_steps
 from envmanager.data.specs import (
     BehaviorSpec,
     BehaviorSpecs,
@@ -208,7 +208,7 @@ class SideBySide(EnvGroup):
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         chosen = range(len(self._environments)) if rows is None else rows.tolist()
         results = []
-        for row, own in zip(chosen, self._deal(actions, chosen), strict=True):
+        for row, own in zip(chosen, self._split_actions(actions, chosen), strict=True):
             self.current_env_id = self.env_ids[row]
             self._last[row] = self._checked(row, self._environments[row].step(own))
             results.append(self._last[row])
@@ -239,7 +239,7 @@ class SideBySide(EnvGroup):
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
-    def _deal(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
+    def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Split the action rows by environment."""
         taken = dict.fromkeys(actions, 0)
         shares = []

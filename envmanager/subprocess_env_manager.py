@@ -18,7 +18,7 @@ import sys
 import attrs
 
 from envmanager.adapters.factories import EnvFactory
-from envmanager.data.env_rows import deal
+from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.hosts.hosting import GroupFactory, make_contexts
@@ -62,7 +62,7 @@ class SubprocessEnvManager(EnvManager):
         n_envs, local_envs = options.n_envs, options.local_envs
         assert isinstance(local_envs, int)
         n_apart = n_envs - local_envs
-        blocks = deal(n_apart, options.n_workers if isinstance(options.n_workers, int) else n_apart)
+        blocks = split_evenly(n_apart, options.n_workers if isinstance(options.n_workers, int) else n_apart)
         if local_envs:
             blocks.append(range(n_apart, n_envs))
         super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)

@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from envmanager.processes import starting
-from envmanager.system.interrupts import held
+from envmanager.system.interrupts import defer_interrupts
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -62,7 +62,7 @@ def leak_guard() -> Iterator[None]:
     assert not left, f"left behind: {left}"
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         gc.collect()
-        with held():  # where a thread closed the last manager, or nobody, the handler goes with this
+        with defer_interrupts():  # where a thread closed the last manager, or nobody, the handler goes with this
             pass
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "left behind: an open manager"
 

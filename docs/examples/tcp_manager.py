@@ -24,7 +24,7 @@ import cloudpickle
 
 from envmanager import EnvironmentCommand, EnvironmentResponse, EnvManager
 from envmanager.adapters.factories import check_travel, factories_for
-from envmanager.data.env_rows import deal
+from envmanager.data.env_rows import split_evenly
 from envmanager.data.steps import CommandName
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan
@@ -120,7 +120,7 @@ class TcpLink(Link):
         self.channel.pidfd = self.process.pidfd
         self.channel.push(COMMAND.pack(plan.worker_id, 0, 0, 0, 0, len(factory)) + factory, float("inf"))
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         return "" if self.log is None else self.log.tail()
 
 
@@ -148,7 +148,7 @@ class TcpEnvManager(EnvManager):
     @takes(KindOptions)
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         n_workers = options.n_workers or options.n_envs
-        super().__init__(deal(options.n_envs, n_workers), **options.of_the_manager)
+        super().__init__(split_evenly(options.n_envs, n_workers), **options.of_the_manager)
         self.start(TcpHost(env_factory, options))
 
 

@@ -21,7 +21,7 @@ from envmanager.adapters.rows import (
     real_number,
     stack_rows,
 )
-from envmanager.data.fitting import Casting
+from envmanager.data.casting import Casting
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree

@@ -20,7 +20,7 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import check_info
 from envmanager.adapters.spaces import behavior_spec
-from envmanager.data.fitting import Casting, fitting_array
+from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpecs,

@@ -16,7 +16,7 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import RowReader, check_info, flag, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec, row_reader
-from envmanager.data.fitting import Casting
+from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree

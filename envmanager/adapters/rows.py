@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.fitting import Casting, fitting_array
+from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, SpecMismatch, check_structure, describe_value
 from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 

@@ -19,14 +19,14 @@ from envmanager.data.specs import as_array, describe_value
 from envmanager.errors import BadAction, UsageError
 
 
-def deal(n_envs: int, n_workers: int) -> list[range]:
+def split_evenly(n_envs: int, n_workers: int) -> list[range]:
     """Return the env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
     small, extra = divmod(n_envs, n_workers)
     starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
     return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
 
 
-class RowsOfWorker(NamedTuple):
+class EnvsOfWorker(NamedTuple):
     """Some environments of one worker: their ``rows`` in the worker, their ``places`` in the caller's arrays.
 
     ``places`` is an array of row numbers, or a slice if these are contiguous.
@@ -44,7 +44,7 @@ class RowsOfWorker(NamedTuple):
         return self.places.tolist()  # type: ignore[no-any-return]
 
 
-class EnvRows:
+class EnvIndex:
     """The map from environments to workers."""
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -58,11 +58,11 @@ class EnvRows:
         """int64[n_envs], read-only; the ``env_ids`` of a batch of all environments."""
         self.all_env_ids.flags.writeable = False
         self._all_groups = [
-            RowsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
+            EnvsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
             for worker_id, block in enumerate(self.blocks)
         ]
 
-    def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[RowsOfWorker]]:
+    def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
         """Return the number of environments in ``env_ids``, and these grouped by worker; raise as ``checked`` does."""
         everything = self.all_env_ids
         if env_ids is everything or (  # all in order, in an array as most callers pass it
@@ -76,7 +76,7 @@ class EnvRows:
         if self._hosts_one_each:
             row_0 = self._row_0
             return len(numbers), [
-                RowsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
+                EnvsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
             ]
         return len(numbers), self.by_worker(ids)
 
@@ -103,7 +103,7 @@ class EnvRows:
             raise error(f"env_ids names an environment twice: {numbers}.")
         return ids, numbers
 
-    def by_worker(self, env_ids: np.ndarray) -> list[RowsOfWorker]:
+    def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
         """Group the environments by worker."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
@@ -112,5 +112,5 @@ class EnvRows:
         for places in np.split(order, cuts):
             if len(places):
                 worker_id = int(self._worker_of[env_ids[places[0]]])
-                groups.append(RowsOfWorker(worker_id, env_ids[places] - self._first[worker_id], places))
+                groups.append(EnvsOfWorker(worker_id, env_ids[places] - self._first[worker_id], places))
         return groups

@@ -218,7 +218,7 @@ class EngineLink(Link):
         super().release()
         self._log.close()
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
             return f"no game has connected to {self._plan.options.engine.attach}: play it with {ADDRESS} set to that"
         return self._log.tail()

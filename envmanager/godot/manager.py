@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
-from envmanager.data.env_rows import deal
+from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.godot.options import GodotOptions
@@ -75,7 +75,7 @@ class GodotEnvManager(EnvManager):
         elif n_workers == "auto":
             n_workers = max(1, min(count_cores(), options.n_envs // _LEAST_ARENAS))
         super().__init__(
-            deal(options.n_envs, n_workers or 1),
+            split_evenly(options.n_envs, n_workers or 1),
             zero_copy=True,  # each answer has arrays of its own
             **options.of_the_manager,
         )

@@ -30,7 +30,7 @@ from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message,
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 from envmanager.system.machine import advice
 
 WHILE_BYTES_COME_S = 1.0
@@ -127,7 +127,7 @@ class Link:
     """Sends commands to one worker and receives its responses; those to steps come out of the poller.
 
     Set ``process`` and ``decoder`` after construction. A subclass may override ``encode``, ``step_response``,
-    ``have_started_again`` and ``last_words``.
+    ``have_started_again`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
@@ -225,7 +225,7 @@ class Link:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
                 return self.decoder.failed(self.timed_out(self._asked))
-            with let_through():
+            with allow_interrupts():
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
@@ -315,24 +315,24 @@ class Link:
     def died(self, during: CommandName | None) -> EnvManagerError:
         """Note that the process has ended, kill what it started, and return the error that says how it ended."""
         self.kill()
-        return WorkerDied(**self._facts(during), exit=self.process.exit_name(), output=self.last_words())
+        return WorkerDied(**self._facts(during), exit=self.process.exit_name(), output=self.output_tail())
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill a worker that did not respond in time, and return the error that says so."""
         self.kill()
-        return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.last_words())
+        return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.output_tail())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
         """Kill a worker that sent what its protocol does not allow, and return the error that says so."""
         self.kill()
-        return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.last_words())
+        return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
         """Return the facts of an error that do not depend on its kind."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """Return what the process left behind: the end of its output, the report of a crash."""
         return ""
 

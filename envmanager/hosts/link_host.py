@@ -27,12 +27,12 @@ from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.link import Link, State, WorkerPlan
 from envmanager.hosts.poller import AnyLink, Poller
 from envmanager.hosts.wire import dumps_command
-from envmanager.kernel.calls import weakly
+from envmanager.kernel.calls import weak_callback
 from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_report
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
-from envmanager.system.interrupts import held
+from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import absolute
 
 _DESCRIPTORS_PER_WORKER = 4
@@ -59,7 +59,7 @@ class Resources(Generic[AnyLink]):
         self._links: set[AnyLink] = set()
         self._stopping = threading.RLock()
         self._giving_back = threading.Lock()
-        poller.on_retired = weakly(self.drop)
+        poller.on_retired = weak_callback(self.drop)
 
     def watch(self, link: AnyLink) -> None:
         """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
@@ -95,7 +95,7 @@ class Resources(Generic[AnyLink]):
         try:
             self.stop()
         finally:
-            with held():
+            with defer_interrupts():
                 self._give_back()
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         super().open(context)
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
         descriptors.open_standard()
-        with held():
+        with defer_interrupts():
             self._resources: Any = self._make_resources()  # each kind of host uses more of its own
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.poller
@@ -186,7 +186,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, send it "start", and return it."""
-        with held():  # a worker that nobody watches would be left behind
+        with defer_interrupts():  # a worker that nobody watches would be left behind
             worker = make()
             self._resources.watch(worker)
         worker.send(CommandName.START)

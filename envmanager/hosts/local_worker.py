@@ -1,7 +1,7 @@
 """A worker that is an object in the trainer's process, the rows it writes, and the step queue of its responses.
 
 Its environments write into arrays of their own, which are copied; or into three buffers in turn, whose views stay valid
-for a while (zero_copy, or shared memory); or into LentRows.
+for a while (zero_copy, or shared memory); or into LentBuffers.
 
 The rule: its step is taken when its response is asked for, and never before. So exceptions are raised where they are
 with processes, and the responses of worker processes, if there are any, are looked at first. No array is written while
@@ -38,7 +38,7 @@ from envmanager.hosts.wire import describe_failure
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 
 _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
@@ -48,7 +48,7 @@ _MAX_KEPT = 3
 """Number of buffers that are kept to be written again; a trainer may keep any number of others."""
 
 
-class LentRows:
+class LentBuffers:
     """Buffers whose observations are delivered without a copy; the other arrays are small and copied.
 
     Lent arrays are views of an array on the buffer's memory whose own base is no array. NumPy makes views of views
@@ -121,8 +121,8 @@ class LocalWorker:
         """Response to a step that has ended, until it is returned."""
         self._next_buffer: Callable[[], RowBuffer] | None = None
         """Function that returns the buffer for the next step."""
-        self._lent: LentRows | None = None
-        self._user_code = let_through()
+        self._lent: LentBuffers | None = None
+        self._user_code = allow_interrupts()
 
     def start(self) -> StartReport:
         """Make the environments. Raises the errors of a worker process's start."""
@@ -146,14 +146,14 @@ class LocalWorker:
             n_bytes = n_envs * sum(part.dtype.itemsize * math.prod(part.shape) for part in parts)
             make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
             if self._lends and n_bytes >= LEAST_LENT_BYTES and not any(part.is_object for part in parts):
-                self._lent = LentRows(make)
+                self._lent = LentBuffers(make)
                 self._next_buffer = self._lent.next
             elif self._rotates:
                 self._next_buffer = itertools.cycle([make() for _ in range(3)]).__next__
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Let the environments write into these ``WorkerRows``, one slot after the other."""
+        """Let the environments write into these ``SharedRows``, one slot after the other."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
@@ -281,7 +281,7 @@ class LocalStepQueue(ResponseSource):
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)
         taken = self.take()
         if timeout and not taken:
-            with let_through():
+            with allow_interrupts():
                 time.sleep(timeout)
             taken = self.take()
         return taken

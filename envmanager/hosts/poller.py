@@ -28,7 +28,7 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.link import WHILE_BYTES_COME_S, Alarm, Link, State
 from envmanager.hosts.spin import Spinner
 from envmanager.kernel.host import ResponseSource
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 
 _LONGEST_WAIT_S = 3600.0
 """A wait may be longer than epoll's argument can be; it is then made of several."""
@@ -198,7 +198,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def _watch(self, timeout_s: float) -> None:
         """Wait for anything at all, then see what it was: responses first, then deaths and time-outs."""
         if timeout_s > 0:
-            with let_through():
+            with allow_interrupts():
                 events = self.epoll.poll(timeout_s)
         else:
             events = self.epoll.poll(0)

@@ -232,7 +232,7 @@ def available_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # the used part is not reported here
 
 
-class WorkerRows:
+class SharedRows:
     """One worker's part of the block, read and written by the worker and by its manager."""
 
     def __init__(self, block: Block, worker_id: int, env_ids: Sequence[int]) -> None:

@@ -29,8 +29,8 @@ from envmanager.data.specs import BehaviorSpecs, SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase_of
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
 from envmanager.hosts import descriptors
-from envmanager.hosts.shared_rows import FULL, IN_MEMORY, WorkerRows
-from envmanager.system.interrupts import begin_held, end_held
+from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
+from envmanager.system.interrupts import begin_deferring, end_deferring
 
 COMMAND = struct.Struct("<QBBHIQ")
 """ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -219,14 +219,14 @@ class Channel:
 
         ``deadline`` is in monotonic seconds; what there is room for is written at once, also after it.
         """
-        begin_held()  # half a message would leave the worker waiting for the rest for ever
+        begin_deferring()  # half a message would leave the worker waiting for the rest for ever
         try:
             self._write(message, deadline)
         finally:
-            end_held()
+            end_deferring()
 
     def _write(self, message: bytes, deadline: float) -> None:
-        """Do that where interrupts are held.
+        """Do that where interrupts are deferred.
 
         Both ways may be full, so what the worker writes meanwhile is read. Another thread may close the channel
         between any two system calls.
@@ -283,11 +283,11 @@ class Decoder:
     def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
         self._worker_id = worker_id
         self._env_ids = env_ids
-        self._worker_rows: WorkerRows | None = None
+        self._worker_rows: SharedRows | None = None
         self._full: list[EnvironmentResponse] = []
         """Responses by slot to steps that were written in place and in which no episode ended."""
 
-    def attach(self, worker_rows: WorkerRows | None) -> None:
+    def attach(self, worker_rows: SharedRows | None) -> None:
         """Find steps there from now on; None: the memory is given back."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full

@@ -18,11 +18,11 @@ from envmanager.errors import ManagerClosed, UsageError
 from envmanager.observe.timing import Track
 from envmanager.system.interrupts import (
     Handler,
-    end_held,
+    allow_interrupts,
+    defer_interrupts,
+    end_deferring,
     handler_of,
-    held,
     leave,
-    let_through,
     levels,
     state,
     take_over,
@@ -58,7 +58,7 @@ class Use(enum.Enum):
             raise UsageError("use either step() or send()/recv() between two resets, not both.")
 
 
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls a bound method without keeping its object alive; None once the object is gone."""
     reference = weakref.WeakMethod(method)
 
@@ -119,13 +119,13 @@ class Calls:
 
     def end(self, stop: Callable[[], None] | None) -> None:
         """Release everything, now or when the call in progress ends; in the latter case ``stop`` the workers now."""
-        with held():
+        with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
                 if has_left and not self.on_their_way:
                     self._give_back()
                 elif stop is not None:
-                    with let_through():
+                    with allow_interrupts():
                         stop()
             finally:
                 if has_left:
@@ -143,13 +143,13 @@ class Calls:
                 self._give_back()
         finally:
             self.lock.release()
-            end_held()
+            end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
         """Take the lock when another thread releases it, unless the manager is closed or a Ctrl-C comes."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
-            with let_through():
+            with allow_interrupts():
                 pass
 
     def refuse_inside_a_call(self, what: str) -> None:
@@ -187,7 +187,7 @@ class _Call:
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
-        if thread_id() == state.main_thread:  # begin_held(), in line
+        if thread_id() == state.main_thread:  # begin_deferring(), in line
             if handler_of(_SIGINT).__class__ is not Handler:
                 take_over()
             levels[-1] += 1
@@ -198,7 +198,7 @@ class _Call:
                 self._release()
                 calls.refuse_inside_a_call(self._what)
         except BaseException:
-            end_held()
+            end_deferring()
             raise
         self._on_their_way.append(self._what)
 
@@ -213,7 +213,7 @@ class _Call:
         self._on_their_way.pop()
         self._release()
         level = levels[-1]
-        if level and thread_id() == state.main_thread:  # end_held(), in line
+        if level and thread_id() == state.main_thread:  # end_deferring(), in line
             levels[-1] = level - 1
             if level == 1 and (state.was_interrupted or state.found_another or not state.managers):
                 leave()

@@ -58,7 +58,7 @@ class Collector:
                 if entry.steps_since_reset < limit or entry.outbox[0].name is not _STEP:
                     chosen.append(entry)
             chosen = chosen[: wait.max_ready]
-        if not table.is_ordinary:
+        if not table.all_nominal:
             for entry in chosen:
                 if entry.outbox[0].name is _FAILED:
                     error = entry.outbox[0].payload

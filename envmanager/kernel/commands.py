@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.env_rows import EnvRows
+from envmanager.data.env_rows import EnvIndex
 from envmanager.data.steps import CommandName, StepInfo
 from envmanager.errors import UsageError
 from envmanager.kernel.collecting import Collector
@@ -89,7 +89,7 @@ class Resets:
         responses.update(replacements)
         infos = []
         for worker_id in sorted(responses):
-            steps = self.host.own(responses[worker_id].payload)
+            steps = self.host.copy_if_shared(responses[worker_id].payload)
             infos.append(StepInfo(None, steps, None, worker_id, specs=table.specs))
         for info in infos:
             table.entries[info.worker_id].previous_step = info
@@ -136,7 +136,7 @@ class Asker:
         table: WorkerTable,
         recovery: Recovery,
         collector: Collector,
-        env_rows: EnvRows,
+        env_rows: EnvIndex,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
         """``calls``: the context manager of each kind of call, by name."""

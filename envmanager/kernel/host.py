@@ -193,7 +193,7 @@ class WorkerHost(ABC):
         """Return ``known`` with the figures that only the host has of all workers."""
         return known
 
-    def own(self, steps: Steps) -> Steps:
+    def copy_if_shared(self, steps: Steps) -> Steps:
         """Return ``steps`` in arrays that no worker writes into."""
         if not self.rewrites_arrays:
             return steps

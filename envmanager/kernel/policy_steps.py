@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.fitting import check_batch
+from envmanager.data.casting import check_batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
 from envmanager.data.trees import Tree, leaves, map_tree
@@ -22,12 +22,12 @@ from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.options import Wait
 from envmanager.policy import Policy
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 
 _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.STEP
 
 
-class PolicySteps:
+class PolicyStepper:
     """Calls the policies of one manager, sends their actions and makes StepInfos of the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
@@ -54,7 +54,7 @@ class PolicySteps:
             if entry.previous_step is None:
                 raise UsageError("step() before reset(): call reset() first.")
             infos.append(entry.previous_step)
-        with let_through():
+        with allow_interrupts():
             self._check_policies(infos)
             taken = call_policies(infos, self.policies, table.specs, strict=self._check_values)
         self._calls.require_open("step")
@@ -98,7 +98,7 @@ class PolicySteps:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
             if cut is None:
-                current, lost = self.host.own(entry.outbox[0].payload), None
+                current, lost = self.host.copy_if_shared(entry.outbox[0].payload), None
             else:
                 (current, lost), actions = cut, None
             previous = None if before is None else before.current

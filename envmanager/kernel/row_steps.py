@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.env_rows import EnvRows
+from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
@@ -29,14 +29,14 @@ _IDLE, _IN_FLIGHT, _READY = WorkerState.IDLE, WorkerState.IN_FLIGHT, WorkerState
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
-class RowSteps:
+class BatchStepper:
     """Sends actions to environments and makes batches of their steps, for one manager."""
 
     def __init__(
         self,
         table: WorkerTable,
         recovery: Recovery,
-        env_rows: EnvRows,
+        env_rows: EnvIndex,
         *,
         zero_copy: bool,
         check_values: bool,

@@ -121,7 +121,7 @@ class Entry:
         return self.error is not None
 
     @property
-    def is_ordinary(self) -> bool:
+    def is_nominal(self) -> bool:
         """Whether the worker has neither failed nor is being replaced."""
         return self.error is None and self.replacement is None and not self.ignores_action
 
@@ -160,7 +160,7 @@ class WorkerTable:
         """Entries that are READY, in the order in which they became so."""
         self.n_waiting = 0
         """Number of workers with an outstanding response."""
-        self.is_ordinary = True
+        self.all_nominal = True
         """Whether no worker has failed or is being replaced."""
         self.replacing: list[Entry] = []
         """Entries with a replacement."""
@@ -274,10 +274,10 @@ class WorkerTable:
                 if times.ended_ns:
                     times.queued_ns += now_ns - times.ended_ns
         ordinary = entries
-        if not self.is_ordinary:
-            ordinary = [entry for entry in entries if entry.is_ordinary]
+        if not self.all_nominal:
+            ordinary = [entry for entry in entries if entry.is_nominal]
             for entry in entries:
-                if not entry.is_ordinary:
+                if not entry.is_nominal:
                     self._advance(entry)
             self.recount()
         for entry in ordinary:
@@ -297,7 +297,7 @@ class WorkerTable:
 
     def recount(self) -> None:
         """Count again after a rare change: a failure, a replacement, an action that is to be discarded."""
-        self.is_ordinary = all(entry.is_ordinary for entry in self.entries)
+        self.all_nominal = all(entry.is_nominal for entry in self.entries)
         self.replacing = [entry for entry in self.entries if entry.replacement is not None]
         self.n_changes += 1
         self._n_slowest = 0

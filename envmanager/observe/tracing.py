@@ -28,7 +28,7 @@ from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.observe.events import Died, Event, LateReplyDiscarded, NotStarted, ProtocolBroken, Started, TimedOut
 from envmanager.policy import Policy
-from envmanager.system.interrupts import held
+from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
@@ -135,7 +135,7 @@ class Tracer:
         if os.getpid() != self._owner_pid:  # a forked process; the trainer writes the trace
             self.records.clear()
             return
-        with held(), self._lock:
+        with defer_interrupts(), self._lock:
             began_ns = time.monotonic_ns()
             self.write_at_ns = began_ns + _EVERY_NS
             records = self.records[:]

@@ -41,7 +41,7 @@ from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, Env
 from envmanager.environment import EnvGroup
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group
-from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, WorkerRows
+from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, SharedRows
 from envmanager.hosts.spin import Spinner
 from envmanager.hosts.wire import (
     ATTACH_CODE,
@@ -90,7 +90,7 @@ class TrainerConnection:
         """The slot for the response to the current step."""
         self._offered_slot = -1
         self._block: Block | None = None
-        self._worker_rows: WorkerRows | None = None
+        self._worker_rows: SharedRows | None = None
         self._group: EnvGroup | None = None
         self._cannot_obey: CannotObey | None = None
         self._n_reported = 0
@@ -133,7 +133,7 @@ class TrainerConnection:
             return
         try:
             self._block = Block.shared(layout, self._fds["memory"])
-            self._worker_rows = WorkerRows(self._block, self._worker_id, self._group.env_ids)
+            self._worker_rows = SharedRows(self._block, self._worker_id, self._group.env_ids)
         except Exception as error:
             self._cannot_obey = CannotObey(error)
 

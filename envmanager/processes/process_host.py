@@ -24,14 +24,14 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
-from envmanager.hosts.shared_rows import Block, BlockLayout, WorkerRows, allocate
+from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocate
 from envmanager.hosts.spin import spin_ns
 from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.processes.process_link import LaunchPlan, ProcessLink, ProcessPoller
-from envmanager.system.interrupts import held
+from envmanager.system.interrupts import defer_interrupts
 
 
 class ProcessHost(LinkHost[ProcessLink]):
@@ -43,7 +43,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().__init__(env_factory, options)
         self.factories = factories_for(env_factory, options.n_envs)
         self._n_slots = 3 if options.zero_copy else 1
-        self._worker_rows: list[WorkerRows] = []
+        self._worker_rows: list[SharedRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
         """All rows of each slot, for behaviors of one agent per environment."""
@@ -121,7 +121,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._memory_fd, Block(layout).size_bytes)
         block = Block.shared(layout, self._memory_fd)
-        self._worker_rows = [WorkerRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
+        self._worker_rows = [SharedRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
         self.rewrites_arrays = not self.options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]
         for worker in workers:
@@ -172,5 +172,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().close()
         for local in self._local_workers():
             local.close_quietly()
-        with held():  # the memory goes with its last array, and Python swallows what is raised while it does
+        with (
+            defer_interrupts()
+        ):  # the memory goes with its last array, and Python swallows what is raised while it does
             self._worker_rows, self._whole, self._rewards = [], {}, {}

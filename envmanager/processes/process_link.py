@@ -28,7 +28,7 @@ from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.shared_rows import WorkerRows
+from envmanager.hosts.shared_rows import SharedRows
 from envmanager.hosts.wire import (
     ATTACH_CODE,
     CODES,
@@ -121,8 +121,8 @@ class ProcessLink(Link):
         super().__init__(plan, Channel(), events, times)
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
-        self._worker_rows: WorkerRows | None = None
-        self._rows_to_attach: WorkerRows | None = None
+        self._worker_rows: SharedRows | None = None
+        self._rows_to_attach: SharedRows | None = None
         try:
             self.process, fd, self._log = launch(plan, pickled_factory)
         except TimeoutError as error:
@@ -139,7 +139,7 @@ class ProcessLink(Link):
             super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step by the shortest way. Only where interrupts are held."""
+        """Send a step by the shortest way. Only where interrupts are deferred."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
@@ -156,7 +156,7 @@ class ProcessLink(Link):
         self.slot = slot
         self._await(_STEP, deadline)
 
-    def attach(self, worker_rows: WorkerRows) -> None:
+    def attach(self, worker_rows: SharedRows) -> None:
         """Use the shared memory from now on."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
@@ -165,7 +165,7 @@ class ProcessLink(Link):
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
-    def begin_again_in(self, worker_rows: WorkerRows | None, config: ResetConfig, slot: int) -> None:
+    def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
         """Attach a replacement to the memory and reset it, once it has started.
 
         ``slot`` is that of the other workers: in step with them, its rows and theirs make one view again.
@@ -181,7 +181,7 @@ class ProcessLink(Link):
         self._note_step(message.busy_ns, message.ended_ns)
         return self.decoder.response(message, _STEP, self.slot)
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """Return the end of its log, and the report of a crash in native code."""
         log = "" if self._log is None else self._log.tail()
         report = ""

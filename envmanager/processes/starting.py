@@ -27,7 +27,7 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.descriptors import register, wait_for
 from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
-from envmanager.system.interrupts import blocked_in_children, let_through
+from envmanager.system.interrupts import allow_interrupts, blocked_in_children
 from envmanager.system.machine import after_fork_in_child, state_of
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -105,7 +105,7 @@ class Helper:
         """Wait until ``fd`` can be read; HelperGone when the helper cannot respond, TimeoutError at the deadline."""
         while True:
             left_s = deadline - time.monotonic()
-            with let_through():
+            with allow_interrupts():
                 ready = wait_for([fd, self._pidfd], min(left_s, _LOOK_EVERY_S))
             if fd in ready:
                 return

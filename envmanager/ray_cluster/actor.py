@@ -30,7 +30,7 @@ import numpy as np
 from envmanager.data.steps import STEPPING, CommandName, StartReport
 from envmanager.environment import EnvGroup
 from envmanager.hosts.hosting import COMMANDS, failed
-from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, WorkerRows
+from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, SharedRows
 from envmanager.hosts.wire import (
     CODES,
     COMMAND,
@@ -59,7 +59,7 @@ class SentRows:
         layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
         block = Block(layout, bytearray(Block(layout).size_bytes))
         memory = memoryview(block.memory)
-        self.rows = WorkerRows(block, 0, env_ids)
+        self.rows = SharedRows(block, 0, env_ids)
         self.steps = memory[: block.actions_at]
         self.steps_without_finals = memory[: block.finals_at]
         self.actions = memory[block.actions_at :]

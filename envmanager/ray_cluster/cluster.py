@@ -17,7 +17,7 @@ from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 from envmanager.ray_cluster.actor import EnvActor
 from envmanager.ray_cluster.options import ClusterOptions, in_words, why_no_room
-from envmanager.system.interrupts import let_through
+from envmanager.system.interrupts import allow_interrupts
 
 with needed_by("the manager kind 'ray'", extra="ray"):
     import ray
@@ -45,7 +45,7 @@ def connect(options: ClusterOptions) -> None:
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with let_through():
+        with allow_interrupts():
             ray.init(address=address, runtime_env=copy.deepcopy(runtime_env))  # Ray writes into it
     except ConnectionError as error:
         raise UsageError(

@@ -191,7 +191,7 @@ class ActorLink(Link):
         worker_id, env_ids, limit_s = self.worker_id, self.env_ids, self._timeouts.start_s
         return NotPlaced(worker_id=worker_id, env_ids=env_ids, timeout_s=limit_s, **self._cluster.shortage())
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         return self.channel.error
 
     def ask_to_close(self) -> None:

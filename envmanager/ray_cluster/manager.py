@@ -22,7 +22,7 @@ import attrs
 import cloudpickle
 
 from envmanager.adapters.factories import EnvFactory, check_travel, factories_for
-from envmanager.data.env_rows import deal
+from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.hosts.link_host import LinkHost, Resources
@@ -97,7 +97,7 @@ class RayEnvManager(EnvManager):
         if n_workers == "auto":
             found = place_on_cluster(RayEnvManager, env_factory, options, on_cluster, n_cpus())
             n_workers, self.placement = found.n_workers, str(found)
-        env_ids = deal(n_envs, n_workers or n_envs)
+        env_ids = split_evenly(n_envs, n_workers or n_envs)
         super().__init__(env_ids, **options.of_the_manager)
         cluster = Cluster(on_cluster, len(env_ids), options.worker_env)
         self.start(RayHost(env_factory, factories, cluster, options))

@@ -17,8 +17,8 @@ Other libraries look for their own handler (asyncio restores Python's only where
 A handler that Python did not install (robot middleware, an application that embeds Python) stays: Python could not
 restore it. Interrupts are then not deferred; the handler decides what they do.
 
-The rule: ``held`` is around everything that must be done wholly or not at all; ``let_through`` is around every wait and
-every call of a user's code inside it.
+The rule: ``defer_interrupts`` is around everything that must be done wholly or not at all; ``allow_interrupts`` is
+around every wait and every call of a user's code inside it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _State:
 
 _state = _State()
 _levels = [0]
-"""Number of ``held`` blocks around the running code; a new number for each ``let_through`` block."""
+"""Number of ``defer_interrupts`` blocks around the running code; a new number for each ``allow_interrupts`` block."""
 
 
 class _Handler:
@@ -91,7 +91,7 @@ class _Handler:
         n_levels = len(_levels)
         try:
             self.found(number, frame)
-        except BaseException:  # code that catches it inside ``held`` cannot be interrupted a second time
+        except BaseException:  # code that catches it inside ``defer_interrupts`` cannot be interrupted a second time
             if n_levels > 1:
                 del _levels[n_levels - 1 :]
             raise
@@ -138,16 +138,16 @@ def _go_away() -> None:
     _sigaction(_SIGINT, taken_over, None)
 
 
-def begin_held() -> None:
-    """Begin a ``held`` block without its context manager."""
+def begin_deferring() -> None:
+    """Begin a ``defer_interrupts`` block without its context manager."""
     if _thread() == _state.main_thread:
         if _get_handler(_SIGINT).__class__ is not _Handler:
             _take_over()
         _levels[-1] += 1
 
 
-def end_held() -> None:
-    """End a ``held`` block that ``begin_held`` began."""
+def end_deferring() -> None:
+    """End a ``defer_interrupts`` block that ``begin_deferring`` began."""
     if _levels[-1] and _thread() == _state.main_thread:
         _levels[-1] -= 1
         if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
@@ -172,23 +172,23 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""``begin_held`` and ``end_held`` in line, for the bracket of a call: calling them takes as long as all the rest."""
+"""``begin_deferring`` and ``end_deferring`` in line, for the bracket of a call: calling them takes as long as the rest."""
 
 
-class held:  # noqa: N801  (used like a function)
+class defer_interrupts:  # noqa: N801  (used like a function)
     """Context manager: a Ctrl-C in the block is raised at its end. Blocks may be nested."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        begin_held()
+        begin_deferring()
 
     def __exit__(self, *_: object) -> None:
-        end_held()
+        end_deferring()
 
 
-class let_through:  # noqa: N801
-    """Context manager inside ``held``: a Ctrl-C is raised at once, also one that was noted before.
+class allow_interrupts:  # noqa: N801
+    """Context manager inside ``defer_interrupts``: a Ctrl-C is raised at once, also one that was noted before.
 
     Once it is raised, also on the way in or out, interrupts are deferred again: code that catches it cannot be
     interrupted a second time.
@@ -211,10 +211,11 @@ class let_through:  # noqa: N801
     begin, end = __enter__, __exit__  # calling them takes a third less than ``with``
 
 
-def stay_for(manager: object) -> Callable[[], Any]:
+def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.
 
-    It ends too when the manager is garbage. After the last manager, the next ``held`` block removes the handler.
+    It ends too when the manager is garbage. After the last manager, the next ``defer_interrupts`` block removes the
+    handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())

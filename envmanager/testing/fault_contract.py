@@ -193,9 +193,9 @@ class CodeFaults(FaultyManagers):
 
     @only_with_processes
     def test_case_09_the_end_of_the_output_is_in_the_error(self, tmp_path: Path) -> None:
-        last_words = [Print("x", times=10_000_000), Print("these were my last words"), Die(1)]
+        output_tail = [Print("x", times=10_000_000), Print("these were my last words"), Die(1)]
         with self.running(
-            faulty(last_words, after=1, only_env=1), restarts=NO_RESTARTS, log_dir=str(tmp_path)
+            faulty(output_tail, after=1, only_env=1), restarts=NO_RESTARTS, log_dir=str(tmp_path)
         ) as trainer:
             told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
             assert "these were my last words" in told.output

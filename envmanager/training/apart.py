@@ -36,7 +36,7 @@ from envmanager.errors import EnvManagerError, UsageError
 from envmanager.hosts.descriptors import open_standard, wait_for
 from envmanager.importing import needed_by
 from envmanager.policy import Policy
-from envmanager.system.interrupts import held, let_through
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
@@ -118,9 +118,9 @@ class Apart(Trainer):
         if not self._release.alive or self._owner_pid != os.getpid():
             return
         self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
-        with held():
+        with defer_interrupts():
             try:
-                with let_through():
+                with allow_interrupts():
                     self._ask_to_end(time.monotonic() + _CLOSE_S)
             finally:
                 self._release()
@@ -131,7 +131,7 @@ class Apart(Trainer):
         own = _only(info, self.behavior)
         before = None if own.previous is None or own.lost is not None else own.previous.get(self.behavior)
         n = 0 if before is None or not own.actions else len(before.acting_rows)
-        with held():  # a step that is counted and not sent would never be learned from
+        with defer_interrupts():  # a step that is counted and not sent would never be learned from
             self._n_sent += n
             self._here.collected(self._n_before + self._n_sent)
             self._send("add", own)
@@ -141,7 +141,7 @@ class Apart(Trainer):
 
     def is_ready(self) -> bool:
         self._require_usable()
-        with held():
+        with defer_interrupts():
             while self._hear():
                 pass
         return self._learned_version > self.version
@@ -177,14 +177,14 @@ class Apart(Trainer):
 
     def _send(self, what: str, payload: Any = None) -> None:
         self._require_usable()
-        with held():
+        with defer_interrupts():
             self._pipe.send((what, payload))
             while self._pipe.has_unsent:
                 self._wait()
 
     def _ask(self, what: str, payload: Any = None) -> Any:
         """Return the learner's answer. Discard late answers to earlier questions, whose wait was interrupted."""
-        with held():
+        with defer_interrupts():
             self._n_asked += 1
             number = self._n_asked
             self._send(what, (number, payload))

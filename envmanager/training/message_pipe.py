@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from envmanager.hosts import descriptors
-from envmanager.system.interrupts import held, let_through
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
 _LENGTH = struct.Struct("<Q")
 _READ_SIZE = 1 << 20
@@ -47,16 +47,16 @@ class MessagePipe:
         pickle.dump(message, buffer, protocol=5)
         view = buffer.getbuffer()
         _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
-        with held():
+        with defer_interrupts():
             self._unsent.append(view)
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
         """Wait until bytes can be written or read, and do both; return False after ``timeout_s`` without any."""
         deadline = time.monotonic() + timeout_s
-        with held():
+        with defer_interrupts():
             while not self.hung_up:
-                with let_through():
+                with allow_interrupts():
                     writable = [self._fd] if self._unsent else []
                     ready = descriptors.wait_for([self._fd], deadline - time.monotonic(), writable=writable)
                 if ready:
@@ -69,7 +69,7 @@ class MessagePipe:
 
     def receive(self) -> Any:
         """Return the next message, or None if none has arrived. Raises EOFError when no further one can arrive."""
-        with held():
+        with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:
                 self._read()

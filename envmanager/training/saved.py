@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from envmanager.data.fitting import cast_without_loss
+from envmanager.data.casting import cast_without_loss
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths

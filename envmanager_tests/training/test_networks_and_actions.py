@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import ArraySpec, BehaviorSpec, UsageError
-from envmanager.data.fitting import check_batch
+from envmanager.data.casting import check_batch
 from envmanager.data.specs import zeros
 from envmanager.training.actions import ActionHeads
 from envmanager.training.dqn import DQN, DQNOptions

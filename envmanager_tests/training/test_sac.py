@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, ConfigError, SimpleEnvManager, UsageError
-from envmanager.data.fitting import check_batch
+from envmanager.data.casting import check_batch
 from envmanager.data.trees import leaves
 from envmanager.training import checkpoints
 from envmanager.training.apart import Apart

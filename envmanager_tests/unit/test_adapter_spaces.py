@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from envmanager.adapters.rows import finite_number, flag, real_number, stack_rows
 from envmanager.adapters.spaces import row_reader, to_spec
-from envmanager.data.fitting import check_batch
+from envmanager.data.casting import check_batch
 from envmanager.data.specs import ArraySpec, SpecMismatch, object_array
 from envmanager.data.trees import leaves, leaves_like, map_tree
 

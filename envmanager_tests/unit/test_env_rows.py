@@ -1,12 +1,12 @@
-"""EnvRows: which environments a user may name, and whose they are."""
+"""EnvIndex: which environments a user may name, and whose they are."""
 
 import numpy as np
 import pytest
 
-from envmanager.data.env_rows import EnvRows, deal
+from envmanager.data.env_rows import EnvIndex
 from envmanager.errors import BadAction, UsageError
 
-ROWS = EnvRows(deal(8, 3))
+ROWS = EnvIndex(split_evenly(8, 3))
 
 
 @pytest.mark.parametrize("env_ids", [[7, 0, 3], (7, 0, 3), np.array([7, 0, 3], np.uint8)])
@@ -45,4 +45,4 @@ def test_environments_are_sorted_by_worker():
 
 @pytest.mark.parametrize("nobody", [[], (), np.zeros(0), np.zeros(0, np.int64)])
 def test_nobody_is_grouped_into_nothing(nobody):
-    assert EnvRows([(0, 1, 2), (3, 4)]).grouped(nobody, BadAction) == (0, [])
+    assert EnvIndex([(0, 1, 2), (3, 4)]).grouped(nobody, BadAction) == (0, [])

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from envmanager.system.interrupts import held, let_through
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
 
 def interrupt() -> None:
@@ -17,7 +17,7 @@ def interrupt() -> None:
 def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
-        with held():
+        with defer_interrupts():
             interrupt()
             done.append("all of it")
     assert done == ["all of it"]
@@ -27,8 +27,8 @@ def test_an_interrupt_in_a_held_block_is_raised_at_its_end() -> None:
 def test_only_the_outermost_block_lets_go() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
-        with held():
-            with held():
+        with defer_interrupts():
+            with defer_interrupts():
                 interrupt()
             done.append("after the inner block")
     assert done == ["after the inner block"]
@@ -37,9 +37,9 @@ def test_only_the_outermost_block_lets_go() -> None:
 def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
-        with held():
+        with defer_interrupts():
             try:
-                with let_through():
+                with allow_interrupts():
                     interrupt()
                     done.append("never")
             finally:
@@ -51,9 +51,9 @@ def test_a_wait_inside_is_interrupted_at_once_and_then_held_again() -> None:
 def test_an_interrupt_before_the_wait_is_raised_when_it_begins() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
-        with held():
+        with defer_interrupts():
             interrupt()
-            with let_through():
+            with allow_interrupts():
                 done.append("never")
     assert done == []
 
@@ -63,7 +63,7 @@ def test_the_users_own_handler_is_called_and_stays() -> None:
     before = signal.signal(signal.SIGINT, lambda *_: called.append("user's"))
     try:
         own = signal.getsignal(signal.SIGINT)
-        with held():
+        with defer_interrupts():
             interrupt()
             assert called == []
         assert called == ["user's"]
@@ -75,7 +75,7 @@ def test_the_users_own_handler_is_called_and_stays() -> None:
 def test_an_ignored_interrupt_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with held():
+        with defer_interrupts():
             interrupt()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -85,7 +85,7 @@ def test_another_thread_may_use_it_and_changes_nothing() -> None:
     done = []
 
     def use() -> None:
-        with held(), let_through():
+        with defer_interrupts(), allow_interrupts():
             done.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=use)
@@ -97,11 +97,11 @@ def test_another_thread_may_use_it_and_changes_nothing() -> None:
 @pytest.mark.parametrize("comes", ["before", "inside"])
 def test_after_one_interrupt_was_let_through_the_next_waits_for_the_end(comes: str) -> None:
     seen = []
-    with pytest.raises(KeyboardInterrupt), held():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():  # noqa: PT012
         if comes == "before":
             interrupt()
         try:
-            with let_through():
+            with allow_interrupts():
                 interrupt()
         except KeyboardInterrupt:
             interrupt()

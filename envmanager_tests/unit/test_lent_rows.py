@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envmanager import RestartPolicy, SimpleEnvManager
 from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import ActionInfo, AgentSteps, RowBuffer, only_agents
-from envmanager.hosts.local_worker import LentRows
+from envmanager.hosts.local_worker import LentBuffers
 
 N_BYTES = 1 << 16
 
@@ -194,7 +194,7 @@ def test_step_infos_and_what_policies_saw_stay_what_they_were():
 
 
 def test_steps_that_were_written_elsewhere_are_copied():
-    rows = LentRows(lambda: RowBuffer.empty(ArraySpec((2,), np.float32), only_agents([0])))
+    rows = LentBuffers(lambda: RowBuffer.empty(ArraySpec((2,), np.float32), only_agents([0])))
     rows.next()
     elsewhere = RowBuffer.empty(ArraySpec((2,), np.float32), only_agents([0])).steps
 
@@ -209,7 +209,7 @@ def test_small_observations_are_copied():
 
 
 def test_dates_and_other_dtypes_without_a_buffer_can_be_lent():
-    rows = LentRows(lambda: RowBuffer.empty(ArraySpec((2,), np.dtype("M8[s]")), only_agents([0])))
+    rows = LentBuffers(lambda: RowBuffer.empty(ArraySpec((2,), np.dtype("M8[s]")), only_agents([0])))
     buffer = rows.next()
     buffer.steps.obs[:] = np.datetime64("2020-01-01")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.data.fitting import check_batch
+from envmanager.data.casting import check_batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps
 from envmanager.data.trees import leaves

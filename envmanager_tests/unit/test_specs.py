@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.data.fitting import check_batch, fitting_array
+from envmanager.data.casting import check_batch, fitting_array
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,

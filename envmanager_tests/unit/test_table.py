@@ -153,14 +153,14 @@ def test_the_first_observations_of_a_generation_end_its_replacement():
     (entry,) = table.entries
     entry.replacement = Replacement(1, None, 0.0)
     table.set_pending(entry)
-    assert (table.is_ordinary, table.replacing) == (False, [entry])
+    assert (table.all_nominal, table.replacing) == (False, [entry])
 
     entry.replacement.has_begun = True
     table.set_pending(entry, response("reset"))
     assert entry.is_first_of_generation
     table.delivered([entry])
     assert (entry.state, entry.replacement, entry.ignores_action) == (IDLE, None, False)
-    assert (table.is_ordinary, table.replacing) == (True, [])
+    assert (table.all_nominal, table.replacing) == (True, [])
 
 
 def test_the_slowest_is_one_that_takes_part():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.data.fitting import Casting, cast_without_loss, check_batch, fitting_array
+from envmanager.data.casting import Casting, cast_without_loss, check_batch, fitting_array
 from envmanager.data.specs import ArraySpec, SpecMismatch
 
 SURVIVE = [
