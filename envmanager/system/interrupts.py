@@ -172,7 +172,7 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""``begin_deferring`` and ``end_deferring`` in line, for the bracket of a call: calling them takes as long as the rest."""
+"""``begin_deferring`` and ``end_deferring`` in line, for the bracket of a call: calling them takes long."""
 
 
 class defer_interrupts:  # noqa: N801  (used like a function)

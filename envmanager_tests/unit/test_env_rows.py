@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envmanager.data.env_rows import EnvIndex
+from envmanager.data.env_rows import EnvIndex, split_evenly
 from envmanager.errors import BadAction, UsageError
 
 ROWS = EnvIndex(split_evenly(8, 3))
