@@ -9,8 +9,8 @@ import pytest
 
 from envmanager import importing, registry
 from envmanager.errors import ConfigError, MissingExtra, UsageError
-from envmanager.options import ManagerOptions, Timeouts, Wait
-from envmanager.registry import known_kinds, make_manager, structure
+from envmanager.options import Timeouts, Wait
+from envmanager.registry import ManagerOptions, known_kinds, make_manager, structure
 from envmanager.simple_env_manager import SimpleEnvManager
 
 RECORDING = f"{__name__}:Recording"
