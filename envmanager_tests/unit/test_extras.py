@@ -147,7 +147,7 @@ def import_as(where):
 
 def test_the_extra_that_brings_the_library_is_named(monkeypatch, write_module):
     monkeypatch.setattr(
-        "envmanager.importing.metadata.requires",
+        "envmanager.adapters.names.metadata.requires",
         lambda _: ["attrs>=22", 'no-such-library; extra == "test"', 'no-such-library>=1; extra == "games"'],
     )
     write_module("my_game", "import no_such_library")
