@@ -197,10 +197,11 @@ class Poller(ResponseSource, Generic[AnyLink]):
 
     def _watch(self, timeout_s: float) -> None:
         """Wait for anything at all, then see what it was: responses first, then deaths and time-outs."""
+        events: list[tuple[int, int]] = []
         if timeout_s > 0:
             with allow_interrupts():
                 events = self.epoll.poll(timeout_s)
-        else:
+        if not events:  # Python returns none, too, after a suspension that lasted longer than the wait
             events = self.epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
         self.collect()

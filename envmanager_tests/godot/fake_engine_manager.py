@@ -28,13 +28,13 @@ class _FakeHost(EngineHost):
 
     @cached_property
     def game(self) -> Game:
-        program: Path = self._resources.scratch / "fake-engine"
+        program: Path = self._scratch / "fake-engine"
         program.write_text(_PROGRAM.format(python=shlex.quote(sys.executable)))
         program.chmod(0o700)
         return Game(program, str(program), 4, DEFAULT_TICKS_PER_SECOND)
 
     def _environ(self, entry: Entry) -> dict[str, str]:
-        path = self._resources.scratch / f"factory-{entry.worker_id}-{entry.generation}"
+        path = self._scratch / f"factory-{entry.worker_id}-{entry.generation}"
         path.write_bytes(cloudpickle.dumps(self.group_factory(entry), protocol=5))
         environ = super()._environ(entry) | {"ENVMANAGER_FAKE_ENV": str(path)}
         return environ if self.mode is None else environ | {"ENVMANAGER_FAKE_MODE": self.mode}
