@@ -6,6 +6,7 @@ therefore made once; a step only compares and assigns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -264,11 +265,24 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
     return write
 
 
+_SHORT = 32
+"""Greatest length of float observations for which a sum in Python is faster than a check by NumPy."""
+
+
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
     dtype, shape, array_class = spec.dtype, spec.shape, np.ndarray
+    is_short = dtype.kind == "f" and len(shape) == 1 and shape[0] <= _SHORT and not check_numbers
 
     def write(views: Sequence[Any], obs: Any, casting: Casting) -> None:
         if obs.__class__ is not array_class or obs.dtype is not dtype or obs.shape != shape:
+            is_float = obs.__class__ is array_class and obs.dtype.kind == "f" and obs.shape == shape
+            if is_float and is_short and not casting.strict and casting.on_cast is None:
+                try:
+                    views[0][...] = obs
+                    if math.isfinite(sum(views[0].tolist())):  # the numbers are rounded and not beyond all floats
+                        return
+                except (FloatingPointError, RuntimeWarning):  # where NumPy was told to raise them
+                    pass
             obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
             check_values(spec, obs, path)

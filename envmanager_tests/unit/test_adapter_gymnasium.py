@@ -483,3 +483,18 @@ def test_observations_are_copied_into_their_rows_however_they_lie_in_memory(dtyp
 
     assert steps.obs.dtype == space.dtype
     assert steps.obs.tolist() == [native.tolist()] * 4
+
+
+@pytest.mark.parametrize("numpy_does", ["warn", "raise", "ignore"])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_observations_in_float64_are_rounded_and_never_become_infinite(numpy_does):
+    seen = [0.1, 1e-42, -3e38, np.inf, np.nan]
+    group = GymnasiumEnvironment([Scripted(result(np.array([1.0, each]))) for each in seen], range(5))
+    with np.errstate(all=numpy_does):
+        steps = group.step({"default": np.zeros(5, np.int64)})["default"]
+        for beyond in ([3e38, 4e38], [np.inf, -4e38]):
+            group = GymnasiumEnvironment([Scripted(result(np.array(beyond)))])
+            with pytest.raises(SpecMismatch):
+                group.step({"default": np.zeros(1, np.int64)})
+
+    np.testing.assert_array_equal(steps.obs[:, 1], np.array(seen, np.float32))
