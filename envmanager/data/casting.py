@@ -37,7 +37,7 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """A decision about values that environments return in another dtype: cast without loss, or refused if ``strict``.
+    """The treatment of values in another dtype than their spec's: cast without loss, or refused if ``strict``.
 
     ``on_cast(path, expected, value)`` is called before a value is replaced; only ``envmanager check`` sets it.
     """
@@ -68,7 +68,7 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
     if cast.dtype.kind in "fc":
         return bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
     if array.dtype.kind == "f" and cast.dtype.kind in "iu":
-        limits = np.iinfo(cast.dtype)  # some processors cast a larger number to the largest: it would compare as equal
+        limits = np.iinfo(cast.dtype)  # some processors clamp larger numbers, which would compare as equal
         if not (array < float(limits.max) + 1.0).all():
             return False
     return np.array_equal(cast, array)

@@ -29,7 +29,7 @@ class Resets:
     """Resets the workers of one manager."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed``: for the first reset, if that has none of its own. Later resets continue the random number streams."""
+        """``seed``: for the first reset, if that has none. Later resets continue the environments' random numbers."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table

@@ -92,7 +92,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return a StepInfo of each entry's next response, previous step and actions. The responses are then delivered."""
+        """Return a StepInfo of each entry's next response, previous step and actions. Marks these as delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions

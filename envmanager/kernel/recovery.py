@@ -126,7 +126,7 @@ class Recovery:
         self.steps_lost = 0
         """Number of steps that were sent and never delivered."""
         self.last_config = ResetConfig(seed=seed)
-        """Arguments of the last reset, with the seed of the last reset that had one. Replacements are reset with these."""
+        """Arguments of the last reset, with the seed of the last reset that had one. Used to reset replacements."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -247,7 +247,7 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the steps to deliver and the reason if a replacement cut episodes before the next response, else None."""
+        """Return the steps to deliver and the reason if a replacement cut episodes before this response; else None."""
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None

@@ -101,7 +101,7 @@ class BatchStepper:
         entries, sent = table.entries, []
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
-            if entry.state is not _IDLE and not entry.ignores_action:  # ignores_action: it failed, unknown to the trainer
+            if entry.state is not _IDLE and not entry.ignores_action:  # else it failed unseen
                 entry.require_alive()
                 raise BadAction(
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "

@@ -261,7 +261,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove the next response of each entry from its outbox, once the StepInfos or the batch made of them exist."""
+        """Remove the next response of each entry from its outbox. The StepInfos or the batch of these must exist."""
         now_ns = time.monotonic_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
