@@ -55,7 +55,7 @@ __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost",
 
 
 class EnvManager(ABC):
-    """The base class of all managers. A context manager, whose ``close()`` is idempotent and always returns."""
+    """The base class of all managers. A context manager; ``close()`` is idempotent and always returns."""
 
     placement = ""
     """Sentence that says which placement a probe chose for ``"auto"`` and why; empty if the user chose it."""
@@ -339,8 +339,8 @@ class EnvManager(ABC):
 
         If ``name`` is a function, ``name(env, *args, **kwargs)`` runs in the environment's process; it is sent with
         cloudpickle. The keyword ``env_ids`` always belongs to this method: pass a parameter of that name by position,
-        or call a function that does. A step in flight is completed first, within ``Timeouts.call_s``. Raises EnvRaised
-        when a call raises; the worker stays usable.
+        or call a function that passes it. A step in flight is completed first, within ``Timeouts.call_s``. Raises
+        EnvRaised if a call raises; the worker stays usable.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
@@ -389,7 +389,7 @@ class EnvManager(ABC):
         """
         if self._calls.owner_pid != os.getpid():
             return
-        self._calls.closed = True  # a call that waits in another thread returns now
+        self._calls.closed = True  # makes a call that waits in another thread return
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()

@@ -99,7 +99,7 @@ class EnvGroup(Environment):
     casting: Casting
     generation = 0
     current_env_id: int | None = None
-    """The environment whose code is running, for error messages."""
+    """Id of the environment whose code is running, for error messages."""
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:

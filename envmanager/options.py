@@ -49,7 +49,7 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
-    """Return a validator of whole numbers of at least ``least``, and of ``"auto"`` with ``or_auto``."""
+    """Return a validator that accepts whole numbers from ``least`` on and, with ``or_auto``, ``"auto"``."""
     choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -365,7 +365,7 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Decorate a constructor ``(self, env_factory, options)``: it then takes the fields of ``options_class`` instead.
+    """Decorate a constructor ``(self, env_factory, options)``: it then takes the fields of ``options_class``.
 
     So no kind of manager lists its options again, and editors and ``help()`` show the fields with their defaults.
     """

@@ -75,7 +75,7 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value`` so that it can be assigned to an array of this spec without loss; raise SpecMismatch otherwise.
+    """Return ``value`` in a form that can be assigned to an array of this spec without loss, or raise SpecMismatch.
 
     A Python number fits a scalar of its kind; an array fits if NumPy casts it safely. Other values are cast if
     ``casting`` allows it.
@@ -163,7 +163,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return the steps with every array cast to its spec that can be; leave the others unchanged."""
+    """Return the steps with each array cast to its spec if possible, else unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

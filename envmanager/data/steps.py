@@ -164,7 +164,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after an action. Raises ValueError if an episode ended without ``final_obs``, or vice versa."""
+        """Return the steps after an action. Raises ValueError if ``final_obs`` is missing, or given without an end."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 class Lost:
     """The reason why episodes were cut: the worker was replaced by ``generation``, because it failed with ``cause``.
 
-    If a healthy worker was replaced because of ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
+    If a healthy worker was replaced by ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
 
     cause: WorkerError

@@ -243,7 +243,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in a message, to the last command other than a step."""
+        """Return the response that a message carries, to the last command other than a step."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -263,7 +263,7 @@ class Link:
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Return the response to the step in flight."""
-        response = self.decoder.response(message, _STEP)  # it may set the times of the message
+        response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
         self._note_step(message.busy_ns, message.ended_ns)
         return response
 

@@ -32,7 +32,7 @@ from envmanager.system.interrupts import allow_interrupts
 _LONGEST_WAIT_S = 3600.0
 """Longest timeout passed to epoll, which has a limit. A longer wait is made of several."""
 _WATCH_EVERY_S = 0.01
-"""Seconds between looks for deaths and time-outs while responses keep coming: a busy queue must not hide them."""
+"""Seconds between checks for deaths and timeouts while responses keep coming: a busy queue must not hide them."""
 _FIRST = (CommandName.START, CommandName.RESET)
 """The commands of a replacement before its first step."""
 
@@ -46,7 +46,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """``spin_ns``: longest time that a wait polls before it sleeps."""
+        """``spin_ns``: longest time (ns) that a wait polls before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
         """Callback for a retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
@@ -81,7 +81,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Watch a worker that was asked to end until it has; another may take its worker_id."""
+        """Keep watching a worker that was asked to end, although another may take its worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:

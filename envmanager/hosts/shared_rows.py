@@ -89,7 +89,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``; without a buffer, only their size."""
+    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only this size is of use."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout

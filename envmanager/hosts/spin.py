@@ -19,7 +19,7 @@ from envmanager.system.machine import count_cores
 SPIN_NS = 200_000
 """Longest spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""A yield of more nanoseconds gave the core to another program for a whole time slice. Workers take less."""
+"""Nanoseconds above which a yield gave the core to another program for a whole time slice. Workers take less."""
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
@@ -29,7 +29,7 @@ trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return how long ``n_workers`` workers and their trainer may spin on this machine; 0: they sleep at once."""
+    """Return how long (ns) a wait may spin with ``n_workers`` workers on this machine; 0: it sleeps at once."""
     return SPIN_NS if n_workers <= MANY * count_cores() else 0
 
 

@@ -118,7 +118,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
         text = str(error) or repr(error)
     except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
-    # An environment that finds a library missing may raise an error of its own, which says all.
+    # An environment that finds a library missing may raise an error of its own, which is enough.
     says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
     is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)

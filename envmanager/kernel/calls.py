@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method without keeping its object alive, and returns None once that died."""
+    """Return a callable weak reference to a bound method. Called after the object is gone, it returns None."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -146,7 +146,7 @@ class Calls:
             end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
-        """Acquire the lock when another thread releases it. Raises ManagerClosed after close(), and a Ctrl-C."""
+        """Acquire the lock once another thread releases it. Raises ManagerClosed after close(), or a Ctrl-C."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with allow_interrupts():

@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait until enough workers are ready, or until the deadline. Each turn looks only at new ready ones."""
+        """Wait until enough workers are ready, or until the deadline. Each turn looks only at newly ready workers."""
         table = self._table
         if not table.n_waiting:
             raise UsageError(self._nothing_in_flight())

@@ -29,7 +29,7 @@ class Resets:
     """Resets the workers of one manager."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed``: for the first reset, if that has none. Later resets continue the environments' random numbers."""
+        """``seed``: used by the first reset if that has none. Later resets continue the random numbers."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -39,7 +39,7 @@ class Resets:
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
         """Return the config to send to the workers, and the ResetConfig parsed from it.
 
-        Raises UsageError if it is no config or cannot be sent, and the error of worker 0 if all workers were dropped.
+        Raises UsageError if ``config`` is invalid or cannot be sent; the error of worker 0 if all workers were dropped.
         """
         parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
         if self._seed is not None and parsed.seed is None:

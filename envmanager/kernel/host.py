@@ -31,7 +31,7 @@ from envmanager.options import ResetConfig
 class StepQueue(Protocol):
     """The queue of all workers' responses to "step". ``get_nowait`` and ``get`` raise ``queue.Empty``.
 
-    It also delivers the first observations of a replacement, as the response to "reset".
+    The queue also delivers the first observations of a replacement, as the response to "reset".
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -158,7 +158,7 @@ class WorkerHost(ABC):
         """Prepare for the first step, after all workers have started. ``specs`` has all behaviors."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers while a call is in progress (in another thread, or around this one). ``close`` follows."""
+        """End the workers while a call is in progress (in another thread, or around the caller). ``close`` follows."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
         """Unblock a thread that waits on the step queue; it gets no response. The manager is closed."""

@@ -92,7 +92,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return a StepInfo of each entry's next response, previous step and actions. Marks these as delivered."""
+        """Return a StepInfo of each entry's next response, previous step and actions; mark the responses delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -161,7 +161,7 @@ def _call(
 
 
 def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
-    """Return ``action`` as new arrays of ``[n, …]``; raise BadAction if it does not fit. Without a spec, unchanged.
+    """Return ``action`` as new arrays of ``[n, …]`` (unchanged without a spec); raise BadAction if it does not fit.
 
     Actions of another kind of dtype (floats for integers) are cast, or refused if ``strict``. The arrays are copies,
     because a policy may write its next actions into the ones that it returned.

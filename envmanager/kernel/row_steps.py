@@ -137,7 +137,7 @@ class BatchStepper:
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
-        """Return the next responses of these entries as one batch. They are then delivered."""
+        """Return the next responses of these entries as one batch, and mark them as delivered."""
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)

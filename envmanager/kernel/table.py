@@ -102,7 +102,7 @@ class Entry:
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
-    """Number of steps delivered since the last reset; ``max_lead`` compares it."""
+    """Number of steps delivered since the last reset, which ``max_lead`` limits."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     @property
@@ -157,7 +157,7 @@ class WorkerTable:
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
         self.ready: list[Entry] = []
-        """Entries that are READY, in the order in which they became so."""
+        """READY entries, in the order of arrival."""
         self.n_waiting = 0
         """Number of workers with an outstanding response."""
         self.all_nominal = True

@@ -210,7 +210,7 @@ class TrainerConnection:
             self._n_reported = len(specs)
 
     def _specs_to_send(self) -> BehaviorSpecs | None:
-        """Return all specs if some were not sent yet."""
+        """Return all specs if some were not sent yet, else None."""
         if self._group is None or len(self._group.behavior_specs) == self._n_reported:
             return None
         return dict(self._group.behavior_specs)

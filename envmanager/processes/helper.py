@@ -92,9 +92,9 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until the trainer has died. In each process that it forks, call the function of that."""
+    """Run the helper until the trainer has died; in each process that it forks, call ``run``."""
     atexit.register(_end_fork)  # before all others, so that it runs last
-    # A group of its own is enough to escape a terminal's signals. A session would make Linux share the cores between the
+    # A group of its own is enough against a terminal's signals. A session would make Linux share the cores between the
     # trainer and all its workers half and half (autogroup), which doubles the trainer's time for a round of eight.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -206,7 +206,7 @@ class _Helper:
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # about a library's thread, which no worker needs
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which no worker needs
                 pid = os.fork()
         except OSError:
             _close(failure_r, failure_w)
@@ -240,7 +240,7 @@ class _Helper:
     def _lines_for(self, pid: int) -> list[int]:
         """Return lifelines for a child's group and for the child, which may leave the group or lose its own line."""
         lines: list[int] = []
-        with contextlib.suppress(OSError):  # it has executed a program, and done this itself before
+        with contextlib.suppress(OSError):  # the child has executed a program, and did this before
             os.setpgid(pid, pid)
         with contextlib.suppress(OSError):
             for owner in (-pid, pid):

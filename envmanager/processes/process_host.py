@@ -172,7 +172,5 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().close()
         for local in self._local_workers():
             local.close_quietly()
-        with (
-            defer_interrupts()
-        ):  # the memory goes with its last array, and Python swallows what is raised while it does
+        with defer_interrupts():  # the last array unmaps the memory, and Python swallows errors raised meanwhile
             self._worker_rows, self._whole, self._rewards = [], {}, {}

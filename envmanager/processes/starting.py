@@ -92,7 +92,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request without blocking, or raise HelperGone. The response comes through the first descriptor."""
+        """Send a request without blocking, or raise HelperGone. The response comes to the other end of ``fds[0]``."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:

@@ -214,8 +214,8 @@ class allow_interrupts:  # noqa: N801
 def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.
 
-    It ends too when the manager is garbage. After the last manager, the next ``defer_interrupts`` block removes the
-    handler.
+    Garbage collection of the manager ends it, too. After the last manager, the next ``defer_interrupts`` block removes
+    the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())

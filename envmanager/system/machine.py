@@ -76,7 +76,7 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup, and of the cgroups around it, that may limit its time.
 
-    Some may not exist: a container may mount its own group alone, whatever path that has outside.
+    Some may not exist: a container may mount only its own group, whose path differs outside.
     """
     try:
         lines = OWN_CGROUP.read_text().splitlines()
