@@ -293,7 +293,7 @@ class ConfigError(UsageError):
 
 
 class NotWritten(EnvManagerError, OSError):
-    """A file could not be written, for example because the disk is full; an OSError too."""
+    """A file could not be written, for example because the disk is full. It is also an OSError."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):

@@ -106,7 +106,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, as an EnvRecipe if the options say how to make the environment."""
+    """Return ``env_factory``, wrapped in an EnvRecipe if the options say how to make the environment."""
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):
         return env_factory

@@ -55,7 +55,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """Return the factory of the worker that hosts ``env_ids``; ``factories`` has one for every environment."""
+        """Return the factory of the worker that hosts ``env_ids``; ``factories`` are those of the whole manager."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,

@@ -33,13 +33,13 @@ from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 from envmanager.system.interrupts import begin_deferring, end_deferring
 
 COMMAND = struct.Struct("<QBBHIQ")
-"""ticket, command code, slot, flags, unused, length of the pickle that follows."""
+"""Fields: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
 RECORD = struct.Struct("<QIIHHIQQ")
-"""ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of the step's end."""
+"""Fields: ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of the step's end."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""ticket, command code, flags, unused, final rows, length of the pickle, busy ns, monotonic ns of the command's end."""
+"""Fields: ticket, command code, flags, unused, final rows, length of the pickle, busy ns, monotonic ns of the end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}

@@ -28,7 +28,7 @@ _ALL = Wait.all()
 
 
 class Collector:
-    """Collects responses for one manager."""
+    """Receives the responses of one manager's workers, and chooses those to deliver."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource

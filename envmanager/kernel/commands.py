@@ -26,7 +26,7 @@ from envmanager.options import ResetConfig
 
 
 class Resets:
-    """Resets the workers of one manager."""
+    """Resets or replaces the workers of one manager, and returns their first StepInfos."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
         """``seed``: used by the first reset if that has none. Later resets continue the random numbers."""

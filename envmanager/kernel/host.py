@@ -82,7 +82,7 @@ def as_source(step_queue: Any) -> ResponseSource:
 
 
 class EnvWorker(Protocol):
-    """The interface of a worker."""
+    """The interface of a worker, as its manager uses it."""
 
     worker_id: int
 
@@ -194,7 +194,7 @@ class WorkerHost(ABC):
         return known
 
     def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps`` in arrays that no worker writes into."""
+        """Return ``steps``, copied if a worker may write into the arrays."""
         if not self.rewrites_arrays:
             return steps
         own = {}

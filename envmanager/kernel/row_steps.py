@@ -43,7 +43,7 @@ class BatchStepper:
     ) -> None:
         self.host: WorkerHost
         self.behavior = "default"
-        """The one behavior, once ``send`` or ``recv`` was called."""
+        """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
         self._n_specs = -1
         """Number of specs at the last look-up of the behavior; -1 before the first."""

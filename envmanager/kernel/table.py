@@ -55,13 +55,13 @@ _MOVES = (
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """1 for each state in which a response is outstanding."""
 _USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
-"""The usual state before each state."""
+"""For each state, the state from which workers usually enter it."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's next generation, from the decision until its first observations are delivered."""
+    """The next generation of a worker, from the decision to replace it until the first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -88,7 +88,7 @@ class Entry:
     """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """Whether to discard the next action: the worker failed after its observation was delivered."""
+    """Whether to discard the next action, because the worker failed after its observation was delivered."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0

@@ -149,7 +149,7 @@ class ProcessLink(Link):
         self.ticket = self.step_ticket = ticket  # after the message is made, which may run out of memory
         try:
             n_written = os.write(self.channel.fd, message)
-        except OSError:  # full, or gone
+        except OSError:  # the socket is full, or the worker gone
             n_written = 0
         if n_written < len(message):
             self.channel.push(message[n_written:], deadline)

@@ -223,7 +223,7 @@ def keep_handler_for(manager: object) -> Callable[[], Any]:
 
 
 def _after_fork_in_child() -> None:
-    """Make the thread that forked the main thread. Other threads and their blocks do not exist in the child."""
+    """Treat the thread that forked as the main thread. Other threads and their blocks do not exist in the child."""
     if _thread() != _state.main_thread:
         _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]

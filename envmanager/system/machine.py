@@ -17,7 +17,7 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process, zombies too; none when it has ended, or without /proc."""
+    """Return the children of all threads of a process, zombies too. Empty if it has ended, or without /proc."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has ended meanwhile
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -98,7 +98,7 @@ def _cgroups() -> Iterator[Path]:
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words of a file; none when it cannot be read."""
+    """Return the words of a file; an empty list if it cannot be read."""
     try:
         return path.read_text().split()
     except (OSError, UnicodeDecodeError):
