@@ -1,7 +1,7 @@
 """Run many reinforcement-learning environments side by side, and act in those that are ready.
 
-The rule: importing this package imports nothing else. Names are looked up when they are used, so that a worker's boot
-module can set the environment up before NumPy is loaded.
+The rule: importing this package imports nothing else. Public names are imported on first use, so that a worker can set
+environment variables before NumPy is loaded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _NAMES_OF = {
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
 }
-"""The public names by the module that they come from."""
+"""Public names by the module that defines them."""
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
 

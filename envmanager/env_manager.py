@@ -7,8 +7,8 @@
                     the ready steps that Wait asks for ◀── responses                  kernel.collecting
     reset(), call() every worker, or some ◀──▶ send and recv                          kernel.commands
 
-A manager is this class and a :class:`WorkerHost`, which starts and ends its workers. ``kernel.table`` has the state of
-each worker, ``kernel.recovery`` replaces the workers that fail.
+A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. ``kernel.table`` keeps
+the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
 The rule: at most one step per worker is in flight, and an error or a Ctrl-C loses no step. A Ctrl-C is raised while the
 manager waits, while a policy runs, or at the end of a call; the next call returns the steps that were ready.
@@ -49,16 +49,16 @@ from envmanager.system.interrupts import allow_interrupts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # in Python 3.11 looking one up takes as long as a call
+_RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # looked up once: in Python 3.11 that is as slow as a call
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
 
 
 class EnvManager(ABC):
-    """Many environments behind one small class. A context manager; ``close()`` is idempotent and always returns."""
+    """The base class of all managers. A context manager; ``close()`` is idempotent and always returns."""
 
     placement = ""
-    """Sentence on the placement that a probe chose (``"auto"``), and why; empty if the user chose it."""
+    """Sentence that says which placement a probe chose for ``"auto"`` and why; empty if the user chose it."""
 
     @abstractmethod
     def __init__(
@@ -72,18 +72,18 @@ class EnvManager(ABC):
         check_values: bool = False,
         trace: str | None = None,
     ):
-        """Prepare a manager; a subclass calls this, and then ``start`` with its host.
+        """Prepare a manager. A subclass calls this first, then ``start(host)``.
 
-        Without ``restarts`` no worker is replaced. ``trace``: a file. ``check_values``: refuse actions of another kind
-        of numbers than their spec's, instead of casting them. ``zero_copy``: return a worker's arrays without a copy;
-        they must stay unchanged during the worker's next step.
+        Without ``restarts`` no worker is replaced. ``trace``: path of the file for a trace. ``check_values``: refuse
+        actions of another kind of dtype than their spec's (floats for integers) instead of casting them.
+        ``zero_copy``: return a worker's arrays without a copy; the host must leave them unchanged for one more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
         self._undelivered: Any = None
-        """Result or error of ``step()`` or ``recv()`` until it is returned or raised, in one instruction: a Ctrl-C that
-        was deferred is raised before, and the next call returns what the interrupted one has left."""
+        """Result or error that ``step()`` or ``recv()`` has made and not yet returned or raised. A deferred Ctrl-C is
+        raised while it is stored here; the next call then returns or raises it."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
@@ -239,16 +239,16 @@ class EnvManager(ABC):
 
         Each behavior's policy is called once, for all its agents. ``wait`` says how many workers to wait for and how
         long (a Wait, "any", "all" or a number); by default it is the manager's own. Raises UsageError (no reset, no
-        policy), BadAction (the policy's action does not fit; nothing was sent), or the WorkerError of a worker in place
-        of its step; the next call returns the other workers' steps.
+        policy), BadAction (the policy's action does not fit; nothing was sent), or a worker's WorkerError
+        instead of its step; the next call returns the other workers' steps.
         """
         return self._deliver("step", _STEP, wait)  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments with your own actions: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
 
-        Raises BadAction, before anything is sent, when actions or env_ids do not fit, or an environment's worker
-        has a step in flight; the WorkerError again when its worker has failed; UsageError for multi-agent environments.
+        Raises BadAction, before anything is sent, if actions or env_ids do not fit or an environment's worker has a
+        step in flight. Raises the WorkerError of a failed worker again, and UsageError for multi-agent environments.
         """
         bracket = self._named["send"]
         bracket.begin()
@@ -269,17 +269,17 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Return the steps that are ready, one row per environment; after a reset first the first observations.
+        """Return the steps that are ready, one row per environment. After a reset, the first observations come first.
 
-        Raises UsageError when no step is in flight or ready, and for multi-agent environments; WorkerErrors as
+        Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors as
         ``step()`` does.
         """
         return self._deliver("recv", _SEND_RECV, wait)  # type: ignore[no-any-return]
 
     def _deliver(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
-        """Return the StepInfos or the batch of the responses that ``wait`` asks for, or raise a WorkerError among them.
+        """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` asks for, or raise a worker's error.
 
-        ``_undelivered`` holds either from the moment at which it is made.
+        The result or error is stored in ``_undelivered`` as soon as it exists.
         """
         bracket = self._named[call]
         while True:
@@ -318,11 +318,11 @@ class EnvManager(ABC):
         if is_error:
             self._undelivered = None
             raise made
-        self._undelivered = None  # no call and no jump from here on, so no interrupt comes, and no other thread
+        self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Begin one of the two ways of stepping, after a reset."""
+        """Choose between ``step()`` and ``send()``/``recv()``, until the next reset."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -338,9 +338,9 @@ class EnvManager(ABC):
         """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
 
         If ``name`` is a function, ``name(env, *args, **kwargs)`` runs in the environment's process; it is sent with
-        cloudpickle. The keyword ``env_ids`` is always this method's own: pass a parameter of that name by position, or
-        call a function that does. A step in flight is completed first, within ``Timeouts.call_s``. Raises EnvRaised
-        when a call raises; the worker stays usable.
+        cloudpickle. The keyword ``env_ids`` always belongs to this method: pass a parameter of that name by position,
+        or call a function that passes it. A step in flight is completed first, within ``Timeouts.call_s``. Raises
+        EnvRaised if a call raises; the worker stays usable.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
@@ -384,12 +384,12 @@ class EnvManager(ABC):
     def close(self) -> None:
         """Stop all workers and release everything, within ``Timeouts.close_s``. May be called any number of times.
 
-        A call in progress, in another thread or because a policy closes its manager, raises ManagerClosed; memory that
-        it uses is released when it ends. In a process forked from the trainer this does nothing.
+        A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed; the memory
+        that it uses is released when it ends. In a process forked from the trainer this does nothing.
         """
         if self._calls.owner_pid != os.getpid():
             return
-        self._calls.closed = True  # a call that waits in another thread returns now
+        self._calls.closed = True  # makes a call that waits in another thread return
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
@@ -416,7 +416,7 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Release everything: called by close(), or by the last call in progress at that time."""
+        """Release everything. Called by ``close()``, or at the end of the last call that was in progress then."""
         self._undelivered = None
         self._table.clear()  # with zero_copy its arrays would keep the shared memory alive
         if not self._given_back:

@@ -1,7 +1,7 @@
 """The abstract Environment that a worker runs, and the group of K environments in one worker.
 
-Nothing here depends on an environment library. ``adapters`` has an adapter for each; ``adapters.choosing`` chooses one
-for an object.
+Nothing here depends on an environment library. ``adapters`` has an adapter for each library; ``adapters.choosing``
+finds the one that fits an object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 
 @attrs.frozen
 class EnvContext:
-    """The argument of a factory that takes one: facts about the environment to make.
+    """Facts about the environment to make, passed to factories that take an argument.
 
     ``slot`` is unique among all environments that this manager ever starts: use it for ports and file names.
     ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``; None if the manager has none.
@@ -47,8 +47,8 @@ class EnvContext:
 class Environment(ABC):
     """One environment with any number of agents.
 
-    ``as_environment`` wraps those of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step`` and
-    ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
+    ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
+    and ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
     ``env_id``. When an episode ends, ``step`` begins the next one: ``obs`` is its first observation, and ``final_obs``
     the last one of the old episode.
     """
@@ -72,7 +72,7 @@ class Environment(ABC):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode and return its first observations, with reward 0.
 
-        ``seeds`` has one entry per environment in the group, here one. None: keep the random number generator.
+        ``seeds`` has one entry per environment of the group, here one. None keeps the random number generator.
         """
 
     @abstractmethod
@@ -93,17 +93,17 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment. A step can be of some of them only."""
+    """The K environments of one worker as one Environment, which can also step only some of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting
     generation = 0
     current_env_id: int | None = None
-    """The environment whose code is running, for error messages."""
+    """Id of the environment whose code is running, for error messages."""
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Take one environment step each of all environments, or of those at ``rows`` if each has one agent."""
+        """Step every environment once, or only those at ``rows``, which must have one agent each."""
 
     @property
     @abstractmethod
@@ -234,7 +234,7 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add an environment's behaviors to the known ones; raise SpecConflict if the spec of one differs."""
+        """Merge an environment's behaviors into the known ones; raise SpecConflict if a behavior has two specs."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)

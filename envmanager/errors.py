@@ -9,7 +9,7 @@
     │   ├── WorkerDied           the worker's process ended without being asked to
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
-    │   ├── ProtocolError        the worker, an engine, broke its protocol
+    │   ├── ProtocolError        the worker is an engine that broke the protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                actions that do not fit; raised before anything is sent
     ├── ManagerClosed            a call after close()
@@ -100,7 +100,7 @@ class EnvRaised(WorkerError):
     """An exception of the environment's own code. The text ends with the traceback from the worker.
 
     ``__cause__`` is the original exception if it can be pickled, else None; ``type_name`` and ``remote_traceback`` are
-    always there. The traceback is empty if the exception says which library to install.
+    always set. ``remote_traceback`` is empty if the exception says which library to install.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """The unexpected end of a worker's process; ``exit`` is how it ended: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """A worker's process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -170,7 +170,7 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimedOut(WorkerError):
-    """The end of a worker that did not respond within ``timeout_s`` and was killed."""
+    """A worker did not respond within ``timeout_s`` and was killed."""
 
     def __init__(
         self,
@@ -221,9 +221,9 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """A message of a worker, an engine, that breaks its protocol; ``reason`` says how.
+    """An engine sent a message that breaks the protocol; ``reason`` says how.
 
-    The worker was killed, and nothing of the message was used.
+    The engine was killed, and no part of the message was used.
     """
 
     def __init__(
@@ -246,10 +246,10 @@ class ProtocolError(WorkerError):
 
 
 class RestartsExhausted(WorkerError):
-    """A failure of a worker after the last restart that its RestartPolicy allows.
+    """A worker failed after the last restart that its RestartPolicy allows.
 
-    ``first`` and ``last`` are the first and last error in the window. The text has the whole last one, and the headline
-    of the first.
+    ``first`` and ``last`` are the first and last error in the window. The text contains the last error in full, and the
+    headline of the first.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
@@ -293,7 +293,7 @@ class ConfigError(UsageError):
 
 
 class NotWritten(EnvManagerError, OSError):
-    """A file could not be written, for example because the disk is full; an OSError too."""
+    """A file could not be written, for example because the disk is full. It is also an OSError."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):

@@ -1,4 +1,4 @@
-"""Imports by name: of objects, of plugins of other packages, and of optional libraries; the name meant by a wrong one.
+"""Imports by name (objects, plugins, optional libraries), and the nearest known name for an unknown one.
 
 ::
 
@@ -40,7 +40,7 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Import the plugin of this name; return None without one. Raises MissingExtra when it cannot be imported."""
+        """Import and return the plugin of this name; None if there is none. Raises MissingExtra if the import fails."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()
@@ -58,7 +58,7 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Raise MissingExtra in place of a ModuleNotFoundError in this context; ``extra`` installs the library.
+    """Context manager that turns a ModuleNotFoundError into MissingExtra; ``extra`` installs the library.
 
     Errors of a library that is installed but does not load are raised unchanged.
     """

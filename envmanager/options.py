@@ -24,7 +24,7 @@ START_METHODS = ("forkserver", "spawn")
 WorkerCount = int | Literal["auto"] | None
 """Number of workers: None for one per environment, ``"auto"`` to let a probe choose."""
 LocalCount = int | Literal["auto"]
-"""Number of environments that the trainer's process steps; ``"auto"`` to let a probe choose."""
+"""Number of environments that run in the trainer's process; ``"auto"`` to let a probe choose."""
 
 
 def _number(value: Any) -> bool:
@@ -49,7 +49,7 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
-    """Return a validator that raises UsageError for anything but a whole number from ``least`` on, or ``"auto"``."""
+    """Return a validator that accepts whole numbers from ``least`` on and, with ``or_auto``, ``"auto"``."""
     choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -62,7 +62,7 @@ def at_least(least: int, *, or_auto: bool = False) -> Any:
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validate a bool: raise UsageError for anything but True or False."""
+    """Raise UsageError unless the value is a bool."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
@@ -71,10 +71,10 @@ def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Wait:
     """Number of workers that a step waits for.
 
-    ``min_ready``: the step waits until this many workers have responded, or all that are in flight. ``max_ready``: it
-    returns the responses of at most this many. ``timeout_s``: after this time it returns the responses so far, perhaps
-    none; later calls return the others. ``max_lead``: a worker that is this many steps ahead of the slowest one since
-    the reset is held back.
+    ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
+    responses of at most this many. ``timeout_s``: after this time, return the responses so far, perhaps none; later
+    calls return the others. ``max_lead``: hold back a worker that has taken this many steps more since the reset than
+    the slowest one.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -141,7 +141,7 @@ class Timeouts:
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
-    """Return a validator that raises UsageError for anything but these choices."""
+    """Return a validator that raises UsageError unless the value is one of ``choices``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -151,7 +151,7 @@ def one_of(*choices: str, advice: str = "") -> Any:
 
 
 def object_of(cls: type, example: str) -> Any:
-    """Return a validator that raises UsageError for anything but an object of ``cls``."""
+    """Return a validator that raises UsageError unless the value is a ``cls``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, cls):
@@ -166,13 +166,13 @@ class RestartPolicy:
 
     A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
     times within any ``within_s`` seconds; waits for hung workers do not count. The first replacement starts at once,
-    the k-th after a random time between the half and the whole of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s.
+    the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s.
     With ``max_restarts=0`` the fault itself is raised.
 
-    ``on_exception``: an exception of the environment is raised, as its author's bug, or counts as a fault
-    (``"restart"``). ``then``: past the budget RestartsExhausted is raised, or the worker is dropped and the others go
-    on without it (``"drop"``). ``recycle_after_steps``: replace a healthy worker after this many steps, for
-    environments that leak, when one of its episodes has ended. Its other episodes are lost, as after a fault.
+    ``on_exception``: ``"raise"`` raises an exception of the environment as its author's bug; ``"restart"`` treats it as
+    a fault. ``then``: when the budget is used up, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the
+    worker. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many steps, for
+    environments that leak memory. Its other episodes are lost, as after a fault.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -184,7 +184,7 @@ class RestartPolicy:
 
 
 def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validate a mapping: raise UsageError for anything else."""
+    """Raise UsageError unless the value is a mapping."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping of names to values, not {type(value).__name__}.")
 
@@ -235,7 +235,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return the config, or one of ``seed`` and ``options``. Raises UsageError when both are given."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``, checked against the number of environments."""
+        """Return ``of(config)``; raise UsageError if it has a list of seeds that is not ``n_envs`` long."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validate a mapping of texts; the messages name keys and types but no values, which may be secret."""
+    """Raise UsageError unless the value is None or maps str to str. No message shows a value: it may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -365,9 +365,9 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Let a constructor ``(self, env_factory, options)`` take the fields of ``options_class`` one by one.
+    """Decorate a constructor ``(self, env_factory, options)``: it then takes the fields of ``options_class``.
 
-    So a kind of manager writes none of its options again: editors and ``help()`` show the fields with their defaults.
+    So no kind of manager lists its options again, and editors and ``help()`` show the fields with their defaults.
     """
 
     def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:

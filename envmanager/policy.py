@@ -29,7 +29,7 @@ class RandomPolicy:
 
     Each agent has a generator of its own, so its actions depend on the seed, its ``agent_id`` and how often it acted,
     not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
-    Raises UsageError for actions that are not arrays: no spec says what such an object may be.
+    Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
 
     is_random = True

@@ -50,10 +50,10 @@ _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 PROCESS_OPTIONS = frozenset(
     {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
 )
-"""Options about worker processes; a kind without any may lack these parameters and then ignores the options."""
+"""Options about worker processes. They are ignored by a kind of manager without these parameters."""
 
 OF_ONE_KIND = frozenset({"engine", "cluster"})
-"""Options passed only to a kind that has a parameter of this name; ``**options`` is not enough."""
+"""Options passed only to a kind with a parameter of this name; ``**options`` is not enough."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,10 +64,10 @@ class ManagerOptions(ProcessOptions):
 
     Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
     ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
-    other line. ``engine`` has the options of ``kind="godot"`` and is refused by every other.
+    other line. ``engine`` has the options of ``kind="godot"``; every other kind refuses it.
 
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how each environment is made, as EnvRecipe has
-    them; a game of Godot is made by its engine, so ``kind="godot"`` refuses them.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see
+    EnvRecipe. ``kind="godot"`` refuses them, because its engine makes the game.
     """
 
     kind: str = "subprocess"
@@ -106,7 +106,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return the environment, as an EnvRecipe when the options say how to make it."""
+    """Return ``env_factory``, wrapped in an EnvRecipe if the options say how to make the environment."""
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):
         return env_factory
@@ -132,7 +132,7 @@ def _find_kind(kind: str) -> Callable[..., Any]:
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """Return the options as keyword arguments, without those about processes that this kind does not have."""
+    """Return the keyword arguments for ``make``: the options without those about processes that it does not take."""
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     defaults = ManagerOptions()

@@ -1,7 +1,7 @@
 """A manager whose environments run in the trainer's process, with the contract of all managers.
 
-One worker hosts all environments. It steps when its response is received, so exceptions are raised by the same calls as
-with worker processes.
+One worker hosts all environments. It steps only when its response is requested, so exceptions are raised by the same
+calls as with worker processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SimpleEnvManager(EnvManager):
     Use it for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are those of
     SubprocessEnvManager. ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir``
     have no effect here (the factory's EnvContext has ``log_dir``), and only exceptions count as faults for
-    ``restarts``. An environment that hangs or crashes does the same to this process.
+    ``restarts``. An environment that hangs or crashes takes this process with it.
     """
 
     @takes(ProcessOptions)
@@ -37,7 +37,7 @@ class SimpleEnvManager(EnvManager):
 
 
 class LocalHost(WorkerHost):
-    """One worker in this process for all environments."""
+    """The host of one worker, in this process, with all environments."""
 
     def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Return the mapping ``config`` as an object of the attrs class ``cls``; ConfigError names every mistake in it.
+    """Return the mapping ``config`` as an object of the attrs class ``cls``, or raise a ConfigError with all mistakes.
 
     ``where`` goes before the keys in messages: with ``"run"`` an unknown key reads ``run.stepps``.
     """
@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Return what the converter makes of ``plain``; ConfigError has a line for every mistake."""
+    """Return ``plain`` as a ``cls``; raise a ConfigError with one line per mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -70,7 +70,7 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
 
 
 def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Return a converter that takes no value for one of another type."""
+    """Return a converter that refuses values of a wrong type instead of converting them."""
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))

@@ -34,16 +34,16 @@ class SubprocessEnvManager(EnvManager):
 
     ``n_workers="auto"``: the number is chosen by a probe, a worker that steps the first environment for a moment before
     the others start; ``stats().placement`` gives number and reason. ``local_envs``: number of environments (the last
-    ones) that run in this process, in one more worker, the local worker, which ``n_workers`` does not count. It steps
-    while the trainer would wait. Meanwhile no other response is received, and its crashes and hangs are the
-    trainer's own. ``local_envs="auto"``: the probe chooses it too, and ``n_workers`` unless that is a number.
+    ones) that run in this process, in an additional worker (the local worker) that ``n_workers`` does not count. It
+    steps while the trainer would wait; meanwhile no other response is received. If it crashes or hangs, so does the
+    trainer. ``local_envs="auto"``: the probe chooses it too, and ``n_workers`` unless that is a number.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
     be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default)
     or "spawn". ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also return the environments'
     info dicts (they are pickled). ``check_values``: also check observations for NaN and for their bounds.
-    ``worker_env``: environment variables of the workers, in place of the trainer's. ``log_dir``: folder with a file per
-    worker for its output, the end of which is put into errors.
+    ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder for one file per
+    worker with its output; errors quote the end of it.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
     options or a factory that cannot work, and the WorkerError of the first worker that could not start, after all

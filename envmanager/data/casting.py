@@ -37,7 +37,7 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """A decision about values that environments return in another dtype: cast without loss, or refused if ``strict``.
+    """The treatment of values in another dtype than their spec's: cast without loss, or refused if ``strict``.
 
     ``on_cast(path, expected, value)`` is called before a value is replaced; only ``envmanager check`` sets it.
     """
@@ -68,14 +68,14 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
     if cast.dtype.kind in "fc":
         return bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
     if array.dtype.kind == "f" and cast.dtype.kind in "iu":
-        limits = np.iinfo(cast.dtype)  # some processors cast a larger number to the largest: it would compare as equal
+        limits = np.iinfo(cast.dtype)  # some processors clamp larger numbers, which would compare as equal
         if not (array < float(limits.max) + 1.0).all():
             return False
     return np.array_equal(cast, array)
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value`` so that it can be assigned to an array of this spec without loss; raise SpecMismatch otherwise.
+    """Return ``value`` in a form that can be assigned to an array of this spec without loss, or raise SpecMismatch.
 
     A Python number fits a scalar of its kind; an array fits if NumPy casts it safely. Other values are cast if
     ``casting`` allows it.
@@ -163,7 +163,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return the steps with every array cast to its spec that can be; leave the others unchanged."""
+    """Return the steps with each array cast to its spec if possible, else unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

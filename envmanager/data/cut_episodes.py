@@ -18,8 +18,8 @@ from envmanager.data.trees import copy_tree
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
     """Return the last delivered steps of a replaced worker as the truncated ends of its episodes, with reward 0.
 
-    Agents whose episode had ended and that do not play on are left out. ``with_new``: cut also the new episodes of
-    agents whose episode had ended, which have no step yet.
+    Agents whose episode had ended without a new one are left out. ``with_new``: also cut new episodes that have no
+    step yet.
     """
     ends = {}
     for name, steps in last.items():
@@ -63,18 +63,18 @@ def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps
 
 
 def _ended(old: AgentSteps) -> AgentSteps:
-    """Return the rows of agents that do not return."""
+    """Return the final rows of agents that are not in the new generation."""
     no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
     return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
 
 
 def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return the rows of agents that return, which are the same in both."""
+    """Return the rows of agents that are in both generations, in the same order."""
     return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join generations with different agents: the rows of ``first``, then those of old agents that do not return."""
+    """Join generations with different agents: the rows of ``first``, then the old agents that are gone."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

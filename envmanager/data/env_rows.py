@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of environments in ``env_ids``, and these grouped by worker; raise as ``checked`` does."""
+        """Return the number of ``env_ids``, and the environments grouped by worker. Raises as ``checked`` does."""
         everything = self.all_env_ids
         if env_ids is everything or (  # all in order, in an array as most callers pass it
             env_ids.__class__ is np.ndarray

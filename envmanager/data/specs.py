@@ -1,7 +1,7 @@
 """Specs of observations and actions, independent of any environment library.
 
 A spec is a tree of :class:`ArraySpec`. Data is checked against its spec once, where it enters: actions in the manager,
-observations in the worker. ``plain_spec`` makes JSON data of a spec, for files.
+observations in the worker. ``training.plain_data`` turns specs into JSON data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype object that arrays share. An unpickled space has one that is equal but not the same."""
+    """Return the dtype as the object that NumPy's arrays share. That of an unpickled space is only equal to it."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)

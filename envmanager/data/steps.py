@@ -83,8 +83,8 @@ class EnvironmentResponse:
     """The response of a worker to a command.
 
     The payload is ``{behavior: AgentSteps}`` after a step or reset. A response to a command that failed has the name
-    "failed" and the error as its payload. ``specs``: those of all behaviors, if one has appeared since the last
-    response.
+    "failed" and the error as its payload. ``specs``: the specs of all behaviors if a new one has
+    appeared since the last response, else None.
     """
 
     name: CommandName
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": what a worker's environments are like."""
+    """The payload of the response to "start": facts about a worker's environments."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -127,8 +127,8 @@ class AgentSteps:
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
     bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts of the
-    step taken, and ``reset_info`` m dicts of the episodes that began. ``first`` and ``stepped`` make only steps that
-    keep to this.
+    step taken, and ``reset_info`` m dicts of the episodes that began. ``first`` and ``stepped`` make only steps of
+    this form.
     """
 
     agent_id: np.ndarray
@@ -164,9 +164,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after an action. Raises ValueError unless there is a ``final_obs`` when an episode ended,
-        and none otherwise.
-        """
+        """Return the steps after an action. Raises ValueError if ``final_obs`` is missing, or given without an end."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -206,7 +204,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return the steps with their arrays copied, or with ``obs`` in place of a copy; the infos are shared."""
+        """Return steps with copies of the arrays, or with ``obs`` instead of a copied one. Infos are shared."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -223,7 +221,7 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return the steps, which share the arrays, with the final observations of the agents that ended."""
+        """Return steps with the same arrays, and with the final observations of the agents that ended."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
@@ -275,7 +273,7 @@ class Batch:
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
         """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
 
-        ``env_ids`` saves computing the environments of the rows.
+        ``env_ids``, if the caller knows them, saves computing them from the rows.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -310,7 +308,7 @@ class Batch:
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
         """Return a batch with the rows of all parts, copied, one part after the other.
 
-        With ``env_ids``, which must be sorted and those of the rows, the rows are sorted like them.
+        ``env_ids``: the sorted env_ids of all rows, if the caller knows them; the rows are then sorted by env_id.
         """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
@@ -360,7 +358,7 @@ class TerminalSteps(NamedTuple):
 
 
 LEAST_LENT_BYTES = 1 << 16
-"""Least bytes of observations that an environment of this process returns without a copy; copying fewer is faster."""
+"""Least bytes of observations that a local worker lends without a copy. Copying fewer bytes is faster."""
 
 
 @attrs.define(eq=False)
@@ -396,7 +394,7 @@ class ActionInfo:
     version: int = 0
 
     def take(self, rows: slice) -> ActionInfo:
-        """Return some rows, as views."""
+        """Return views of some rows."""
         outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
         action = self.action
         own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
@@ -411,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 class Lost:
     """The reason why episodes were cut: the worker was replaced by ``generation``, because it failed with ``cause``.
 
-    If it was healthy, and is replaced by ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
+    If a healthy worker was replaced by ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
 
     cause: WorkerError
@@ -437,7 +435,7 @@ class StepInfo:
     Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
     StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
     ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; ``copy()`` keeps one.
-    ``specs`` are the manager's: with them, ``transitions`` returns empty arrays of the right shapes and dtypes.
+    ``specs`` are the manager's; ``transitions`` takes the shapes and dtypes of empty arrays from them.
     """
 
     previous: Steps | None
@@ -475,7 +473,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return 0 rows in the shapes and dtypes of the spec, or without one, as in fakes, of the current steps."""
+        """Return 0 rows with shapes and dtypes of the spec or, without a spec (in fakes), of the current steps."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)

@@ -1,6 +1,6 @@
 """Trees: a leaf, or a dict or tuple of trees. Observations, actions and their specs have this shape.
 
-The leaves of data are arrays, whose rows the functions at the end choose, replace and concatenate.
+Leaves of data are arrays. The last functions here choose, replace and concatenate the rows of arrays.
 
 The rule: the order of leaves is the order of the first tree's dict keys, so two trees with the same keys in another
 order still meet leaf by leaf.

@@ -1,1 +1,1 @@
-"""Hosts start, drive, replace and end workers: those in other processes, and the local one in the trainer's own."""
+"""Hosts: they start, drive, replace and end workers, in other processes or in the trainer's (the local worker)."""

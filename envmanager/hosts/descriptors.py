@@ -1,8 +1,8 @@
 """File descriptors: waiting for them, and closing those that a forked child should not have.
 
 The rule: every descriptor the library opens in the trainer is registered here. A child that the user's code forks
-closes all of them, so that it can neither keep workers alive nor stop them. None of them is 0, 1 or 2: those are for
-what programs read and print.
+closes all of them, so that it can neither keep workers alive nor stop them. None of them is 0, 1 or 2, the
+numbers of the standard streams.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from envmanager.errors import UsageError
 from envmanager.system.machine import after_fork_in_child
 
 CLOSED = -1
-"""Placeholder for the number of a closed descriptor; another file may have the number now."""
+"""Placeholder for a closed descriptor, whose number another file may have by now."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 _STDERR = 2
 
 
 def register(fd: int) -> int:
-    """Remember ``fd`` as the library's."""
+    """Register ``fd`` as one of the library's descriptors, and return it."""
     _registered.add(fd)
     return fd
 
 
 def is_registered(fd: int) -> bool:
-    """Whether ``fd`` is the library's, and open."""
+    """Return whether ``fd`` is registered and open."""
     return fd in _registered
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Return the descriptors that can be read or written, or whose other end is gone, after ``timeout_s`` or an hour.
+    """Wait until some descriptors are ready or hung up, for ``timeout_s`` but at most an hour. Return them.
 
-    (``select`` ends at descriptor 1024, and ``poll`` at waits of 24 days.)
+    ``select`` takes no descriptor above 1023, and ``poll`` no timeout above 24 days.
     """
     wanted = dict.fromkeys(readable, select.POLLIN)
     for fd in writable:
@@ -48,11 +48,11 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError when this process may not open ``n_more`` descriptors, before the first is opened.
+    """Raise UsageError if the limit of this process does not allow ``n_more`` descriptors.
 
-    Without /proc nobody tells how many are open; then the kernel refuses the first that is too many.
+    Without /proc, the number of open descriptors is unknown and nothing is raised: the kernel refuses one too many.
     """
-    import resource  # Windows has none
+    import resource  # not on Windows
 
     limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -70,17 +70,17 @@ def require_room(n_more: int) -> None:
 def open_standard() -> None:
     """Open /dev/null on closed standard descriptors.
 
-    Otherwise a pipe of the library may get such a number, and what an environment prints goes into it.
+    Otherwise a pipe of the library may get such a number, and environments would print into it.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # the lowest that is free
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # returns the lowest free number
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
-    """Let descriptors lead to /dev/null, so that code that still uses them does no harm and no file gets a number."""
+    """Redirect descriptors to /dev/null: code that still uses them does no harm, and no new file gets their numbers."""
     with contextlib.suppress(OSError):
-        os.close(fds[0])  # there is room for one more then
+        os.close(fds[0])  # frees a number for the next line
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         if fd != null:
@@ -90,19 +90,19 @@ def lead_nowhere(fds: Sequence[int]) -> None:
 
 
 def forget(fd: int) -> None:
-    """``fd`` is closed by another object."""
+    """Unregister ``fd``, because another object closes it."""
     _registered.discard(fd)
 
 
 def create_memory(name: str) -> int:
-    """A registered descriptor of a nameless file in memory, which only its owner may open (0600)."""
+    """Create a memfd with mode 0600; return its registered descriptor."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     return register(fd)
 
 
 def close(fd: int) -> int:
-    """Close a registered descriptor; CLOSED, to be remembered in its place."""
+    """Close a registered descriptor. Return CLOSED, to be stored instead of it."""
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def close(fd: int) -> int:
 
 
 def _after_fork_in_child() -> None:
-    """Close what belongs to the trainer."""
+    """Close the trainer's descriptors."""
     for fd in list(_registered):
         close(fd)
 

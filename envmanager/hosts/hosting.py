@@ -1,6 +1,6 @@
-"""Carries out a worker's commands, in whatever process it lives.
+"""Carries out a worker's commands, in whatever process the worker runs.
 
-The rule: no code here depends on pipes or memory. One table leads from each command to its function.
+The rule: no code here depends on pipes or shared memory. One table maps each command to its function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_contexts(
 
 @attrs.frozen
 class GroupFactory:
-    """Makes all environments of one worker."""
+    """A factory of all environments of one worker."""
 
     factories: Sequence[Any]
     contexts: Sequence[EnvContext]
@@ -55,7 +55,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """Return the factory of the worker that hosts ``env_ids``; ``factories`` has one for every environment."""
+        """Return the factory of the worker that hosts ``env_ids``; ``factories`` are those of the whole manager."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -68,7 +68,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """Make the environments. If one cannot be made, those before it are closed."""
+        """Make the environments. If one cannot be made, close those that were made before."""
         made: list[Any] = []
         own_pid = os.getpid()
         try:
@@ -94,7 +94,7 @@ class GroupFactory:
                     try:
                         getattr(environment, "close", lambda: None)()
                     except Exception:
-                        traceback.print_exc()  # the error that is on its way matters more
+                        traceback.print_exc()  # the first error is raised
             raise
         group.generation = self.contexts[0].generation
         return group
@@ -104,14 +104,14 @@ class GroupFactory:
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
-"""Errors about a factory or its environment.
+"""Errors about a factory or its environment, raised unchanged.
 
-Any other error of this library comes from a manager inside the environment, and is about one of its workers.
+Any other error of this library comes from a manager inside the environment, and is about one of that manager's workers.
 """
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """Return a worker's environments, made by a GroupFactory or, for one environment, by a user's factory."""
+    """Return a worker's environments, made by a GroupFactory, or by a user's factory of one environment."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
@@ -139,7 +139,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
-    """Return the response to a command that raised: of the environment whose code was running, if that is known."""
+    """Return the "failed" response to a command that raised. It names the environment whose code ran, if known."""
     if group is not None and group.current_env_id is not None:
         env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))

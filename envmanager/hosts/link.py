@@ -6,8 +6,8 @@
         └────────── died, timed out, killed ────────────────────────▶ GONE
 
 A ``Link`` drives a Python process, an engine, an actor, or a process at the other end of a network. They differ in
-three parts: the ``channel`` carries messages, the ``process`` reports and brings about the worker's end, and ``encode``
-and the ``decoder`` make messages of commands, and responses of messages.
+the ``channel``, which carries messages; the ``process``, which reports or forces the worker's end; and in ``encode``
+and the ``decoder``, which turn commands into messages and messages into responses.
 
 Every message is matched by ticket: a response to an older command is discarded and counted, so an interrupt or a
 time-out can never pair a response with the wrong command. A worker's end is reported once, by ``recv`` or the poller.
@@ -34,7 +34,7 @@ from envmanager.system.interrupts import allow_interrupts
 from envmanager.system.machine import advice
 
 WHILE_BYTES_COME_S = 1.0
-"""The seconds by which each part of a late message extends its deadline."""
+"""Extra seconds granted each time bytes of a late message arrive."""
 _STEP = CommandName.STEP
 
 
@@ -56,20 +56,20 @@ _MOVES = {
 
 
 class Alarm:
-    """The reasons for which the poller of some links must look at all of them."""
+    """The reasons for a poller to check all its links, which share this object."""
 
     __slots__ = ("at", "has_unread")
 
     def __init__(self) -> None:
         self.at = math.inf
-        """Time (monotonic seconds) at which to look for late responses: no later than the first is due."""
+        """Time (monotonic seconds) of the next check for late responses, not after the earliest deadline."""
         self.has_unread = False
-        """Whether a link has read messages that the poller has not taken, while it waited for another response."""
+        """Whether some ``recv`` may have read messages that the poller has not taken."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerPlan:
-    """The identity of a worker that is to be started, and its time limits."""
+    """The identity of a worker to start, and its time limits."""
 
     worker_id: int
     env_ids: tuple[int, ...]
@@ -77,7 +77,7 @@ class WorkerPlan:
     timeouts: Timeouts
 
     def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
-        """Return the error of a worker whose process cannot be started; ``what`` it is, ``more`` for the user."""
+        """Return the error of a worker that cannot start. ``what``: kind of process; ``more``: advice for the user."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
         return WorkerError(
@@ -94,27 +94,27 @@ class WorkerProcess(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None when it is not known."""
+        """Id of the process; None if unknown."""
 
     @property
     def pidfd(self) -> int:
-        """A descriptor that is readable when it has ended."""
+        """Descriptor that becomes readable when the process ends."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and what it has started. After SIGKILL it ends."""
+        """Send a signal to the process. SIGKILL also ends what the process has started."""
 
     def core_wait_ns(self) -> int:
-        """Return how long it could have run and no core was free; 0 when that is not known."""
+        """Return how long (ns) the process was runnable but no core was free; 0 if unknown."""
 
     def exit_name(self) -> str:
-        """Return how it ended, by name."""
+        """Return how the process ended, such as ``SIGSEGV``."""
 
     def release(self) -> None:
-        """Give back its descriptors. A second time does nothing."""
+        """Close its descriptors. A second call does nothing."""
 
 
 class ResponseDecoder(Protocol):
-    """Makes responses of one worker's messages."""
+    """Turns one worker's messages into responses."""
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the response that reports this error."""
@@ -124,17 +124,17 @@ class ResponseDecoder(Protocol):
 
 
 class Link:
-    """Sends commands to one worker and receives its responses; those to steps come out of the poller.
+    """The link to one worker: sends commands and receives responses. The poller delivers responses to steps.
 
     Set ``process`` and ``decoder`` after construction. A subclass may override ``encode``, ``step_response``,
     ``have_started_again`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
-    """The code of a message that reports a failure."""
+    """Code of a message that reports a failure."""
 
     slot = 0
-    """The slot of the shared memory that the last step was written to; 0 for workers without one."""
+    """Slot of shared memory for the response to the last step; 0 for workers without shared memory."""
 
     process: WorkerProcess
     decoder: ResponseDecoder
@@ -147,15 +147,15 @@ class Link:
         self.times = times
         self.channel = channel
         self.ticket = 0
-        """The ticket of the last command."""
+        """Ticket of the last command."""
         self.step_ticket = 0
-        """The ticket of the step in flight; 0 when there is none."""
+        """Ticket of the step in flight; 0 if none is."""
         self.asked_ticket = 0
-        """The ticket of the last other command."""
+        """Ticket of the last command other than a step; 0 once ``recv`` has ended."""
         self.awaited: CommandName | None = None
-        """The command whose response the poller waits for: a step, or of a replacement "start" or "reset"."""
+        """Command that the poller waits for: a step; "start" or "reset" of a replacement; "close" once retired."""
         self.due_at = math.inf
-        """The time (monotonic seconds) at which that response is late."""
+        """Deadline (monotonic seconds) of the awaited response."""
         self.alarm = Alarm()
         self._events = events
         self._launched_ns = self._ready_ns = time.monotonic_ns()
@@ -178,9 +178,9 @@ class Link:
     # Commands.
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Send a command; UsageError, before anything is sent, when the payload cannot travel.
+        """Send a command. Raises UsageError, before anything is sent, if the payload cannot be sent.
 
-        A worker that is gone is sent nothing: its end is reported by ``recv`` or the poller.
+        Nothing is sent to a worker that has ended; ``recv`` or the poller reports its end.
         """
         command = name if name.__class__ is CommandName else CommandName(name)
         ticket = self.ticket + 1
@@ -195,14 +195,14 @@ class Link:
         self.channel.push(message, deadline)
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
-        """Return the message that asks for ``command``, for the channel; UsageError when the payload cannot travel."""
+        """Return the message of a command, for the channel. Raises UsageError if the payload cannot be sent."""
         data = b"" if payload is None else dumps_command(payload)
         return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
 
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the last command; a "failed" response when it ends badly or not in time."""
+        """Return the response to the last command: a "failed" one if the worker died, broke the protocol or is late."""
         try:
             return self._received()
         finally:
@@ -229,7 +229,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Return the message with this ticket, once all of it is here. Discard the late ones."""
+        """Return the message with this ticket; None if it has not arrived completely. Discard late messages."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -243,7 +243,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in the message to the last command that was no step."""
+        """Return the response that a message carries, to the last command other than a step."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -263,7 +263,7 @@ class Link:
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Return the response to the step in flight."""
-        response = self.decoder.response(message, _STEP)  # which may read from the message how long the step took
+        response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
         self._note_step(message.busy_ns, message.ended_ns)
         return response
 
@@ -273,19 +273,19 @@ class Link:
         self.times.stepped(busy_ns, ended_ns)
 
     def core_wait_share(self) -> float:
-        """Return the share of the time since its start that it could have run and no core was free."""
+        """Return the share of the time since the start in which the worker was runnable but no core was free."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
 
-    # Replacements: the poller waits for their responses to "start" and "reset", so that nobody else has to.
+    # Replacements: the poller waits for their responses to "start" and "reset", so that no call has to.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Reset the worker once it has started; the response comes out of the poller."""
+        """Reset the worker once it has started. The poller delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Go on with that: return the first observations, or why there are none, once they are here."""
+        """Continue ``begin_again``. Return the first observations, or a failure; None if neither has arrived."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -307,7 +307,7 @@ class Link:
             self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """Stop the poller's wait for this worker: a response that still comes is late."""
+        """Stop the poller's wait for this worker. A response that arrives afterwards is late."""
         self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.
@@ -328,7 +328,7 @@ class Link:
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the facts of an error that do not depend on its kind."""
+        """Return the arguments that every error of a worker takes."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
@@ -337,27 +337,27 @@ class Link:
         return ""
 
     def kill(self) -> None:
-        """Kill the process and whatever it started. A second time does nothing."""
+        """Kill the process and whatever it started. A second call does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(signal.SIGKILL)
             self.move(State.GONE)
 
     def ask_to_close(self) -> None:
-        """Ask the worker to close its environments and end, without waiting for room."""
+        """Ask the worker to close its environments and end. Does not block if the connection is full."""
         if self.state in (State.STARTING, State.RUNNING):
             self.ticket += 1
             self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
             self.move(State.CLOSING)
 
     def retire(self) -> None:
-        """Ask a healthy worker that is not needed any more to end; the poller kills it when it is late."""
+        """Ask a healthy worker that is no longer needed to end. The poller kills it if it is late."""
         self.await_nothing()
         self.ask_to_close()
         self._await(CommandName.CLOSE, time.monotonic() + self._timeouts.close_s)
 
     def release(self) -> None:
-        """Kill what is left of the worker and give back its descriptors. A second time does nothing."""
+        """Kill what is left of the worker and close its descriptors. A second call does nothing."""
         self.kill()
         if not self._released:
             self._released = True

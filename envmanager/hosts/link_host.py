@@ -4,7 +4,7 @@
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: nothing is sent through a worker that this host did not start itself, so that tests can put fakes there.
+The rule: the host sends nothing to a worker that it did not start itself, so that tests can replace workers by fakes.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from envmanager.system.machine import absolute
 _DESCRIPTORS_PER_WORKER = 4
 """Descriptors of a worker: connection, pidfd, socket that reports the exit code, and for an engine its log."""
 _MORE_DESCRIPTORS = 32
-"""The manager's own (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd), those that starting a
-process takes for a moment, and room."""
+"""All other descriptors: the manager's (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd),
+those that are open while a process starts, and some in reserve."""
 
 
 class Resources(Generic[AnyLink]):
     """The links of one manager, their poller, and what the workers share, such as memory.
 
-    It gives all of that back, also when the manager is garbage or the program ends, and holds no reference to the host
-    or the manager, which could otherwise never become garbage.
+    A finalizer of the host calls ``close`` when the manager is garbage or the program ends. So this class must not
+    refer to the host or the manager, which could otherwise never become garbage.
     """
 
     def __init__(self, close_s: float, poller: Poller[AnyLink], *give_back: Callable[[], object]) -> None:
-        """``give_back``: functions that release what the workers share, called when these have gone."""
+        """``give_back``: functions that release what the workers share, called after the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
         self._close_s = close_s
@@ -62,7 +62,7 @@ class Resources(Generic[AnyLink]):
         poller.on_retired = weak_callback(self.drop)
 
     def watch(self, link: AnyLink) -> None:
-        """Take a worker into care; ManagerClosed when another thread has given everything back meanwhile."""
+        """Register a worker. Releases it and raises ManagerClosed if another thread has released everything."""
         with self._giving_back:
             if not self._closed:
                 self._links.add(link)
@@ -72,13 +72,13 @@ class Resources(Generic[AnyLink]):
         raise ManagerClosed("the start of a worker")
 
     def drop(self, link: AnyLink) -> None:
-        """Give back a worker that has ended or must."""
+        """Kill a worker, unless it has ended, and release it."""
         self._links.discard(link)
         self.poller.forget(link)
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Give back a worker that is to be replaced: at once when it has ended, else it is asked to end."""
+        """Ask a worker that is to be replaced to end, if it is running; else release it at once."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)
@@ -86,9 +86,9 @@ class Resources(Generic[AnyLink]):
             self.drop(link)
 
     def close(self) -> None:
-        """Ask, then SIGTERM, then SIGKILL, all inside ``close_s``; then give everything back.
+        """Ask the workers to end, then SIGTERM, then SIGKILL, all within ``close_s``; then release everything.
 
-        An interrupt meanwhile leaves out the waiting.
+        An interrupt skips the rest of the waiting.
         """
         if os.getpid() != self._owner_pid or self._closed:
             return  # in a process that the trainer forked, the workers are not its own
@@ -99,7 +99,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers, inside ``close_s``; what belongs to them is still there. One thread does it at a time."""
+        """End all workers within ``close_s``, but release nothing. One thread does this at a time."""
         with self._stopping:
             self._stop(list(self._links))
 
@@ -124,7 +124,7 @@ class Resources(Generic[AnyLink]):
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
-    """Wait until all processes have ended or the time is up; those that have not."""
+    """Wait until all processes have ended or the deadline (monotonic seconds) has passed. Return links still alive."""
     left = {link.process.pidfd: link for link in links}
     while left:
         left_s = deadline - time.monotonic()
@@ -134,23 +134,23 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
         if not ready and left_s <= 0:
             break
         for link in left.values():
-            link.channel.pump()  # a worker that blocks on a full pipe cannot end
+            link.channel.pump()  # a worker that blocks on a full socket cannot end
     return list(left.values())
 
 
 class LinkHost(WorkerHost, Generic[AnyLink]):
-    """Workers in processes of their own."""
+    """A host of workers in processes of their own."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
         self.env_factory = env_factory
         if options.log_dir is not None:
-            options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may move
+            options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
         self.factories: Sequence[Any] = ()
-        """The factories of all environments, for hosts whose workers are made of them."""
+        """Factories of all environments, for hosts whose workers run Python environments."""
         self._slots = 0
-        """The number of environments that were ever to be made: each has a slot of its own."""
+        """Number of environments that were ever to be made, each with a ``slot`` (see EnvContext) of its own."""
         self._starting: list[AnyLink] = []
 
     def open(self, context: HostContext) -> None:
@@ -158,7 +158,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
         descriptors.open_standard()
         with defer_interrupts():
-            self._resources: Any = self._make_resources()  # each kind of host uses more of its own
+            self._resources: Any = self._make_resources()  # Any: each kind of host uses attributes of its own poller
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.poller
 
@@ -177,7 +177,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         try:
             return self.context.create(worker_id)
         finally:
-            self._starting.clear()  # nobody waits for it as for the first ones
+            self._starting.clear()  # await_start() is for the first workers only
 
     def _replace(self, worker: Any) -> None:
         """Retire a worker whose place another one takes."""
@@ -186,7 +186,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, send it "start", and return it."""
-        with defer_interrupts():  # a worker that nobody watches would be left behind
+        with defer_interrupts():  # an unregistered worker would be left behind
             worker = make()
             self._resources.watch(worker)
         worker.send(CommandName.START)
@@ -194,7 +194,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return worker
 
     def group_factory(self, entry: Entry) -> GroupFactory:
-        """Return what makes the environments of a worker's present generation."""
+        """Return the factory of the environments of a worker's present generation."""
         first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
         return GroupFactory.of(
             self.factories,

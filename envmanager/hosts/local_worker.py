@@ -3,9 +3,9 @@
 Its environments write into arrays of their own, which are copied; or into three buffers in turn, whose views stay valid
 for a while (zero_copy, or shared memory); or into LentBuffers.
 
-The rule: its step is taken when its response is asked for, and never before. So exceptions are raised where they are
-with processes, and the responses of worker processes, if there are any, are looked at first. No array is written while
-the trainer may still look at it.
+The rule: the worker steps when its response is requested, and never before. So exceptions are raised by the same calls
+as with processes, and responses of worker processes come first. No array is written while the trainer may still read
+it.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandNam
 
 
 _MAX_KEPT = 3
-"""Number of buffers that are kept to be written again; a trainer may keep any number of others."""
+"""Number of buffers that are kept for reuse. A trainer may keep any number of others."""
 
 
 class LentBuffers:
     """Buffers whose observations are delivered without a copy; the other arrays are small and copied.
 
-    Lent arrays are views of an array on the buffer's memory whose own base is no array. NumPy makes views of views
-    refer to the first array of the chain, so that one lives as long as any of them.
+    A lent array is a view of a root array on the buffer's memory. NumPy makes the root the base of every view of a
+    view, so it lives as long as any of them. When all roots of a buffer are dead, the buffer is free.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
         self._make = make
         self._kept: list[tuple[RowBuffer, list[weakref.ref[np.ndarray]]]] = []
-        """Buffers, the latest first, each with what the lent arrays are views of."""
+        """Buffers, latest first, each with references to the root arrays of what was lent."""
         self._next: tuple[RowBuffer, list[weakref.ref[np.ndarray]]] | None = None
 
     def next(self) -> RowBuffer:
@@ -66,11 +66,11 @@ class LentBuffers:
         self._next = next((each for each in self._kept if all(root() is None for root in each[1])), None)
         if self._next is None:
             self._next = (self._make(), [])
-            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # the trainer keeps one more for long
+            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # drops the oldest, which the trainer keeps
         return self._next[0]
 
     def handed_out(self, steps: Steps) -> Steps:
-        """Return the step that was written, for the trainer; arrays of other buffers are copied."""
+        """Return the step for the trainer: observations in the buffer of ``next`` are lent, all other arrays copied."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -101,7 +101,7 @@ class LocalWorker:
         lends: bool = False,
     ) -> None:
         """``rotates``: the environments write into three sets of arrays in turn, so that a StepInfo stays valid for a
-        while. ``lends``: large observations are the trainer's, without a copy.
+        while. ``lends``: large observations are lent to the trainer without a copy.
         """
         self.worker_id = worker_id
         self.times = times
@@ -125,7 +125,7 @@ class LocalWorker:
         self._user_code = allow_interrupts()
 
     def start(self) -> StartReport:
-        """Make the environments. Raises the errors of a worker process's start."""
+        """Make the environments. Raises the same errors as the start of a worker process."""
         asked_ns = time.monotonic_ns()
         generation = self._factory.contexts[0].generation
         try:
@@ -134,7 +134,7 @@ class LocalWorker:
             env_ids = [context.env_id for context in self._factory.contexts]
             failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start")
             if failure is error:
-                raise  # an error that says it all must not become its own cause
+                raise  # else it would become its own cause
             raise failure from error
         self.times.started(asked_ns, time.monotonic_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
@@ -159,7 +159,7 @@ class LocalWorker:
 
     @property
     def lends(self) -> bool:
-        """Whether its responses' arrays are the trainer's: they are not written again while the trainer has them."""
+        """Whether observations are lent: they are not written again while the trainer keeps them."""
         return self._lent is not None
 
     def close_quietly(self) -> None:
@@ -171,7 +171,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Remember a command; it is carried out when its response is asked for, after a step in flight."""
+        """Store a command. It is carried out when its response is requested, after a step in flight."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -183,7 +183,7 @@ class LocalWorker:
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
-        """Carry out the command that was sent and return the response; a replacement starts first."""
+        """Carry out the stored command and return the response. A replacement makes its environments first."""
         if self._asked is None:
             raise RuntimeError("recv() without send()")
         (name, payload), self._asked = self._asked, None
@@ -204,9 +204,9 @@ class LocalWorker:
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
-        """Take the step that was sent and return its response; none without one.
+        """Take the step that was sent and return its response, or nothing if none was sent.
 
-        The response is a failure if the environments were interrupted half-way: they must be reset first.
+        The response is a failure if a step was interrupted half-way: the environments must be reset first.
         """
         if self._stepped is None:
             if self._step is None:
@@ -214,7 +214,7 @@ class LocalWorker:
             if self._has_begun:
                 response = self._failed(KeyboardInterrupt(), self._step[0])
             else:
-                if self._next_buffer is not None:  # first: without memory for it, no step has begun
+                if self._next_buffer is not None:  # first: if memory runs out here, no step has begun
                     self.group.offer_rows(self._next_buffer())
                 self._has_begun = True
                 started_ns = time.monotonic_ns()
@@ -223,7 +223,7 @@ class LocalWorker:
                 self.times.stepped(ended_ns - started_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
         response = self._stepped
-        if self._lent is not None and response.name is not _FAILED:  # without memory for it, the next call returns it
+        if self._lent is not None and response.name is not _FAILED:  # if memory runs out, the next call returns it
             response.payload = self._lent.handed_out(response.payload)
         self._stepped = None
         return (response,)
@@ -250,9 +250,9 @@ class LocalWorker:
 
 
 class LocalStepQueue(ResponseSource):
-    """The responses of one local worker and of other workers, if there are any; the others' come first.
+    """The step queue of a local worker and of any others; responses of the others come first.
 
-    ``workers``: all workers of a manager, of which ``worker_id`` is the local one, also after a replacement.
+    ``workers``: the manager's own list, in which ``worker_id`` is the local worker, also after a replacement.
     """
 
     def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
@@ -269,7 +269,7 @@ class LocalStepQueue(ResponseSource):
             taken = self._others.take()
             self._n_of_others += len(taken)
             return taken
-        own = self._take_own()  # first: if it is interrupted, the others' responses are still in the queue
+        own = self._take_own()  # first: if this is interrupted, the others' responses are still in the queue
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:

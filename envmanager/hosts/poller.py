@@ -1,15 +1,14 @@
-"""Watches over the links of one manager, and waits for their steps, and for the first observations of replacements.
+"""Waits for responses from the links of one manager: steps, and the first observations of replacements.
 
 ::
 
-    one epoll: the bell, what a host adds, every worker's death (pidfd), every worker's connection
+    one epoll: the bell (eventfd), what a host adds, every worker's death (pidfd), every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
-A replacement responds here too, with its first observations. A worker that is not needed any more is watched until it
-has ended.
+A retired worker is watched until it has ended.
 
-Messages are read before a death or a deadline is believed: the last response counts. A worker's end comes out as one
-"failed" response.
+Messages are read before a death or a deadline is believed: the last response counts. The end of any other worker is
+delivered once, as a "failed" response.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from envmanager.kernel.host import ResponseSource
 from envmanager.system.interrupts import allow_interrupts
 
 _LONGEST_WAIT_S = 3600.0
-"""A wait may be longer than epoll's argument can be; it is then made of several."""
+"""Longest timeout passed to epoll, which has a limit. A longer wait is made of several."""
 _WATCH_EVERY_S = 0.01
-"""Seconds between looks for deaths and time-outs while responses keep coming: a busy queue must not hide them."""
+"""Seconds between checks for deaths and timeouts while responses keep coming: a busy queue must not hide them."""
 _FIRST = (CommandName.START, CommandName.RESET)
 """The commands of a replacement before its first step."""
 
@@ -47,13 +46,13 @@ class Poller(ResponseSource, Generic[AnyLink]):
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """``spin_ns``: how long a wait may look again before it sleeps."""
+        """``spin_ns``: longest time (ns) that a wait polls before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
-        """Called with a worker that has ended as asked. The owner of the poller sets it."""
+        """Callback for a retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
-        """The links that responses are taken from, by worker_id."""
+        """Links by worker_id; a replacement takes its predecessor's place."""
         self.arrived: list[EnvironmentResponse] = []
-        """The responses that are here and were not taken."""
+        """Responses that were received and not yet taken by the manager."""
         self.epoll = select.epoll()
         descriptors.register(self.epoll.fileno())
         self.bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -65,10 +64,10 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self._alarm = Alarm()
         self._is_woken = False
 
-    # What a host does with it.
+    # For the host.
 
     def register(self, link: AnyLink) -> None:
-        """Take responses from this worker, and watch over it."""
+        """Take responses from a worker, and watch its connection and its death."""
         self.links[link.worker_id] = link
         link.alarm = self._alarm
         link.channel.on_moved = partial(self._move, link)
@@ -76,23 +75,23 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._start_watching(link, fd)
 
     def forget(self, link: AnyLink) -> None:
-        """Take no more responses from this worker."""
+        """Stop watching a worker."""
         self._retiring.discard(link)
         for fd in (link.process.pidfd, link.channel.fd):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Watch over a worker that was asked to end; another may take its number."""
+        """Keep watching a worker that was asked to end, although another may take its worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:
-        """End a ``wait`` in another thread, now and always; it returns nothing."""
+        """End a ``wait`` in another thread; from now on no ``wait`` blocks."""
         self._is_woken = True
         if self.bell_fd != descriptors.CLOSED:
             os.eventfd_write(self.bell_fd, 1)
 
     def close(self) -> None:
-        """Give back what it holds. The workers must have gone."""
+        """Close the epoll and the bell. All workers must have been forgotten."""
         descriptors.forget(self.epoll.fileno())
         self.epoll.close()
         self.bell_fd = descriptors.close(self.bell_fd)
@@ -103,18 +102,18 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.epoll.register(fd, select.EPOLLIN)
 
     def _stop_watching(self, link: AnyLink, fd: int) -> None:
-        """Twice does no harm, also when the number has become another worker's meanwhile."""
+        """Stop watching a descriptor of this link; do nothing if the number belongs to another link by now."""
         if self._by_fd.get(fd) is link:
             del self._by_fd[fd]
             self.epoll.unregister(fd)
 
     def _move(self, link: AnyLink, before: int, after: int) -> None:
-        """Watch the new descriptor of a channel. Called before the old one is closed."""
+        """Watch the new descriptor of a channel instead of the old one, which is not closed yet."""
         if self._by_fd.get(before) is link:
             self._stop_watching(link, before)
             self._start_watching(link, after)
 
-    # What the manager does with it.
+    # For the manager.
 
     def take(self) -> Sequence[EnvironmentResponse]:
         if time.monotonic() >= self._watch_at:
@@ -142,9 +141,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Messages.
 
     def collect(self) -> bool:
-        """Take what has come by other ways than this poll of the links; return whether there are responses now.
+        """Take responses that ``epoll`` does not report; return whether any response has arrived.
 
-        Here: messages that were read while another response of that worker was waited for.
+        Here: from messages that a link's ``recv`` read while it waited for another response.
         """
         if self._alarm.has_unread:
             self._alarm.has_unread = False
@@ -154,12 +153,12 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def read_other(self, fd: int) -> None:
-        """Take what has come through a descriptor in ``epoll`` that belongs to no link. Does nothing for the bell."""
+        """Read from a descriptor in ``epoll`` that belongs to no link. Does nothing here: the bell needs no read."""
 
     def look(self) -> bool:
-        """Take what has come, by the shortest way; return whether there are responses now."""
+        """Take responses without blocking and without a check for deaths; return whether any has arrived."""
         self.collect()
-        for fd, _ in self.epoll.poll(0):  # a read that raises takes several times as long
+        for fd, _ in self.epoll.poll(0):  # several times as fast as a read that raises
             link = self._by_fd.get(fd)
             if link is None:
                 self.read_other(fd)
@@ -168,11 +167,11 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def pump(self, link: AnyLink) -> None:
-        """Read what a worker has sent, and take it."""
+        """Read a worker's messages and take its responses."""
         channel = link.channel
         if channel.pump():
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)
-        if channel.hung_up:  # it would wake us for ever; the worker's end or its deadline will tell
+        if channel.hung_up:  # it would wake us for ever; the worker's end or deadline is still noticed
             self._stop_watching(link, channel.fd)
         self._take_messages(link)
         if channel.broken and link.state is not State.GONE:
@@ -182,7 +181,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
-        """Take the first observations of a replacement, or the response to the step in flight, if they are there."""
+        """Take a replacement's first observations, or the response to the step in flight, if they have arrived."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:
@@ -196,7 +195,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Deaths and deadlines.
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for anything at all, then see what it was: responses first, then deaths and time-outs."""
+        """Wait for any event, then handle all: responses first, then deaths and timeouts."""
         events: list[tuple[int, int]] = []
         if timeout_s > 0:
             with allow_interrupts():

@@ -12,9 +12,9 @@
      trainer's steps  ◀── full, read ───── the block ◀── in_place, write ── what the environments return
 
 The workers of one machine share one block, in memory without a name (memfd): no other program can open it, and nothing
-is left behind. It is allocated before it is used, so that a full machine is an error and not a SIGBUS in an
-environment. A worker elsewhere has a block of its own, as large as the one that its manager keeps for it; the parts
-travel as bytes.
+is left behind. It is allocated before it is used, so that a lack of memory is an error and not a SIGBUS in an
+environment. A worker on another machine has a block of its own, and its manager one of the same size; parts of them are
+sent as bytes.
 
 A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one
 view. With ``zero_copy`` there are three slots: one delivered, the one before it, and the one being written. Otherwise
@@ -89,7 +89,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``; without a buffer, only their size."""
+    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only this size is of use."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -178,8 +178,8 @@ def _libc() -> ctypes.CDLL:
 def map_memory(fd: int, size_bytes: int) -> Any:
     """Return a buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
 
-    It is the C library's, because ``make_private`` needs that, and because Python's own mmap keeps a descriptor (up to
-    3.12) as long as a trainer keeps one zero-copy array, or the traceback of an error.
+    The C library maps it, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
+    descriptor open as long as a trainer keeps one zero-copy array, or the traceback of an error.
     """
     address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
@@ -195,7 +195,7 @@ def map_memory(fd: int, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """Replace ``memory`` by a private copy at the same address, in a forked process; the rest is no longer shared."""
+    """Replace ``memory`` by a private copy at the same address, in a forked process."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
@@ -203,7 +203,7 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int, size_bytes: int) -> None:
-    """Allocate the memory; UsageError when the machine has less, or the kernel refuses."""
+    """Allocate the memory behind ``fd``. Raises UsageError if the machine has too little or the kernel refuses."""
     needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
@@ -244,12 +244,12 @@ class SharedRows:
         ]
         self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
         self.full: list[dict[str, AgentSteps]] = []
-        """Views of all rows by slot: the step in which every agent is there and acts."""
+        """Views of all rows, by slot: a step in which every agent is present and acts."""
         self._finals: list[dict[str, Tree]] = []
-        """Views of all final rows by slot."""
+        """Views of all final rows, by slot."""
         self.buffers: list[RowBuffer | None] = []
-        """Rows by slot for environments of one agent each to write into; None for other environments."""
-        fixed_ids = only_agents(env_ids)  # workers of one agent per environment have these, which are not in the block
+        """Rows, by slot, into which environments of one agent each write; None for other environments."""
+        fixed_ids = only_agents(env_ids)  # of environments with one agent each; not in the block
         has_buffers = list(self._capacities.values()) == [len(env_ids)]
         for slot in range(block.layout.n_slots):
             full, finals = {}, {}
@@ -268,7 +268,7 @@ class SharedRows:
         """Views of the actions of all rows, by behavior."""
         self._row_numbers = {each.name: self._own(each, columns[each.name].row) for _, each in self._behaviors}
         self._plain_action: tuple[str, np.ndarray] | None = None
-        """The behavior and its actions if the worker has one behavior whose actions are one array: as nearly always."""
+        """The behavior and its action array if there is only one of each (the usual case), else None."""
         if len(self.actions) == 1:
             ((name, action),) = self.actions.items()
             self._plain_action = (name, action) if action.__class__ is np.ndarray else None
@@ -283,8 +283,8 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Put steps into a slot, unless they are its own arrays; return the flags of the response, and with FULL the
-        number of final rows. The flags are 0 if the steps do not fit.
+        """Write steps into a slot, unless they are its own arrays. Return the flags of the response (0 if the steps do
+        not fit) and, with FULL, the number of final rows.
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -312,7 +312,7 @@ class SharedRows:
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
     def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of the steps that were put into a slot, by what ``put`` has returned."""
+        """Return views of the steps in a slot. ``flags`` and ``n_ended`` are what ``put`` returned."""
         if flags & FULL:
             return self.full_with_final(slot, n_ended) if n_ended else self.full[slot]
         found = {}
@@ -373,7 +373,7 @@ class SharedRows:
 
 
 _UNKNOWN = 2**32
-"""More rows than fit anywhere: the number of rows of a tree without leaves (an empty Dict) is unknown."""
+"""Row count of a tree without leaves (an empty Dict). It exceeds every capacity, so such actions are sent pickled."""
 
 
 def _n_rows(tree: Tree) -> int:

@@ -17,24 +17,24 @@ from collections.abc import Callable
 from envmanager.system.machine import count_cores
 
 SPIN_NS = 200_000
-"""Nanoseconds of a spin: four times the time to wake a core."""
+"""Longest spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""Nanoseconds of a yield that gave the core to another program for a whole slice; workers take less."""
+"""Nanoseconds above which a yield gave the core to another program for a whole time slice. Workers take less."""
 REST = 200
-"""Number of waits that sleep at once after such a yield."""
+"""Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
-"""Most workers per core that spin. More would take the cores from each other, and their responses would come so often
-that the trainer would never sleep.
+"""Largest number of workers per core with which waits spin. More workers would take the cores from each other, and the
+trainer would never sleep, because responses would arrive too often.
 """
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return how long ``n_workers`` workers and their trainer may spin on this machine; 0: they sleep at once."""
+    """Return how long (ns) a wait may spin with ``n_workers`` workers on this machine; 0: it sleeps at once."""
     return SPIN_NS if n_workers <= MANY * count_cores() else 0
 
 
 class Spinner:
-    """Remembers how long the last wait took."""
+    """A wait that spins before it sleeps, if the last wait was short."""
 
     def __init__(self, limit_ns: int) -> None:
         """``limit_ns``: longest spin of a wait; after a shorter wait, the next one spins."""

@@ -33,13 +33,13 @@ from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 from envmanager.system.interrupts import begin_deferring, end_deferring
 
 COMMAND = struct.Struct("<QBBHIQ")
-"""ticket, command code, slot, flags, unused, length of the pickle that follows."""
+"""Fields: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
 RECORD = struct.Struct("<QIIHHIQQ")
-"""ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of its end."""
+"""Fields: ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of the step's end."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""ticket, command code, flags, unused, final rows, length of the following pickle, busy ns, monotonic ns of its end."""
+"""Fields: ticket, command code, flags, unused, final rows, length of the pickle, busy ns, monotonic ns of the end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -65,7 +65,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and the pickle of what of a step is not in memory; None if, by its ``flags``, all of it is."""
+    """Return the flags and the pickle of the parts of a step that are not in shared memory; None if there are none."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -76,7 +76,7 @@ def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """Return the flags and the pickle of any other response."""
+    """Return the flags and the pickle of a response to any command but a step."""
     return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
@@ -116,9 +116,9 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
     """Return EnvRaised for ``error``, with its traceback as text and ``error`` as the cause."""
     try:
         text = str(error) or repr(error)
-    except Exception as broken:  # a __str__ that raises must not hide the error
+    except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
-    # An environment that finds a library missing may raise an error of its own, which says all.
+    # An environment that finds a library missing may raise an error of its own, which is enough.
     says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
     is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
@@ -175,7 +175,7 @@ class Message:
     """bytes, or a memoryview with a buffer of its own."""
     busy_ns: int
     ended_ns: int
-    """Monotonic ns of its end; the time of its arrival if the worker's clock is not the trainer's."""
+    """Monotonic ns at which the command ended; the time of arrival if the worker has another clock than the trainer."""
     n_ended: int = 0
     """Number of final rows, for a step whose rows are in a block."""
 
@@ -185,27 +185,27 @@ def _not_watched(_: int, __: int) -> None:
 
 
 class Channel:
-    """Writes commands and reads messages."""
+    """The connection to one worker: writes commands, reads messages."""
 
     def __init__(self) -> None:
         self.fd = descriptors.CLOSED
         self.pidfd = descriptors.CLOSED
         self.messages: list[Message] = []
-        """The messages that were read and not taken, oldest first."""
+        """Messages that were read and not taken, oldest first."""
         self.hung_up = False
-        """Set when the worker has closed its end, which could be read from for ever."""
+        """Whether the worker has closed its end. The socket then stays readable for ever."""
         self.broken = ""
-        """The part of the protocol that the worker has broken, in words, else empty; nothing is read after that."""
+        """Description of what the worker sent against the protocol; empty if nothing. Nothing is read after that."""
         self.on_moved: Callable[[int, int], None] = _not_watched
         """Called with the old and the new descriptor before ``fd`` changes."""
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:
-        """Use this socket, non-blocking, whose other end the process behind ``pidfd`` has."""
+        """Use the non-blocking socket ``fd``, whose other end the process behind ``pidfd`` has."""
         self.fd, self.pidfd = fd, pidfd
 
     def close(self) -> None:
-        """Close the socket. A second time does nothing."""
+        """Close the socket. A second call does nothing."""
         self.fd = descriptors.close(self.fd)
 
     def watched_fds(self) -> list[int]:
@@ -215,9 +215,9 @@ class Channel:
     # Out.
 
     def push(self, message: Any, deadline: float) -> None:
-        """Write a whole message. Give up at the deadline or when the worker is gone, which a later wait reports.
+        """Write a whole message. Give up at the deadline, or if the worker has ended, which a later wait reports.
 
-        ``deadline`` is in monotonic seconds; what there is room for is written at once, also after it.
+        ``deadline`` is in monotonic seconds. If it has passed, only what fits into the socket at once is written.
         """
         begin_deferring()  # half a message would leave the worker waiting for the rest for ever
         try:
@@ -226,10 +226,10 @@ class Channel:
             end_deferring()
 
     def _write(self, message: bytes, deadline: float) -> None:
-        """Do that where interrupts are deferred.
+        """Write a message, with interrupts deferred.
 
-        Both ways may be full, so what the worker writes meanwhile is read. Another thread may close the channel
-        between any two system calls.
+        Both directions may be full, so this also reads what the worker writes meanwhile. Another thread may close the
+        channel between any two system calls.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
@@ -237,7 +237,7 @@ class Channel:
                 left = left[os.write(self.fd, left) :]
             except BlockingIOError:
                 pass
-            except OSError:  # it is gone
+            except OSError:  # the worker is gone
                 return
             if not left:
                 return
@@ -252,14 +252,14 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read what has come into ``messages``, without waiting; return whether there was anything."""
+        """Read all bytes that have arrived into ``messages``, without blocking; return whether there were any."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
                 part = os.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
-            except OSError:  # it ended with something of ours unread
+            except OSError:  # the worker ended before it read all
                 part = b""
             if not part:
                 self.hung_up = True
@@ -278,7 +278,7 @@ class Channel:
 
 
 class Decoder:
-    """Makes responses of one worker's messages and records."""
+    """Turns one worker's messages and records into responses."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
         self._worker_id = worker_id
@@ -288,7 +288,7 @@ class Decoder:
         """Responses by slot to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: SharedRows | None) -> None:
-        """Find steps there from now on; None: the memory is given back."""
+        """Read steps from these rows from now on. None releases the memory."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
@@ -298,14 +298,14 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step all of which lies in a slot of the memory; ``n_ended`` have final rows."""
+        """Return the response to a step that is entirely in a slot of the memory, with ``n_ended`` final rows."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to what was ``asked``. The arrays of a step may lie in a slot of the memory."""
+        """Return the response to the command ``asked``. The arrays of a step may be in a slot of the memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         try:

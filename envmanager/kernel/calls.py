@@ -1,6 +1,6 @@
-"""The guard of a manager's calls: one at a time, refused where they make no sense; a Ctrl-C waits for their end.
+"""Guards a manager's calls: runs one at a time, refuses those that make no sense, defers a Ctrl-C to their end.
 
-The rule: interrupts are deferred before the lock is taken and until it has been released, so none can leave it taken.
+The rule: interrupts are deferred before the lock is acquired and until it is released, so none can leave it locked.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from envmanager.system.machine import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
-"""Time for which close() waits for another thread's call to end; after it, that call releases everything at its end."""
+"""Seconds that ``close()`` waits for another thread's call to end. A longer call releases everything itself."""
 _TURN_S = 0.1
-"""Time for which a call that waits for another thread's call defers a Ctrl-C."""
+"""Longest time in seconds that a call defers a Ctrl-C while it waits for another thread's call."""
 _MOVES = ("reset", "step", "send", "recv")
 """Calls that step or reset environments: refused inside another call."""
 _QUESTIONS = ("call", "get_attr", "set_attr", "render")
@@ -42,10 +42,10 @@ _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 
 
 class Use(enum.Enum):
-    """Ways of stepping between two resets: policies inside the manager, or actions from outside."""
+    """The way of stepping until the next reset: with policies (STEP), or with actions from outside (SEND_RECV)."""
 
     RESETTING = enum.auto()
-    """Neither: a reset has begun and not ended, and only another reset may follow."""
+    """A reset began and did not end; only another reset may follow."""
     UNDECIDED = enum.auto()
     STEP = enum.auto()
     SEND_RECV = enum.auto()
@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method without keeping its object alive; None once the object is gone."""
+    """Return a callable weak reference to a bound method. Called after the object is gone, it returns None."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -70,7 +70,7 @@ def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Forks:
-    """Number of forks between the first process of this program and this one. Asking for the pid is slower."""
+    """The number of forks from the program's first process to this one. Reading it is faster than ``os.getpid()``."""
 
     __slots__ = ("count",)
 
@@ -89,14 +89,14 @@ class Calls:
     """The lock of one manager's calls, and the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        """``give_back()`` releases everything; called once the manager is closed and no call is in progress."""
+        """``give_back()`` releases everything. It is called once the manager is closed and no call is in progress."""
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
-        """Names of the calls in progress, each inside the one before it."""
+        """Names of the calls in progress, outermost first."""
         self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
-        """Context managers, one for each kind of call."""
+        """Context managers, one per name of a call."""
         self._give_back = give_back
 
     def require_usable(self, what: str) -> None:
@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything, now or when the call in progress ends; in the latter case ``stop`` the workers now."""
+        """Release everything. If a call is in progress, ``stop`` the workers now and leave the release to that call."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -146,7 +146,7 @@ class Calls:
             end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
-        """Take the lock when another thread releases it, unless the manager is closed or a Ctrl-C comes."""
+        """Acquire the lock once another thread releases it. Raises ManagerClosed after close(), or a Ctrl-C."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with allow_interrupts():
@@ -164,7 +164,7 @@ class Calls:
 class _Call:
     """A context manager around one call. It keeps no state, so one object serves all calls of its name.
 
-    ``send`` and ``recv`` call ``begin`` and ``end`` themselves, which takes a third less.
+    ``send`` and ``recv`` call ``begin`` and ``end`` themselves, which is a third faster than ``with``.
     """
 
     __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the call, which may have ended by an ``error``."""
+        """End the call. ``error`` is the exception that left it, if any."""
         calls = self._calls
         if calls.closed:
             calls.leave()

@@ -4,8 +4,8 @@
 
     source ──▶ receive ──▶ outbox of the worker's entry ──▶ collect ──▶ what is made of them ──▶ delivered
 
-The rule: a response that has arrived stays in its outbox until all that is made of it exists. So an error, an interrupt
-or a timeout loses nothing.
+The rule: a response that has arrived stays in its outbox until the StepInfo or batch made of it exists. So an error, an
+interrupt or a timeout loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALL = Wait.all()
 
 
 class Collector:
-    """Collects responses for one manager."""
+    """Receives the responses of one manager's workers, and chooses those to deliver."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
@@ -40,7 +40,7 @@ class Collector:
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
         """Return the entries of the responses to deliver, by the rules of ``wait``.
 
-        Raises a WorkerError if it is among these responses. ``max_lead``: hold back the steps of workers that are this
+        Raises the first WorkerError among these responses. ``max_lead``: hold back the steps of workers that are this
         many steps ahead of the slowest.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
@@ -54,7 +54,7 @@ class Collector:
         else:
             limit = table.slowest() + max_lead
             chosen = []
-            for entry in table.ready:  # held back are steps only
+            for entry in table.ready:  # only steps are held back
                 if entry.steps_since_reset < limit or entry.outbox[0].name is not _STEP:
                     chosen.append(entry)
             chosen = chosen[: wait.max_ready]
@@ -62,7 +62,7 @@ class Collector:
             for entry in chosen:
                 if entry.outbox[0].name is _FAILED:
                     error = entry.outbox[0].payload
-                    table.delivered([entry])  # once; the others stay ready
+                    table.delivered([entry])  # so it is raised only once; the others stay ready
                     raise error
         return chosen
 
@@ -87,13 +87,13 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait until enough workers are ready, or the time is up. Only workers that became ready are looked at."""
+        """Wait until enough workers are ready, or until the deadline. Each turn looks only at newly ready workers."""
         table = self._table
         if not table.n_waiting:
             raise UsageError(self._nothing_in_flight())
         n_changes = -1
         while True:
-            if n_changes != table.n_changes:  # while it does not change, the slowest stays the slowest
+            if n_changes != table.n_changes:  # else the slowest worker is still the same
                 n_changes, n_seen, n_offered = table.n_changes, 0, 0
                 limit = math.inf if max_lead is None else table.slowest() + max_lead
             ready = table.ready

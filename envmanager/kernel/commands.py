@@ -2,7 +2,7 @@
 
 ::
 
-    reset   drain ── send("reset") to all that can ── recv from all ── replace those that cannot ── first StepInfos
+    reset   drain ── send("reset") to usable workers ── recv from them ── replace the others ── first StepInfos
     call    send to the workers of ``env_ids`` ── recv from all ── results in the order of ``env_ids``
 """
 
@@ -26,10 +26,10 @@ from envmanager.options import ResetConfig
 
 
 class Resets:
-    """Resets the workers of one manager."""
+    """Resets or replaces the workers of one manager, and returns their first StepInfos."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed`` is the seed of the first reset, unless that names one; later resets continue the random numbers."""
+        """``seed``: used by the first reset if that has none. Later resets continue the random numbers."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -37,9 +37,9 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return what to send to the workers, and its meaning; UsageError if it is no config or cannot be sent.
+        """Return the config to send to the workers, and the ResetConfig parsed from it.
 
-        Raises the error for which the workers were dropped, if none is left.
+        Raises UsageError if ``config`` is invalid or cannot be sent; the error of worker 0 if all workers were dropped.
         """
         parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
         if self._seed is not None and parsed.seed is None:
@@ -139,7 +139,7 @@ class Asker:
         env_rows: EnvIndex,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
-        """``calls``: the context manager of each kind of call, by name."""
+        """``calls``: the context manager around each call, by name."""
         self.host: WorkerHost
         self._calls = calls
         self._table = table
@@ -148,14 +148,14 @@ class Asker:
         self._env_rows = env_rows
 
     def ids(self, env_ids: Any) -> np.ndarray:
-        """Return ``env_ids`` as int64[n], all if None; UsageError if some are unknown or named twice."""
+        """Return ``env_ids`` (None: all) as int64[n]. Raises UsageError if some are unknown or named twice."""
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send each worker ``payload(rows, places)``: its own rows, and their places in ``env_ids``.
+        """Send ``payload(rows, places)`` to each worker; return the results in the order of ``env_ids``.
 
-        Waits for workers that are being replaced. All respond before the first failure is raised: an exception leaves
-        its worker usable, and a worker that is gone is replaced.
+        ``rows`` count in the worker, ``places`` in ``env_ids``. Waits for workers that are being replaced. All respond
+        before the first failure is raised: an exception leaves its worker usable; a worker that is gone is replaced.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

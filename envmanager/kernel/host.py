@@ -1,4 +1,4 @@
-"""The interface between a manager and its host, which starts, keeps and ends the workers: each kind has its own host.
+"""The interface between a manager and its host, which starts, keeps and ends workers. Each kind has its own host.
 
 ::
 
@@ -31,7 +31,7 @@ from envmanager.options import ResetConfig
 class StepQueue(Protocol):
     """The queue of all workers' responses to "step". ``get_nowait`` and ``get`` raise ``queue.Empty``.
 
-    The first observations of a replaced worker come out of it too, as the response to a "reset".
+    The queue also delivers the first observations of a replacement, as the response to "reset".
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -50,8 +50,8 @@ class ResponseSource(ABC):
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Wait for at least one response; return none after ``timeout`` seconds or if the manager was closed.
 
-        ``n_wanted``: number of responses for which the caller is going to wait. A source may wait for all of them at
-        once if waking is dear, as long as they are steps: a failure is reported at once.
+        ``n_wanted``: number of responses that the caller needs. A source whose wake-ups are expensive may wait until it
+        has this many steps, but it must return a failure at once.
         """
 
 
@@ -77,19 +77,19 @@ class QueueSource(ResponseSource):
 
 
 def as_source(step_queue: Any) -> ResponseSource:
-    """Return a source that reads ``step_queue``; itself if it is a source."""
+    """Return a source that reads ``step_queue``, or ``step_queue`` if it is a source."""
     return step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)
 
 
 class EnvWorker(Protocol):
-    """The interface of a worker."""
+    """The interface of a worker, as its manager uses it."""
 
     worker_id: int
 
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command, without blocking.
 
-        The response to "step" comes out of the step queue, every other out of ``recv``.
+        The response to "step" arrives in the step queue; ``recv`` returns every other.
         """
 
     def recv(self) -> EnvironmentResponse:
@@ -104,16 +104,16 @@ class HostContext:
     calls: Calls
     events: EventLog
     create: Callable[[int], EnvWorker]
-    """Function that makes a worker by the manager's ``create_worker``, which tests replace."""
+    """Function that makes the worker of a worker_id with the manager's ``create_worker``, which tests replace."""
 
 
 class WorkerHost(ABC):
-    """A starter and keeper of workers. ``launch`` and ``close`` are abstract; the defaults suit workers that stay."""
+    """The owner of a manager's workers. ``launch`` and ``close`` are abstract; the other methods have defaults."""
 
     step_queue: StepQueue | ResponseSource
     """Queue of all workers' responses to "step"."""
     rewrites_arrays = True
-    """Whether a worker writes its next step into the same arrays, so that they are copied before they are returned."""
+    """Whether a worker writes its next step into the same arrays. They are then copied before they are returned."""
 
     env_factory: Any = None
     """Factory of environments, as the user gave it."""
@@ -132,13 +132,13 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """Return a new worker, without waiting for the one that it replaces. Generation 0 is the first.
+        """Start and return a worker, without waiting for the end of its predecessor. Generation 0 is the first.
 
-        OSError says that it cannot be started, which counts as a failure.
+        Raises OSError if the worker cannot be started, which counts as a failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Make a worker. Only hosts whose ``launch`` goes through ``context.create`` have this."""
+        """Make a worker. Only hosts whose ``launch`` calls ``context.create`` define this."""
         raise NotImplementedError
 
     @abstractmethod
@@ -155,18 +155,18 @@ class WorkerHost(ABC):
         return {worker.worker_id: start_report(worker.recv()) for worker in self.workers}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:  # noqa: B027
-        """Prepare for the first step: all workers have started; ``specs`` has all behaviors."""
+        """Prepare for the first step, after all workers have started. ``specs`` has all behaviors."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers although a call is in progress, in another thread or around this one; ``close`` follows."""
+        """End the workers while a call is in progress (in another thread, or around the caller). ``close`` follows."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
         """Unblock a thread that waits on the step queue; it gets no response. The manager is closed."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        """Reset a worker that was launched in another's place.
+        """Reset a replacement that was just launched.
 
-        Return the response, or None if it comes out of the step queue, as the response to "reset".
+        Return its response; None if that will arrive in the step queue, as the response to "reset".
         """
         self.workers[worker_id].send(CommandName.RESET, config)
         return self.workers[worker_id].recv()  # type: ignore[no-any-return]
@@ -186,15 +186,15 @@ class WorkerHost(ABC):
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        """Return ``known`` with the figures that only the host has of the worker."""
+        """Return ``known`` with what only the host knows about this worker."""
         return known
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with the figures that only the host has of all workers."""
+        """Return ``known`` with what only the host knows about all workers."""
         return known
 
     def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps`` in arrays that no worker writes into."""
+        """Return ``steps``, copied if a worker may write into the arrays."""
         if not self.rewrites_arrays:
             return steps
         own = {}

@@ -1,7 +1,7 @@
 """``step``: each behavior's policy decides for all idle workers at once, and each response becomes a StepInfo.
 
 The rule: everything is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
-exists before its worker moves on.
+is complete before its worker gets the next command.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PolicyStepper:
         payloads = []
         for actions in taken:
             payload = {}
-            for name, decided in actions.items():  # a comprehension is a call, and a step has few calls
+            for name, decided in actions.items():  # a comprehension would cost a call
                 payload[name] = decided.action
             payloads.append(payload)
         if table.has_objects:
@@ -92,7 +92,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return the next response of each entry with its worker's previous step and actions, as delivered."""
+        """Return a StepInfo of each entry's next response, previous step and actions; mark the responses delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -161,10 +161,10 @@ def _call(
 
 
 def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
-    """Return ``action`` as new arrays of ``[n, …]``; raise BadAction if it does not fit. Without a spec, unchanged.
+    """Return ``action`` as new arrays of ``[n, …]`` (unchanged without a spec); raise BadAction if it does not fit.
 
-    Actions of another kind of numbers are cast, or refused if ``strict``. The arrays are copies, because a policy may
-    write its next actions into the ones that it returned.
+    Actions of another kind of dtype (floats for integers) are cast, or refused if ``strict``. The arrays are copies,
+    because a policy may write its next actions into the ones that it returned.
     """
     if spec is None:
         return action

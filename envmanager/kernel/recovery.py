@@ -1,4 +1,4 @@
-"""Replacement of workers that fail, and of old ones after a step that ends an episode.
+"""Replaces workers that fail, and recycles old ones after a step that ends an episode.
 
 ::
 
@@ -7,8 +7,8 @@
                                 ──▶ GiveUp(error, drop)  DROPPED: out for good, with an event
 
 The rule: everything that changes an entry's generation is here, and the other workers never notice. A failure is only
-noted when it arrives; replacements are started when all responses that have arrived are in their entries. So a Ctrl-C
-while a worker starts loses no response.
+noted when it arrives; replacements are started after all arrived responses are in their entries. So a Ctrl-C while a
+worker starts loses no response.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerTimedOut: events.TimedOut,
     ProtocolError: events.ProtocolBroken,
     NotPlaced: events.NotStarted,
-    WorkerError: events.NotStarted,  # a process that could not be started has no class of its own
+    WorkerError: events.NotStarted,  # its process could not be started
 }
 
 _RECYCLED = "recycled"
@@ -58,7 +58,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds, by the ``number``-th restart in the window."""
+    """Decision to replace a worker in ``delay_s`` seconds. This is restart ``number`` in the window, from 1."""
 
     delay_s: float
     number: int
@@ -66,7 +66,7 @@ class Replace:
 
 @attrs.frozen
 class GiveUp:
-    """Decision to leave a worker out: raise ``error``, or with ``drop`` go on without the worker."""
+    """Decision not to replace a worker: raise ``error``, or with ``drop`` go on without the worker."""
 
     error: Exception
     drop: bool = False
@@ -75,8 +75,8 @@ class GiveUp:
 class Supervisor:
     """The restart budgets of all workers: ``max_restarts`` each within any ``within_s`` seconds.
 
-    The time spent waiting for hung workers does not count. A timeout is often as long as the window, and a worker that
-    hangs in each reset would be replaced for ever.
+    The time spent waiting for a hung worker is not part of the window. Otherwise a worker that hangs in each reset
+    would be replaced for ever, because a timeout is often as long as the window.
     """
 
     def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
@@ -113,7 +113,7 @@ class Supervisor:
         return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
 
     def forgive(self, worker_id: int) -> None:
-        """Give a worker its whole budget again."""
+        """Restore the whole budget of a worker."""
         self._recent[worker_id].clear()
 
 
@@ -126,7 +126,7 @@ class Recovery:
         self.steps_lost = 0
         """Number of steps that were sent and never delivered."""
         self.last_config = ResetConfig(seed=seed)
-        """Arguments of the last reset, with the last seed that any reset was given. Replacements are reset so."""
+        """Arguments of the last reset, with the seed of the last reset that had one. Used to reset replacements."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -135,7 +135,7 @@ class Recovery:
     # Responses.
 
     def arrive(self, response: EnvironmentResponse) -> None:
-        """Put a response of any kind into the outbox of its worker; RuntimeError if none was outstanding."""
+        """Put a response of any kind into its worker's outbox. Raises RuntimeError if none was outstanding."""
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
         replacement = entry.replacement
@@ -157,7 +157,7 @@ class Recovery:
             )
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """Note that a worker failed: plan its replacement, or give it up, once."""
+        """Record a failure. Plan the worker's replacement or give the worker up, unless that was done before."""
         kind = _FAILURES.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
         if entry.is_given_up:
@@ -189,7 +189,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Note that workers failed in a call, which raises the failure or ``entry.error``; no other call does."""
+        """Record failures in a call that raises one of them itself; no later call raises them from the outbox."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -210,7 +210,7 @@ class Recovery:
     # Replacements.
 
     def start_due(self) -> None:
-        """Start the replacements whose time has come; one that cannot be started has failed."""
+        """Start the replacements that are due. One that cannot be started counts as a failure."""
         for entry in self._table.replacing:
             while (replacement := entry.replacement) is not None:
                 if replacement.is_started or replacement.start_at > time.monotonic():
@@ -218,12 +218,12 @@ class Recovery:
                 self._start(entry, replacement)
 
     def next_start_at(self) -> float | None:
-        """Return the time (monotonic seconds) at which the next replacement is to be started, or None."""
+        """Return the time (monotonic seconds) at which the next replacement is due, or None."""
         planned = [entry.replacement for entry in self._table.replacing if entry.replacement is not None]
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch the next generation of a worker and have it reset as at the last reset, with a seed of its own."""
+        """Launch the next generation of a worker and reset it like the last reset, but with seeds of its own."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
@@ -247,7 +247,7 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the steps to deliver, and the reason, if the next response follows episodes that were cut."""
+        """Return the steps to deliver and the reason if a replacement cut episodes before this response; else None."""
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
@@ -256,7 +256,7 @@ class Recovery:
         return payload, Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Plan the replacement of a worker that is old enough, if its step ended an episode."""
+        """Plan the replacement of a worker that reached ``recycle_after_steps``, if its step ended an episode."""
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit or not any(map(_begins_again, response.payload.values())):
@@ -270,13 +270,13 @@ class Recovery:
     # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """Count an action as lost: the worker has failed since it responded."""
+        """Count an action as lost, because the worker failed after its observation was delivered."""
         entry.ignores_action = False
         self.steps_lost += 1
         self._table.recount()
 
     def take_back(self, entry: Entry) -> None:
-        """Let a worker that was given up take part again, with its whole budget, because a reset was asked for."""
+        """Clear the error of a worker that was given up and restore its whole budget, at a reset."""
         if entry.error is not None:
             entry.error = None
             self._supervisor.forgive(entry.worker_id)
@@ -297,7 +297,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the steps of a worker that were delivered last, by a StepInfo and by batches since then."""
+    """Return the last delivered steps of a worker: its last StepInfo, updated by the batches since then."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:
@@ -313,5 +313,5 @@ def last_steps(entry: Entry) -> Steps:
 
 
 def _begins_again(steps: Any) -> bool:
-    """Return whether some episode ended and its environment plays on."""
+    """Return whether some agent's episode ended and the agent goes on with a new one."""
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())

@@ -1,11 +1,11 @@
-"""``send`` and ``recv``: environments of one agent each, one row per environment.
+"""``send`` and ``recv``, for environments of one agent each: one row per environment.
 
 ::
 
     actions, env_ids ── checked ── grouped by worker ──▶ worker.send
     Batch ◀── one copy per field ── the rows of all ready workers ◀── collect
 
-The rule: a batch exists before any worker that it comes from moves on.
+The rule: a batch is complete before any of its workers gets the next command.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BatchStepper:
     ) -> None:
         self.host: WorkerHost
         self.behavior = "default"
-        """The one behavior, once ``send`` or ``recv`` was called."""
+        """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
         self._n_specs = -1
         """Number of specs at the last look-up of the behavior; -1 before the first."""
@@ -54,9 +54,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Look up the one behavior; UsageError if some environment has more than one agent, or before a reset.
+        """Look up the one behavior. Raises UsageError before a reset, or if an environment has more than one agent.
 
-        Without ``is_begun`` the first observations are the last ones, and show how many agents there are.
+        Without ``is_begun``, the last steps are the first observations, which show the number of agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -76,7 +76,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Make the observations that a reset returned the first batch; UsageError as for ``send``."""
+        """Queue the observations that the reset returned, for ``recv``. Raises UsageError as ``send`` does."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -87,10 +87,10 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of these environments; the first time after a reset ``begin()`` is called before.
+        """Send actions to the workers of these environments, after ``begin()`` if it is the first time after a reset.
 
-        Raises BadAction, before anything is sent, if they do not fit or a worker's response is outstanding, and the
-        error of a worker that was given up.
+        Raises BadAction, before anything is sent, if the actions do not fit or a worker's response is outstanding.
+        Raises the error of a worker that was given up.
         """
         table, host, behavior = self._table, self.host, self.behavior
         if begin is not None or len(table.specs) != self._n_specs:
@@ -101,7 +101,7 @@ class BatchStepper:
         entries, sent = table.entries, []
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
-            if entry.state is not _IDLE and not entry.ignores_action:  # one that ignores it has failed unseen
+            if entry.state is not _IDLE and not entry.ignores_action:  # else it failed unseen
                 entry.require_alive()
                 raise BadAction(
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
@@ -137,7 +137,7 @@ class BatchStepper:
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
-        """Return the next responses of these entries as one batch, as delivered."""
+        """Return the next responses of these entries as one batch, and mark them as delivered."""
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
@@ -174,7 +174,7 @@ class BatchStepper:
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Return the rows of no or several workers as one batch, in env_id order if it has all environments."""
+        """Return the rows of several workers (or of none) as one batch; in env_id order if it has all environments."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
@@ -195,9 +195,9 @@ class BatchStepper:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches that hold the last rows of a worker, oldest first, once ``batch`` with some is delivered.
+    """Return the batches, oldest first, that hold the last row of each of the worker's environments.
 
-    Views among them are copied: they must outlive their memory.
+    ``batch`` is the newest. Views are copied, because the batches are kept longer than their memory is valid.
     """
     kept: list[Batch] = []
     unseen = set(entry.env_ids)

@@ -1,4 +1,4 @@
-"""The state of every worker: one entry each, one enum, one function that assigns it.
+"""The state of every worker: an entry per worker, an enum of states, and one function that assigns them.
 
 ::
 
@@ -7,8 +7,8 @@
                    ▼                            ▼                            ▼
               REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
 
-The rule: a response waits in the outbox of its entry, until all that is made of it exists. At most two wait there: the
-last step, and after it a failure or the first observations of the next generation.
+The rule: a response stays in the outbox of its entry until the StepInfo or batch made of it exists. An outbox has at
+most two: the last step, and after it a failure or the first observations of the next generation.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _MOVES = (
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """1 for each state in which a response is outstanding."""
 _USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
-"""The usual state before each state."""
+"""For each state, the state from which workers usually enter it."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's next generation, from the decision until its first observations are delivered."""
+    """The next generation of a worker, from the decision to replace it until the first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -88,7 +88,7 @@ class Entry:
     """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """Whether to discard the next action: the worker failed after its observation was delivered."""
+    """Whether to discard the next action, because the worker failed after its observation was delivered."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0
@@ -102,7 +102,7 @@ class Entry:
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
-    """Number of steps delivered since the last reset; ``max_lead`` compares it."""
+    """Number of steps delivered since the last reset, which ``max_lead`` limits."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     @property
@@ -117,7 +117,7 @@ class Entry:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the worker failed and is not replaced, also while its error is still to be raised."""
+        """Whether the worker failed and is not replaced. Also true before its error is raised."""
         return self.error is not None
 
     @property
@@ -132,7 +132,7 @@ class Entry:
 
     @property
     def last_responses(self) -> tuple[EnvironmentResponse, ...]:
-        """Responses of the present generation in the outbox, without what a replacement has brought."""
+        """Responses in the outbox, without the first observations of a replacement."""
         return self.outbox[:-1] if self.replacement is not None and self.replacement.has_begun else self.outbox
 
     def stats(self) -> WorkerStats:
@@ -152,12 +152,12 @@ class Entry:
 
 
 class WorkerTable:
-    """The entries of one manager's workers, and the specs that these have reported."""
+    """The entries of one manager's workers, and the specs that their environments have reported."""
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
         self.ready: list[Entry] = []
-        """Entries that are READY, in the order in which they became so."""
+        """READY entries, in the order of arrival."""
         self.n_waiting = 0
         """Number of workers with an outstanding response."""
         self.all_nominal = True
@@ -165,7 +165,7 @@ class WorkerTable:
         self.replacing: list[Entry] = []
         """Entries with a replacement."""
         self.n_changes = 0
-        """Number of times that something else than ordinary steps changed the table."""
+        """Number of changes to the table other than ordinary steps."""
         self.env_steps = 0
         """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
@@ -174,7 +174,7 @@ class WorkerTable:
         """Whether some action or observation is an object, so that sending it may fail."""
         self._slowest = 0
         self._n_slowest = 0
-        """Number of workers with ``_slowest`` steps since the reset; 0 if that is to be counted again."""
+        """Number of workers with ``_slowest`` steps since the reset; 0 if they must be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
         """Add a worker's specs; raise SpecConflict if a behavior has two."""
@@ -202,9 +202,9 @@ class WorkerTable:
     # States.
 
     def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Assign a state to some workers; RuntimeError, and nothing is changed, for a move that makes no sense.
+        """Assign a state to some workers. Raises RuntimeError for an invalid move, and then changes nothing.
 
-        The outbox of each is set before: READY means that it is not empty.
+        Set the outboxes first: READY means that an outbox is not empty.
         """
         usual = _USUAL[to]
         for entry in entries:
@@ -239,7 +239,7 @@ class WorkerTable:
             self.ready.extend(entries)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """Set the responses (two at most) to deliver of a worker next, in this order.
+        """Set the responses (at most two) of a worker that are to be delivered next, in this order.
 
         The first one keeps its turn if it is in the outbox already. Called after every rare change of an entry.
         """
@@ -261,7 +261,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Take the next response of each entry out of its outbox: all that is made of these responses exists."""
+        """Remove the next response of each entry from its outbox. The StepInfos or the batch of these must exist."""
         now_ns = time.monotonic_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
@@ -285,7 +285,7 @@ class WorkerTable:
         self.move(ordinary, _IDLE)
 
     def _advance(self, entry: Entry) -> None:
-        """Take the next response out of the outbox of a worker that has failed or is being replaced."""
+        """Remove the next response from the outbox of a worker that has failed or is being replaced."""
         if entry.is_first_of_generation:
             entry.replacement, entry.ignores_action = None, False
         elif entry.outbox[0].name is CommandName.FAILED:
@@ -311,7 +311,7 @@ class WorkerTable:
         return self._slowest
 
     def begin_counting(self) -> None:
-        """Count the steps since the reset from 0."""
+        """Set ``steps_since_reset`` of every worker to 0."""
         for entry in self.entries:
             entry.steps_since_reset = 0
         self._n_slowest = 0

@@ -1,17 +1,16 @@
-"""The worker process: its end of the connection, the loop that obeys commands, and the end of what it forks.
+"""The worker process: its end of the connection, the loop that obeys commands, and the end of its forks.
 
 ::
 
     helper.run ──▶ main: set-up (signals, output, seeds) ──▶ worker(connection, step queue, factory, worker_id)
 
     worker ─── step ───▶ environment ─── os.fork() ───▶ goes on as the worker
-                                             └────────▶ the fork: what it holds of the transport leads nowhere;
+                                             └────────▶ the fork: its connections to the trainer are cut;
                                                         when it leaves the environment's code, it ends
 
-A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it returns,
-raises or calls ``sys.exit`` where the worker does the same, it would take commands and respond to them too. It ends
-like a script, but without what was registered to be done at the worker's end: ``atexit``, finalizers, ``close`` of the
-environments.
+A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it leaves
+the environment's code (returns, raises or calls ``sys.exit``), it must not take commands as a second worker. It is
+ended like a script, but without the worker's ``atexit`` functions, finalizers and ``close`` of the environments.
 
 The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
 and shared memory belong to the object that it is given (``TrainerConnection``).
@@ -34,7 +33,7 @@ from typing import Any, NoReturn
 import attrs
 import cloudpickle
 import numpy as np
-import numpy.random  # here, so that the helper has it: NumPy loads it late
+import numpy.random  # here, so that the helper loads it: NumPy loads it lazily
 
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
@@ -61,7 +60,7 @@ from envmanager.processes import output
 from envmanager.system.machine import after_fork_in_child
 
 FDS = ("connection", "steps", "memory", "crash")
-"""The descriptors that a worker inherits."""
+"""Names of the descriptors that a worker inherits, in order."""
 _STDERR = 2
 _STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
 
@@ -72,13 +71,13 @@ class TrainerGone(ConnectionError):
 
 @attrs.frozen
 class CannotObey:
-    """The reason why this worker can obey no command, in place of a payload."""
+    """A payload that says why this worker can obey no command."""
 
     reason: Exception
 
 
 class TrainerConnection:
-    """The worker's own connection, and its end of the step pipe."""
+    """The worker's ends of its connection and of the step pipe."""
 
     def __init__(self, fds: Mapping[str, int], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
@@ -102,7 +101,7 @@ class TrainerConnection:
         self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
-        """Set the environments: they are offered rows of the shared memory, and their new specs are sent."""
+        """Set the environments, which write into rows of the shared memory and whose new specs are sent."""
         self._group = group
 
     def cut_off(self) -> None:
@@ -128,7 +127,7 @@ class TrainerConnection:
             return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def _attach(self, layout: BlockLayout) -> None:
-        """Lay arrays over the shared memory, which now has its size. If that fails, every command fails."""
+        """Map the shared memory, which now has its final size. If that fails, every later command fails."""
         if self._group is None:  # the environments could not be made; their steps are failures
             return
         try:
@@ -157,11 +156,11 @@ class TrainerConnection:
         return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
 
     def _try_header(self) -> bool:
-        """Read a header if one is there; return whether it was. A poll is faster than a read that raises."""
+        """Read a header if one has arrived; return whether it had. A poll is faster than a read that raises."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
-        """Read a header, blocking; return True. Raises TrainerGone. Sleeping in the read saves a call."""
+        """Read a header, blocking; return True. Raises TrainerGone. Blocking in the read saves a poll."""
         self._header = self._read(COMMAND.size)
         return True
 
@@ -174,7 +173,7 @@ class TrainerConnection:
     def _read(self, n_bytes: int) -> bytes:
         try:
             data = os.read(self._fd, n_bytes)
-        except ConnectionResetError as error:  # closed with something of ours unread
+        except ConnectionResetError as error:  # the trainer closed it before it read all
             raise TrainerGone from error
         if not data:
             raise TrainerGone
@@ -211,7 +210,7 @@ class TrainerConnection:
             self._n_reported = len(specs)
 
     def _specs_to_send(self) -> BehaviorSpecs | None:
-        """Return all specs if some were not sent yet."""
+        """Return all specs if some were not sent yet, else None."""
         if self._group is None or len(self._group.behavior_specs) == self._n_reported:
             return None
         return dict(self._group.behavior_specs)
@@ -240,8 +239,8 @@ class TrainerConnection:
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
     """Make the environments, then obey commands until "close", or until ``recv`` raises EOFError.
 
-    Responses to "step" go on ``step_queue``, all others on ``parent_conn``; so do "failed" ones, whose payload is an
-    error of this library.
+    Responses to "step" go to ``step_queue``, all others to ``parent_conn``. A failure goes the same way as the
+    response that it replaces: it has the name "failed", and an error of this library as its payload.
     """
     factory = group = failure = None
     try:
@@ -281,7 +280,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         result = COMMANDS[command.name](group, payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
-        raise  # nobody is there to report to
+        raise  # there is no trainer to report to
     except BaseException as error:
         if _is_fork:
             raise
@@ -292,16 +291,16 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
 def main(
     inherited: list[int], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
-    """Run one worker process to its end. It inherits what ``FDS`` names, in this order."""
+    """Run one worker process to its end. ``inherited``: its descriptors, in the order of ``FDS``."""
     fds = dict(zip(FDS, inherited, strict=True))
-    # A Ctrl-C meant for the trainer: the worker obeys the trainer. Ignoring it drops one that is pending.
+    # A Ctrl-C is for the trainer, which ends its workers. Ignoring the signal also drops one that is pending.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     crash_fd = output.enable_crash_report(fds["crash"], worker_id)
-    # All workers have the helper's generators, and would draw the same numbers.
+    # All workers inherit the helper's generators, and would draw the same numbers.
     random.seed(seed)
     np.random.seed(seed % 2**32)
     trainer = TrainerConnection(fds, worker_id, generation, spin_ns)
@@ -315,10 +314,10 @@ def main(
     try:
         worker(trainer, trainer, pickled_env_factory, worker_id)
     except BaseException as error:
-        # What an environment forks comes here too when it leaves the environment's code, and ends.
+        # A process forked by an environment comes here too when it leaves the environment's code.
         if _is_fork:
             _end_fork(None if isinstance(error, TrainerGone) else error)
-        if isinstance(error, TrainerGone):  # it may be noticed here before the life pipe tells
+        if isinstance(error, TrainerGone):  # may be noticed before the life pipe closes
             from envmanager.processes.helper import end_group  # here, because Windows has no helper
 
             end_group()
@@ -330,7 +329,7 @@ def main(
 _is_fork = False
 """Whether this process was forked by an environment."""
 _leave_worker: Callable[[], None] | None = None
-"""Called in each process that is forked from this worker, before anything else."""
+"""Function that each process forked from this worker calls first; None if this is no worker."""
 
 
 def _after_fork_in_child() -> None:
@@ -348,7 +347,7 @@ after_fork_in_child(_after_fork_in_child)
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End this process, which was forked, as a script ends that comes to its end or raises ``error``."""
+    """End this forked process like a script that reaches its end or, if given, raises ``error``."""
     code, text = 1, ""
     try:
         for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""The helper: the one process that a program has beside its workers. It starts, ties and reaps them.
+"""The helper process, one per program. It starts workers, ties their lives to the trainer's, and reaps them.
 
 ::
 
@@ -6,32 +6,32 @@
        ▲                                                         │
        └──── one socket per process: its pid and pidfd, later its exit code
 
-How a process is born: ``starting.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
+How a process starts: ``starting.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
 ``_Helper._start`` forks → ``_become`` turns the fork into what was asked for → ``run`` calls its function. With start
 method "forkserver" the fork goes on with the libraries that the helper has loaded. With "spawn" it executes a new
 Python, and ``run`` is called there. An engine executes its own program.
 
-The helper listens nowhere: it inherits the other end of the trainer's one socket. It is the parent of all that it
-starts: it kills what is left of a process's group and then reaps the process, at once and also while the trainer
-computes. A group's number cannot belong to a stranger while its leader is unreaped. *Lifelines* end all of them when
+The helper listens on no address: it inherits the other end of the trainer's one socket. It is the parent of the
+processes that it starts. As soon as one ends, also while the trainer computes, it kills what is left of its group and
+then reaps it: until a leader is reaped, no foreign group can have its number. *Lifelines* kill all these processes when
 the trainer dies, however it dies::
 
     trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
 
-The trainer holds the write end of one pipe for as long as it lives. A lifeline is its read end, opened again (through
-/proc/self/fd, so that it has an open file description, and so an owner, of its own), for which the kernel was asked to
-send SIGKILL to its owner when the last writer is gone. This needs no thread and no GIL, and works while the process
-sits in native code, ignores SIGTERM or is stopped. PR_SET_PDEATHSIG does not do: it fires when the *thread* that
-started the process ends, and not at all in children of the helper. A worker that crashes loses its line, and an
-environment may close all descriptors or join another group. So the helper holds two more for each process: one for its
-group, one for itself. The kernel keeps the owner by identity, not by number: no process that gets the number later is
-meant. Where the kernel refuses (no /proc, a sandbox without signal-driven input), the helper kills the groups itself,
-and a thread in each worker, which needs the GIL, waits for the same event.
+The trainer holds the write end of one pipe for as long as it lives. A lifeline is the read end of this pipe, opened
+again through /proc/self/fd, so that it has an open file description and an owner (F_SETOWN) of its own. The kernel
+sends SIGKILL (F_SETSIG) to the owner when the last writer is gone. This needs no thread and no GIL, and works while the
+process is in native code, ignores SIGTERM or is stopped. PR_SET_PDEATHSIG is not enough: it fires when the *thread*
+that started the process ends, and not at all in children of the helper. A worker that crashes loses its line, and an
+environment may close all descriptors or join another group. So the helper holds two more lines for each process: one
+for the group, one for the process. The kernel remembers an owner by identity, not by number: a process that gets the
+number later is not killed. Where the kernel refuses (no /proc, a sandbox without signal-driven I/O), the helper kills
+the groups itself, and a thread in each worker, which needs the GIL, waits for the same event.
 
-The rule: the helper runs no code of the user's but imports, and waits for no process that runs any. Its own lifeline is
-older than all that it holds: the kernel sends signals from the newest line to the oldest, and a helper that had to end
-first would drop the others. Only the standard library is imported here, so that a program that needs the helper for
-lifelines alone has it soon.
+The rule: the helper runs no user code except imports, and waits for no process that runs any. It opens its own lifeline
+before all others: the kernel signals from the newest line to the oldest, and a helper that is killed first would drop
+the others. Only the standard library is imported here, so that the helper starts fast for a program that needs only
+lifelines.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from typing import NamedTuple
 RESPONSE = struct.Struct("<q")
 """A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Requests, each followed by the names of modules to import before. Only the last two carry descriptors."""
+"""Requests. Each is followed by the names of modules to import first; FORK and EXECUTE carry descriptors."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
@@ -69,10 +69,10 @@ _exit_code_of_fork: int | None = None
 
 
 class Birth(NamedTuple):
-    """All that a new process needs before its function runs, or before it executes another program."""
+    """Everything that a new process needs before it calls its function or executes another program."""
 
     command: list[str]
-    """The program to execute and its arguments; unused by a fork of the helper."""
+    """Program to execute, with its arguments; unused by a process that goes on as a fork of the helper."""
     is_python: bool
     """Whether arguments for ``run`` are appended to the command."""
     environ: dict[str, str]
@@ -81,7 +81,7 @@ class Birth(NamedTuple):
     path: list[str]
     argv: list[str]
     multiprocessing: tuple[str, bytes, str | None]
-    """The name of the process, the trainer's authkey, and its start method."""
+    """Name of the process, and authkey and start method of the trainer."""
 
 
 class _Child(NamedTuple):
@@ -92,7 +92,7 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until the trainer has gone; in a process that it forks, run what that was forked for."""
+    """Run the helper until the trainer has died; in each process that it forks, call ``run``."""
     atexit.register(_end_fork)  # before all others, so that it runs last
     # A group of its own is enough against a terminal's signals. A session would make Linux share the cores between the
     # trainer and all its workers half and half (autogroup), which doubles the trainer's time for a round of eight.
@@ -109,9 +109,9 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """End a fork of the helper once all has run that was registered for its end.
+    """Exit function (atexit) that ends a fork of the helper at once, after all other exit functions have run.
 
-    Taking apart all modules that it has from the helper would take longer than its start.
+    The usual shutdown frees all modules inherited from the helper, which takes longer than the start of a process.
     """
     if _exit_code_of_fork is not None:
         _flush_output()
@@ -131,13 +131,13 @@ class _Helper:
         self._requests = socket.socket(fileno=requests_fd)
         self._life_fd = life_fd
         self._own_lines: list[int] = []
-        with contextlib.suppress(OSError):  # where the kernel refuses, the end of the life pipe is noticed below
-            # Before any other, because the kernel ends the owner of the oldest line last.
+        with contextlib.suppress(OSError):  # where the kernel refuses, ``serve`` notices the end of the life pipe
+            # Before any other, because the kernel kills the owner of the oldest line last.
             self._own_lines.append(line_for(life_fd, os.getpid()))
         self._children: dict[int, _Child] = {}
-        """The processes that were started and not reaped, by pidfd."""
+        """Processes that were started and not reaped yet, by pidfd."""
         self._awaited: dict[int, int] = {}
-        """The pids of these processes, by the descriptor through which the trainer learns their exit code."""
+        """Pids of these processes by ``response_fd``, the socket that carries the exit code to the trainer."""
         self.born: tuple[int, ...] = ()
         """Arguments for ``run``, in a process that has just been forked; empty in the helper."""
         self._loaded: set[str] = set()
@@ -148,7 +148,7 @@ class _Helper:
         self._poll.register(life_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Obey requests, and reap what ends, until the trainer dies. Return in each process that is forked, too."""
+        """Obey requests and reap children until the trainer dies. Return in each forked process, too."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -166,14 +166,14 @@ class _Helper:
     def _obey(self) -> bool:
         """Obey one request. Return whether this process goes on as the helper."""
         data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
-        if not data:  # the trainer is dying; the life pipe tells when it is dead
+        if not data:  # the trainer is dying; the life pipe closes when it is dead
             self._poll.unregister(self._requests)
             return True
         kind, *modules = data.decode().split()
         self._load(modules)
         if kind == LOAD:
             return True
-        if flags & socket.MSG_CTRUNC or not fds:  # too few descriptors are left; another helper has more
+        if flags & socket.MSG_CTRUNC or not fds:  # no descriptors are left; a new helper has more
             return False
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -202,11 +202,11 @@ class _Helper:
             gc.freeze()  # a collection in a worker then writes to none of the pages that it shares with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork, and return in both processes unless the new one executes a program; OSError when it cannot be."""
+        """Fork. Return in both processes, unless the new one executes a program. Raises OSError if this fails."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # a library's thread, which a worker does without
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which no worker needs
                 pid = os.fork()
         except OSError:
             _close(failure_r, failure_w)
@@ -219,7 +219,7 @@ class _Helper:
             return
         _close(failure_w)
         lines = self._lines_for(pid)
-        failure = os.read(failure_r, RESPONSE.size) if executes else b""  # the end of the pipe says that it could
+        failure = os.read(failure_r, RESPONSE.size) if executes else b""  # empty: exec has closed the pipe
         _close(failure_r)
         try:
             if failure:
@@ -234,13 +234,13 @@ class _Helper:
         self._children[pidfd] = _Child(pid, pidfd, response_fd, lines)
         self._poll.register(pidfd, select.POLLIN)
         self._awaited[response_fd] = pid
-        self._poll.register(response_fd, 0)  # tells when the other end is closed
+        self._poll.register(response_fd, 0)  # reports when the other end is closed
         _respond(response_fd, pid, pidfd)
 
     def _lines_for(self, pid: int) -> list[int]:
-        """Return lifelines for a child's group, and for the child, which may leave the group or lose its own line."""
+        """Return lifelines for a child's group and for the child, which may leave the group or lose its own line."""
         lines: list[int] = []
-        with contextlib.suppress(OSError):  # it has executed a program already, after it has done so itself
+        with contextlib.suppress(OSError):  # the child has executed a program, and did this before
             os.setpgid(pid, pid)
         with contextlib.suppress(OSError):
             for owner in (-pid, pid):
@@ -264,7 +264,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a response to the trainer; return whether it can still get it."""
+    """Send a response to the trainer; return whether that succeeded."""
     try:
         with socket.socket(fileno=os.dup(fd)) as trainer:
             socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -282,11 +282,11 @@ def _close(*fds: int) -> None:
 
 
 VARIABLE = "ENVMANAGER_LIFELINE"
-"""Set to "thread" in the environment, it chooses the thread without asking the kernel."""
+"""Environment variable. With the value ``thread``, a thread in each worker replaces the kernel's lifelines."""
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Open a lifeline for a process, or for a group by its negative number; OSError when the kernel refuses."""
+    """Open a lifeline. ``owner``: a pid, or the negative number of a group. Raises OSError if the kernel refuses."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -301,14 +301,14 @@ def line_for(life_fd: int, owner: int) -> int:
 
 
 def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
-    """Return whether the trainer is gone, after a wait of at most ``timeout_ms``; None: for ever."""
+    """Return whether the trainer has died, after a wait of at most ``timeout_ms`` (None: until it dies)."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
 
 
 def watch(life_fd: int) -> None:
-    """Start a thread that ends this process and its group when the trainer is gone."""
+    """Start a thread that kills this process and its group when the trainer has died."""
 
     def wait_and_end() -> None:
         is_cut(life_fd, timeout_ms=None)
@@ -324,7 +324,7 @@ def end_group() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# In a process that was forked.
+# In the forked process.
 
 
 def _become(
@@ -350,7 +350,7 @@ def _become(
             os.close(life_fd)
         except OSError:
             line, is_tied = life_fd, 0  # a thread waits for it (see run)
-        if is_cut(line):  # the trainer went before the line was aimed
+        if is_cut(line):  # the trainer died before the line was set up
             end_group()
         kept = (data_fd, line, *others)
         if not executes:
@@ -362,7 +362,7 @@ def _become(
             os.set_inheritable(fd, True)
         numbers = map(str, (is_tied, *kept)) if birth.is_python else ()
         for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and an ignored signal stays so
+            signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and exec would keep that
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
         os.execvpe(birth.command[0], [*birth.command, *numbers], environ)
     except BaseException as error:

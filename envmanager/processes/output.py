@@ -4,8 +4,8 @@ With ``log_dir`` each generation of a worker has a log. All workers share one na
 each has a part of its own. So a crash costs no descriptor, blocks on no pipe, and its text is there after the process
 has gone.
 
-The rule: the trainer opens a log, so that one which cannot be used is refused before a process starts; and what was in
-it before is no part of an error.
+The rule: the trainer opens a log, so that an unusable one is refused before a process starts. Text that was in a log
+before that never gets into an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envmanager.system.machine import advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20
-"""More than faulthandler writes for a hundred threads. The file has holes: only what is written takes memory."""
+"""Size of a worker's part: more than faulthandler writes for a hundred threads. The file is sparse."""
 _READ_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 4000
 _STDERR = 2
@@ -28,7 +28,7 @@ _STDERR = 2
 
 @attrs.frozen
 class OutputLog:
-    """The log of one worker process: where it is, and where this process's output begins."""
+    """The log file of one worker process, and the offset at which this process's output begins."""
 
     path: str
     start: int
@@ -36,7 +36,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """The log, and a descriptor to append to it; UsageError when it cannot be written, or not by us alone."""
+        """Return a log and a descriptor to append to it. Raises UsageError if it cannot be written privately."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -50,7 +50,7 @@ class OutputLog:
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
 
     def tail(self) -> str:
-        """The end of what this process wrote; empty when the file is gone or another is in its place."""
+        """Return the end of what this process wrote; empty if the file is gone or was replaced."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -65,14 +65,14 @@ class OutputLog:
 def read_tail(fd: int, start: int) -> str:
     """Return the end of what was written into a file from ``start`` on."""
     size = os.fstat(fd).st_size
-    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # else it was cut short
+    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # if smaller, the file was truncated
     return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
 
 
 def enable_crash_report(fd: int, worker_id: int) -> int:
-    """Let a worker write its stacks into its part of the file when it crashes; return the descriptor for that."""
+    """Let a worker write its stacks into its part of the file when it crashes. Return the descriptor in use."""
     try:
-        # Opened anew, for a position of its own.
+        # Opened again, for a file position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # no /proc: reported on stderr
         own_fd = os.dup(_STDERR)
@@ -89,7 +89,7 @@ def leave_crash_report(own_fd: int) -> None:
 
 
 def take_crash_report(fd: int, worker_id: int) -> str:
-    """Return and erase the report of a worker that has ended; empty when it did not crash. For the trainer."""
+    """Return and erase the report of a worker that has ended; empty if it did not crash. Called by the trainer."""
     start = worker_id * _PART_BYTES
     data = os.pread(fd, _READ_BYTES, start)
     written = data[: data.find(b"\0")] if b"\0" in data else data

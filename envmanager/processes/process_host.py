@@ -35,7 +35,7 @@ from envmanager.system.interrupts import defer_interrupts
 
 
 class ProcessHost(LinkHost[ProcessLink]):
-    """Worker processes, and for ``local_envs`` one local worker in this process, the last."""
+    """A host of worker processes; with ``local_envs`` the last worker is a local one in this process."""
 
     options: ProcessOptions
 
@@ -46,10 +46,10 @@ class ProcessHost(LinkHost[ProcessLink]):
         self._worker_rows: list[SharedRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
-        """All rows of each slot, for behaviors of one agent per environment."""
+        """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """Rewards of those rows by slot and worker: steps with these arrays are written in place."""
-        self.rewrites_arrays = False  # as long as no memory is shared: fakes do not
+        """Reward arrays of these rows, by behavior, slot and worker. A step with such an array was written in place."""
+        self.rewrites_arrays = False  # until memory is shared; fakes share none
 
     def open(self, context: HostContext) -> None:
         self._spin_ns = spin_ns(len(context.entries))
@@ -78,7 +78,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             super()._replace(worker)
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start a worker process; for ``local_envs`` make the local worker, which starts with its first command."""
+        """Start a worker process, or make the local worker, which starts with its first command."""
         entry = self.context.entries[worker_id]
         factory = self.group_factory(entry)
         if worker_id == self._local_id:
@@ -114,7 +114,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        """Lay out the memory that all share."""
+        """Lay out the shared memory and attach all workers to it."""
         if not self._starting:
             return
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
@@ -172,7 +172,5 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().close()
         for local in self._local_workers():
             local.close_quietly()
-        with (
-            defer_interrupts()
-        ):  # the memory goes with its last array, and Python swallows what is raised while it does
+        with defer_interrupts():  # the last array unmaps the memory, and Python swallows errors raised meanwhile
             self._worker_rows, self._whole, self._rewards = [], {}, {}

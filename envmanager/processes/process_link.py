@@ -1,4 +1,4 @@
-"""The manager's side of a worker process, and the poller of all of them.
+"""The manager's link to a worker process, and the poller of all these links.
 
 ::
 
@@ -6,8 +6,8 @@
     worker 1 ──┼── RECORDs ──▶ step pipe ──▶ take / wait ──▶ EnvironmentResponses
     worker 2 ──┘
 
-Actions and observations lie in shared memory where they fit. The rest travels pickled through each worker's own
-connection: then a message takes the place of the record.
+Actions and observations lie in shared memory where they fit. The rest is pickled and sent through each worker's own
+connection; such a step comes as a message instead of a record.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, star
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _READ_SIZE = 256 * RECORD.size
 _DESCRIPTORS_TO_START = 16
-"""More than starting one process takes for a moment: refused before, nothing is left half open."""
+"""Free descriptors required before a start, which needs fewer. So no start fails half-way."""
 
 
 @attrs.frozen(kw_only=True)
 class LaunchPlan(WorkerPlan):
-    """The arguments of the start of a worker process, but for its factory."""
+    """The arguments for the start of a worker process, except its factory."""
 
     seed: int
     start_method: str
@@ -70,7 +70,7 @@ class LaunchPlan(WorkerPlan):
 def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, OutputLog | None]:
     """Start the process; return it, our end of its connection, and its log.
 
-    TimeoutError when it cannot be started in ``start_s``; WorkerError when it cannot be started at all.
+    Raises TimeoutError after ``start_s``, and WorkerError if the process cannot be started.
     """
     descriptors.require_room(_DESCRIPTORS_TO_START)
     descriptors.open_standard()  # the trainer may have closed some since the last start
@@ -98,8 +98,8 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
                 return process, fd, log
             except BaseException as error:
                 descriptors.close(fd)
-                # Once more, with a new helper and another connection: a worker that the old one has forked all the
-                # same notices that the other end of its own is closed, and ends.
+                # Try once more, with a new helper and another connection. If the old helper has forked a worker
+                # nevertheless, that worker finds its connection closed and ends.
                 if is_second or not isinstance(error, HelperGone):
                     raise
                 is_second = True
@@ -139,17 +139,17 @@ class ProcessLink(Link):
             super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step by the shortest way. Only where interrupts are deferred."""
+        """Send a step on the fast path. The caller has deferred interrupts."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._step_s
         ticket = self.ticket + 1
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
-        self.ticket = self.step_ticket = ticket  # not before there was memory for the message
+        self.ticket = self.step_ticket = ticket  # after the message is made, which may run out of memory
         try:
             n_written = os.write(self.channel.fd, message)
-        except OSError:  # full, or gone
+        except OSError:  # the socket is full, or the worker gone
             n_written = 0
         if n_written < len(message):
             self.channel.push(message[n_written:], deadline)
@@ -157,7 +157,7 @@ class ProcessLink(Link):
         self._await(_STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
-        """Use the shared memory from now on."""
+        """Send and receive steps through these rows of the shared memory from now on."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
         data = pickle.dumps(worker_rows.layout)
@@ -168,7 +168,7 @@ class ProcessLink(Link):
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
         """Attach a replacement to the memory and reset it, once it has started.
 
-        ``slot`` is that of the other workers: in step with them, its rows and theirs make one view again.
+        ``slot`` is the last slot of the other workers. From there on, all workers' rows are one view again.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
@@ -185,7 +185,7 @@ class ProcessLink(Link):
         """Return the end of its log, and the report of a crash in native code."""
         log = "" if self._log is None else self._log.tail()
         report = ""
-        if descriptors.is_registered(self._plan.crash_fd):  # else close() came meanwhile
+        if descriptors.is_registered(self._plan.crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):
                 report = take_crash_report(self._plan.crash_fd, self.worker_id)
         return "\n".join(filter(None, [log, report]))

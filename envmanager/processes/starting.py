@@ -1,7 +1,7 @@
 """Starts processes through the helper, without importing the user's main module in them.
 
-What a process is to do is written to a file in memory, which it inherits: one that is stopped, or that ends before it
-has read all, keeps nobody waiting. The way of a start from here on is told in ``helper``.
+The function of a process and its arguments are written to a file in memory that the process inherits. So the trainer
+does not block if the process is stopped or ends before it has read them. ``helper`` describes the rest of a start.
 
 The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
 because closing it kills. A process that the user's code forks has neither; it makes its own when it needs them.
@@ -39,17 +39,17 @@ PRELOADABLE = {
     "ale_py": "ale_py",
     "cv2": "cv2",
 }
-"""Modules that the helper imports before a fork besides a worker's own, each if the trainer has loaded its key."""
+"""Modules that the helper also imports before it forks a worker, each if the trainer has imported its key."""
 _REAP_S = 1.0
 """Longest wait, in seconds, for the pidfd of a process that was killed, and then for the report of its exit code."""
 _LOOK_EVERY_S = 0.5
-"""Time in seconds after which a helper that does not respond is looked at: it may have ended, or be stopped."""
+"""Seconds between checks whether a helper that does not respond has ended or is stopped."""
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
 )
-"""Options of Python that its own children get too, with their names in ``sys.flags``; safe_path is new in 3.11."""
+"""Options of Python to pass on to new processes, with their names in ``sys.flags``; safe_path is new in 3.11."""
 
 
 class HelperGone(OSError):
@@ -63,7 +63,7 @@ class Helper:
     """The trainer's side of one helper process. It ends with this process, or by ``stop``."""
 
     def __init__(self, life_fd: int) -> None:
-        """Start it, and do not wait for it."""
+        """Start the helper, without waiting for it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs, blocked_in_children():
@@ -76,13 +76,13 @@ class Helper:
         except BaseException:
             ours.close()
             raise
-        process.returncode = 0  # it is reaped here, so its object must not
+        process.returncode = 0  # this class reaps it, so the Popen object must not
         self.pid = process.pid
         self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
         self._is_stopped = False
 
     def responds(self) -> bool:
-        """Return whether it is there, and not stopped by a signal."""
+        """Return whether the helper is running, and not stopped by a signal."""
         if self._is_stopped:
             return False
         try:
@@ -92,17 +92,17 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request, without a wait; the other end of the first descriptor brings the response."""
+        """Send a request without blocking, or raise HelperGone. The response comes to the other end of ``fds[0]``."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
             with socket.socket(fileno=os.dup(self._fd)) as requests:
                 socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except (BlockingIOError, ConnectionError) as error:  # it has read none of the last hundred, or has ended
+        except (BlockingIOError, ConnectionError) as error:  # the queue of requests is full, or the helper has ended
             raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
-        """Wait until ``fd`` can be read; HelperGone when the helper cannot respond, TimeoutError at the deadline."""
+        """Wait until ``fd`` is readable. Raises HelperGone if the helper is gone, TimeoutError at the deadline."""
         while True:
             left_s = deadline - time.monotonic()
             with allow_interrupts():
@@ -115,7 +115,7 @@ class Helper:
                 raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
 
     def stop(self) -> None:
-        """Kill it and give back what it took; what it started lives on. Twice does no harm."""
+        """Kill and reap the helper and close its descriptors. Its children live on. A second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -133,7 +133,7 @@ _helper: Helper | None = None
 
 
 def _forget_helper() -> None:
-    """Forget helper and life pipe in a process that the user's code has forked: they are its parent's."""
+    """Forget helper and life pipe in a process that user code has forked: they belong to the parent."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
 
@@ -142,7 +142,7 @@ after_fork_in_child(_forget_helper)
 
 
 def find_helper() -> Helper:
-    """Return the helper; start one if there is none that responds."""
+    """Return the helper. Start a new one if there is none or it does not respond."""
     global _life_fds, _helper
     with _lock:
         if _life_fds is None:
@@ -165,7 +165,7 @@ class Process:
     """A process that was started through the helper: its pid, a pidfd for its death, and how it ended."""
 
     def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
-        """Start it. TimeoutError when it is not there by the deadline, another OSError when it cannot be."""
+        """Start the process. Raises TimeoutError at the deadline, another OSError if it cannot be started."""
         modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
@@ -187,7 +187,7 @@ class Process:
                 self._helper = find_helper()
                 try:
                     self._helper.ask(request, [theirs.fileno(), *fds])
-                except HelperGone:  # it was ending, and has not read this; another is asked
+                except HelperGone:  # it was ending, and has not read this: ask a new one
                     self._helper.stop()
                     self._helper = find_helper()
                     self._helper.ask(request, [theirs.fileno(), *fds])
@@ -197,7 +197,7 @@ class Process:
                 if not data:
                     raise HelperGone
             except (HelperGone, TimeoutError):
-                self._helper.stop()  # its children live on; another is started when it is needed
+                self._helper.stop()  # its children live on; the next start makes a new helper
                 raise
             (self.pid,) = RESPONSE.unpack(data)
             if self.pid < 0:
@@ -208,13 +208,13 @@ class Process:
             self.pidfd, self._response_fd = register(received[0]), register(ours.detach())
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process; nothing happens when it is gone. What it has started ends when it does."""
+        """Send a signal to the process, unless it has ended. What it has started is killed when it ends."""
         if not self._is_released:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """Return how long it has waited for a free core since it began; 0 if the kernel does not report it."""
+        """Return how long (ns) the process has waited for a free core so far; 0 if the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb") as file:
                 _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns
@@ -223,11 +223,11 @@ class Process:
         return int(waited_ns)
 
     def state_name(self) -> str:
-        """Return the state of its main thread: running, asleep, stopped; "unknown" where /proc does not tell."""
+        """Return the state of its main thread: running, asleep, stopped, …; "unknown" without /proc."""
         return _STATES.get(state_of(self.pid), "unknown")
 
     def exit_name(self) -> str:
-        """Return how it ended, by name: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` when the helper cannot tell."""
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the helper cannot report it."""
         self._await_reaping()
         code = self._exit_code
         if code is None:
@@ -240,7 +240,7 @@ class Process:
         return f"EXIT({code})"
 
     def _await_reaping(self) -> None:
-        """Let the helper reap a process that has ended or is about to; without the helper, end its group here."""
+        """Let the helper reap a process that has ended or is about to. Without a helper, kill the group here."""
         if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
             return
         timeout_s = _REAP_S if self._helper.responds() else 0.0
@@ -248,12 +248,12 @@ class Process:
         if len(data) == RESPONSE.size:
             (self._exit_code,) = RESPONSE.unpack(data)
         elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
-            # The kernel gives nobody the number of a group that has members: a living process with it leads another.
+            # While a group has members, its number is not reused: a living process with it would lead another group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Give back its descriptors and its entry in the process table. A second time does nothing."""
+        """Close its descriptors and wait until it is reaped. A second call does nothing."""
         self._await_reaping()
         self._is_released = True
         descriptors.close(self.pidfd)
@@ -271,10 +271,10 @@ def start(
     environ: Mapping[str, str] = os.environ,
     deadline: float = math.inf,
 ) -> Process:
-    """Start a Python process that calls ``function(fds, *arguments)`` with SIGINT blocked; its name is "module:name".
+    """Start a Python process that calls ``function(fds, *arguments)`` ("module:name") with SIGINT blocked.
 
-    ``fds`` are there under other numbers. ``output`` becomes its standard output and error output. TimeoutError when it
-    is not there by the deadline, another OSError when it cannot be started.
+    ``fds`` get other numbers there. ``output``: descriptors for its standard output and standard error. Raises
+    TimeoutError at the deadline, another OSError if the process cannot be started.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
     own = multiprocessing.current_process()
@@ -294,13 +294,13 @@ def start(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
-    """Start another program, on these cores, with SIGINT blocked. OSError when it cannot be started."""
+    """Start another program, on these cores, with SIGINT blocked. Raises OSError if that fails."""
     birth = Birth(list(command), False, dict(environ), os.getcwd(), cores, [], [], ("", b"", None))
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)
 
 
 def _python(imports: str) -> list[str]:
-    """Return a command that calls a function of this package, in a Python like this one, with appended numbers."""
+    """Return a command that calls a function of this package in a Python like this one. Append int arguments to it."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

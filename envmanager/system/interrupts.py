@@ -3,7 +3,7 @@
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the response was read" and
 "the response was kept". Blocking the signal for the thread does not help: the kernel then delivers it to another one,
 and Python still runs the handler in the main thread. So we install a handler: while a counter is above 0 it notes the
-interrupt, else it calls the handler that it found.
+interrupt, else it calls the handler that it replaced.
 
 ::
 
@@ -67,7 +67,7 @@ class _State:
         self.managers: dict[int, weakref.ref[object]] = {}
         """The open managers, by id."""
         self.found_another = False
-        """Whether the handler that was found is not Python's own."""
+        """Whether the handler that ours replaced is not Python's own."""
         self.pythons_c_handler: Any = None
 
 
@@ -77,7 +77,7 @@ _levels = [0]
 
 
 class _Handler:
-    """Notes an interrupt, or passes it to the handler that was found."""
+    """A handler of SIGINT that notes an interrupt, or passes it to the handler that it replaced."""
 
     __slots__ = ("found",)
 
@@ -98,7 +98,7 @@ class _Handler:
 
 
 def _take_over() -> None:
-    """Replace the handler in place by ours, unless it is not a handler in Python: the default, none, or one in C."""
+    """Replace the present handler by ours if it is a Python function (not the default, none, or one in C)."""
     found = _get_handler(_SIGINT)
     if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
         _state.found_another = found is not signal.default_int_handler
@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return what the kernel calls for any handler of Python's, learnt from an unused signal; None if all are used."""
+    """Return the C function that the kernel calls for any Python handler; None if no unused signal reveals it."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -119,7 +119,7 @@ def _learn_pythons_c_handler() -> Any:
 
 
 def _go_away() -> None:
-    """Restore the handler that was found."""
+    """Restore the handler that ours replaced."""
     ours = _get_handler(_SIGINT)
     if ours.__class__ is not _Handler:
         return
@@ -172,7 +172,7 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""``begin_deferring`` and ``end_deferring`` in line, for the bracket of a call: calling them takes long."""
+"""Parts of ``begin_deferring`` and ``end_deferring``, which ``kernel.calls`` repeats in line to save calls."""
 
 
 class defer_interrupts:  # noqa: N801  (used like a function)
@@ -214,8 +214,8 @@ class allow_interrupts:  # noqa: N801
 def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.
 
-    It ends too when the manager is garbage. After the last manager, the next ``defer_interrupts`` block removes the
-    handler.
+    Garbage collection of the manager ends it, too. After the last manager, the next ``defer_interrupts`` block removes
+    the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
@@ -223,7 +223,7 @@ def keep_handler_for(manager: object) -> Callable[[], Any]:
 
 
 def _after_fork_in_child() -> None:
-    """Make the thread that forked the main one; the blocks of other threads have ended."""
+    """Treat the thread that forked as the main thread. Other threads and their blocks do not exist in the child."""
     if _thread() != _state.main_thread:
         _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]

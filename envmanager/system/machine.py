@@ -1,6 +1,6 @@
-"""The machine under this process: its processes and cores, files that only their owner can read, and what it refuses.
+"""The machine: its processes and cores, files that only their owner can read, and advice on errors of the system.
 
-The rule: standard library only, because ``benchmarks`` imports it in interpreters of other libraries too.
+The rule: standard library only, because ``benchmarks`` imports it in interpreters of other libraries, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process, zombies too; none when it has ended, or without /proc."""
+    """Return the children of all threads of a process, zombies too. Empty if it has ended, or without /proc."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has ended meanwhile
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -29,7 +29,7 @@ def children_of(pid: int) -> list[int]:
 def descendants(pid: int) -> list[int]:
     """Return all processes below ``pid``, each after its parent."""
     found = children_of(pid)
-    for child in found:  # it grows meanwhile
+    for child in found:  # the loop itself extends the list
         found += children_of(child)
     return found
 
@@ -56,8 +56,8 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 def count_cores() -> int:
     """Return how many cores this process and its children may keep busy: at least 1; a part of a core counts as one.
 
-    The affinity counts and, in a container, the share of time that a cgroup allows: the process's own or one around it,
-    in version 2 of cgroups as in version 1.
+    The limits are the affinity and, in a container, the CPU quotas of the process's cgroup and of those around it, in
+    version 1 or 2 of cgroups.
     """
     try:
         allowed = len(os.sched_getaffinity(0))
@@ -76,12 +76,12 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup, and of the cgroups around it, that may limit its time.
 
-    Some may not exist: a container may mount its own group alone, whatever path that has outside.
+    Some may not exist: a container may mount only its own group, whose path differs outside.
     """
     try:
         lines = OWN_CGROUP.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        lines = ["0::/", "1:cpu:/"]  # no /proc: what is mounted must do
+        lines = ["0::/", "1:cpu:/"]  # no /proc: try the usual mounts
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
@@ -98,7 +98,7 @@ def _cgroups() -> Iterator[Path]:
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words of a file; none when it cannot be read."""
+    """Return the words of a file; an empty list if it cannot be read."""
     try:
         return path.read_text().split()
     except (OSError, UnicodeDecodeError):
@@ -106,7 +106,7 @@ def _words(path: Path) -> list[str]:
 
 
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags with which no link is followed and no child inherits the file; Windows has neither, and needs neither."""
+"""Flags to follow no symbolic link and let no child inherit the file. Windows has neither, and needs neither."""
 
 
 _ONLY_OWNER = 0o600
@@ -116,7 +116,7 @@ _ONLY_OWNER = 0o600
 def open_privately(path: str, flags: int) -> int:
     """Return a descriptor of the file ``path`` with mode 0600. It fits ``open(path, mode, opener=open_privately)``.
 
-    Raises OSError, whose ``strerror`` is for people, also for a symbolic link.
+    Raises OSError, whose ``strerror`` is for the user, also for a symbolic link.
     """
     try:
         # O_NONBLOCK: opening a pipe without a reader must not block.
@@ -151,7 +151,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about an OSError; an empty text where its number does not tell the reason."""
+    """Return what to do about an OSError; an empty text if its errno does not tell."""
     number = getattr(error, "errno", None) or 0
     if number == errno.ENOENT:
         try:
@@ -162,7 +162,7 @@ def advice(error: BaseException) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return ``path`` as an absolute one; UsageError when it needs a working directory that has been removed."""
+    """Return the absolute ``path``. Raises UsageError if that needs a working directory that was removed."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:
