@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``; the i-th of these reads row i of its actions and writes row i."""
+        """Step all environments, or those at ``rows``: the i-th of these reads row i of ``actions`` and is row i."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:

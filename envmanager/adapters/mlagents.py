@@ -120,7 +120,7 @@ class MlagentsEnvironment(Environment):
                 self._parameters.set_float_parameter(name, float(value))
 
     def _first_steps(self) -> dict[str, AgentSteps]:
-        """Return the steps after a reset, with rows of the agents that need an action; agents that ended are omitted."""
+        """Return the steps after a reset. Their rows are the agents that need an action, without any that ended."""
         self._learn_specs()
         steps = {}
         for behavior, spec in self._specs.items():

@@ -235,7 +235,7 @@ class StepTime(NamedTuple):
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return a StepTime. Its wall time is ``wall_ns`` less the wait for a core, but not below the processor time."""
+        """Return a StepTime whose wall time is without the wait for a core, but not below the processor time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:

@@ -206,7 +206,7 @@ class ActorPoller(Poller[ActorLink]):
     def __init__(self) -> None:
         super().__init__()
         self.n_wanted = 1
-        """Number of steps after which to wake the trainer, not one by one, since it and Ray's threads delay each other."""
+        """Number of steps after which to wake the trainer. Each wakeup costs time that Ray's threads need."""
         self.answers_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         """Eventfd that is readable when answers are queued."""
         self.epoll.register(self.answers_fd, select.EPOLLIN)
