@@ -68,7 +68,7 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. ``failure``: the failure that ended it, in call ``failed_in``."""
+    """The data of one reset and the steps after it. ``failure`` in call ``failed_in`` ended them early."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)

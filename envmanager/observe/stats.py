@@ -99,7 +99,7 @@ class ManagerStats:
     steps_lost: int = 0
     """Number of worker steps that were sent and never delivered, because the worker failed."""
     wait_share: float = 0.0
-    """Share of the time in which the trainer waited for steps or, if all is in one process, environments stepped."""
+    """Share of the time in which the trainer waited for steps. In process, that in which environments stepped."""
     placement: str = ""
     """Placement that a probe chose, and the reason; empty unless ``"auto"`` was asked for."""
     in_process: bool = False

@@ -56,7 +56,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """An error for an environment that ended its probe. The text says in which call, ``error`` how."""
+    """Raised when an environment has ended its probe. The text names the call that failed; ``error`` is the failure."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
