@@ -91,7 +91,7 @@ class GymnasiumEnvironment(EnvGroup):
         return self._envs[0]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``. Its views are stored in it and used again."""
+        """Write the next steps into ``buffer``. Views of its rows are kept in ``buffer.views`` and reused."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
             views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``: the i-th of these reads row i of ``actions`` and is row i."""
+        """Step all environments, or those at ``rows``, the i-th of which reads row i of actions and writes row i."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -279,7 +279,7 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
             if is_float and is_short and not casting.strict and casting.on_cast is None:
                 try:
                     views[0][...] = obs
-                    if math.isfinite(sum(views[0].tolist())):  # rounding has made no number infinite
+                    if math.isfinite(sum(views[0].tolist())):  # all numbers are finite after rounding
                         return
                 except (FloatingPointError, RuntimeWarning):  # if NumPy is set to raise them
                     pass

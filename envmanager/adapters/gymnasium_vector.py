@@ -48,7 +48,8 @@ class VectorEnvironment(Environment):
     """The M sub-environments of a VectorEnv, as agents 0 … M-1 of behavior ``"default"``.
 
     Gymnasium's SyncVectorEnv and AsyncVectorEnv receive M independent seeds, derived from the seed; other classes
-    receive the seed itself. In NEXT_STEP mode ``reset_info`` is empty; the info of a restart comes with the first step.
+    receive the seed itself. In NEXT_STEP mode, unless all episodes end at once, ``reset_info`` is empty, and the info
+    of a restart comes with the next step.
     """
 
     def __init__(self, vector_env: Any) -> None:

@@ -192,7 +192,7 @@ _FOR_DEVELOPERS = ("test", "docs", "dev", "all")
 
 
 def _extra_with(library: str) -> str | None:
-    """Return the first extra of this package that installs a library of this name."""
+    """Return the first extra of this package that installs ``library``; None without one."""
     try:
         requirements = metadata.requires("envmanager") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

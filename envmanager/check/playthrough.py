@@ -68,7 +68,7 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. ``failure`` in call ``failed_in`` ended them early."""
+    """The data of one reset and the steps after it. A ``failure`` in the call ``failed_in`` ended these early."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)

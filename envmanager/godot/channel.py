@@ -34,7 +34,7 @@ class EngineChannel(Channel):
         self.on_aside: Callable[[Frame, int], None]
         """Callback for a note or busy frame, which answers no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
-        """Callback for the moment when the engine has closed the connection."""
+        """Callback that is called when the engine has closed the connection."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
         """Commands to send once the engine has connected."""

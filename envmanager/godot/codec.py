@@ -114,7 +114,7 @@ class StepsDecoder:
         self._distinct: list[_Rows] = []
         """Rows of each section of the last frame. They were checked: no agent occurs twice."""
         self._plain: PlainFrame | None = None
-        """Fast reader of frames with these rows; None until a frame was read that allows it."""
+        """Fast reader of frames with the rows of the last frame; None until a plain frame with them was read."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
         """Return the steps in the body of a steps frame. If it raises BadFrame, the decoder has not changed.
@@ -247,7 +247,7 @@ class _Section:
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
     def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Set ``terminated``, ``truncated`` and ``acting`` from the bits. Raises BadFrame if the flags contradict."""
+        """Split the bits into arrays of bools. Raises BadFrame if the section's flags contradict the bits."""
         n, flags = len(bits), self.flags
         self.n_acting = n
         if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always

@@ -32,7 +32,7 @@ class EngineDecoder:
         self.error: EngineError | None = None
         """Last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
-        """Arenas that must each return a value to the last call."""
+        """Arenas that the last call addresses; its answer has one value for each."""
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
@@ -43,7 +43,7 @@ class EngineDecoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked``. Raises BadFrame if the message does not answer that."""
+        """Return the response to the command ``asked``. Raises BadFrame if ``message`` cannot be its answer."""
         if message.code == Kind.ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
@@ -93,9 +93,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Return the environments with bad numbers in the first array that has any, and the mismatch; else None.
+    """Find the first array with numbers that are infinite, NaN or out of bounds.
 
-    A number is bad if it is not finite or out of its bounds.
+    Return the environments that have such numbers in it, and the mismatch; None if all numbers fit.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

@@ -30,7 +30,7 @@ from envmanager.system.machine import count_cores
 LONG_SPIN_NS = 1_000_000
 """Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
 _ENGINE_SEEDS = 2**31
-"""Offset of the ids, above all env_ids, for engines' own seeds, which apply until the first reset with a seed."""
+"""Offset of worker_ids, above all env_ids, in the derivation of engines' own seeds, for draws before any reset."""
 
 
 def engines_may_spin(n_engines: int) -> bool:

@@ -212,7 +212,7 @@ class EngineLink(Link):
             if self.awaited is not None:
                 self.due_at = max(self.due_at, until)
 
-    # Release, and the evidence after it.
+    # Release, and the output as evidence.
 
     def release(self) -> None:
         super().release()

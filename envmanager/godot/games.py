@@ -108,7 +108,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of an installed engine, known by its file name; prefer 4. None without an engine."""
+    """Return the major version of an installed engine, judged by its file name, or None. Godot 4 is preferred."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         return 3 if "3" in os.path.basename(given) else 4
@@ -209,7 +209,7 @@ def copy_demo(name: str, major: int, to: Path | str) -> Path:
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Create a game to start from, with an arena, an agent and the addon, titled as its folder; return the folder."""
+    """Create a game to start from, named after its folder, with an arena, an agent and the addon; return the folder."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

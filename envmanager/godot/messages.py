@@ -119,7 +119,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has one seed for each of ``arenas``; None stands for all arenas.
+    """Return the body of a reset frame. ``seeds`` has a seed for each of ``arenas``, or for each arena if that is None.
 
     Raises ValueError or TypeError for options that are not JSON values.
     """

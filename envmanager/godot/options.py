@@ -52,7 +52,7 @@ class EngineOptions:
     ``window``: whether to show the game. ``shown``: number of arenas visible in the window. ``isolate``: whether each
     arena has its own physics world, so that results do not depend on the number of arenas. ``pin``: whether each engine
     is bound to one core. ``user_data``: "private" gives each engine a temporary folder for ``user://``; or "shared".
-    ``parameters``: defaults of the reset options. ``max_frame_mb``: the largest step, in MiB. ``attach``: address at
+    ``parameters``: defaults of reset options. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at
     which to wait for a game that the user plays in the editor; no engine is started then.
     """
 

@@ -95,7 +95,7 @@ class WorkerTimes:
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. The worker was idle before it started."""
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Before that step the worker was idle."""
         began_ns = ended_ns - busy_ns
         if began_ns > self.ended_ns > 0:
             self.idle_ns += began_ns - self.ended_ns

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
-    ``options`` are those of SubprocessEnvManager. If ``n_workers`` is a number and processes are chosen, there are that
-    many. ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,
+    ``options`` are those of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
+    ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,
     ``stats().placement`` says what was chosen and why. The probe raises the same errors as the constructors.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)

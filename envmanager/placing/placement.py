@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def busy_share(self) -> float:
-        """Share of a step in which it computes; in the rest it sleeps or waits for another program."""
+        """Share of a step in which the environment computes; in the rest it sleeps or waits for another program."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
 
 
@@ -67,7 +67,7 @@ HERE_COUNTS = 1.02
 """Factor on the time of a round in this process, because nothing protects the trainer from a crash or a hang."""
 
 SHARED_COUNTS = 1.12
-"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for the others."""
+"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for other workers."""
 
 AS_GOOD = 1.05
 """Factor on the least time. Numbers of workers within it count as equally good, as the model is no more precise."""

@@ -47,7 +47,7 @@ PROBE_S = 0.5
 MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
-"""Share of the first steps that does not count: they import, allocate and fill caches."""
+"""Share of the steps, at the beginning, that is not counted, because they import, allocate and fill caches."""
 N_MESSAGES = 50
 """Number of round trips measured. The fastest counts, since on a busy machine others include waits for a core."""
 
@@ -96,8 +96,8 @@ def place(
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
     """Measure the first environment of ``env_factory`` in a worker process, which then ends; return its Probe.
 
-    Raises ProbeEnded if the reset or a step ends that process or takes too long, and the WorkerError if the environment
-    cannot be made. If it raises, raises its error, or ProbeEnded if ``options.restarts`` treats that as a failure.
+    Raises ProbeEnded if the reset or a step ends that process or takes too long, and WorkerError if the environment
+    cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
@@ -159,8 +159,8 @@ class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end ``probe`` is the
-    result, and further steps do nothing. This division tells the trainer whether the reset or a step failed, and about
-    how many steps preceded a crash.
+    result, and further steps do nothing. So the trainer can tell whether the reset or a step failed, and about how many
+    steps preceded a crash.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))

@@ -1,7 +1,7 @@
 """Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
 The rule: no other module of this folder imports Ray, and this one uses only Ray's public API. It schedules nothing: Ray
-decides where actors run, and when a node counts as lost.
+decides where actors run, and what the loss of a node ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def connect(options: ClusterOptions) -> None:
         raise UsageError(f"runtime_env or address cannot be used: {error}") from error
     _environments[ray.get_runtime_context().get_job_id()] = dict(runtime_env or {})
     if callable(before) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray has replaced it
+        signal.signal(signal.SIGTERM, before)  # Ray has replaced the handler
 
 
 def n_cpus() -> int:
