@@ -4,8 +4,8 @@
 
     Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
-Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, to the byte, but slower,
-since the emulator draws every frame in colour, although only two of four are needed, in gray.
+Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
+slower, because the emulator then draws all frames in colour; here it draws two of four, in gray.
 
 The rule: the same seeds and actions give the same episodes as those wrappers.
 """
@@ -31,8 +31,8 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     """An Atari game; ``game`` is its name, such as ``"Pong"``.
 
     Observations are uint8[stack, size, size], the newest frame last; actions are the game's own set. A reset takes 1 to
-    ``noop_max`` no-op frames. ``clip_rewards``: a reward is its sign. ``terminal_on_life_loss``: a lost life ends the
-    episode, as is common in training. One environment uses one thread.
+    ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign. ``terminal_on_life_loss``:
+    whether a lost life ends the episode, as is common in training. One environment uses one thread.
     """
 
     def __init__(

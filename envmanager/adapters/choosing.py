@@ -35,7 +35,7 @@ ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environmen
 
 
 def _aec_advice(env: Any) -> str:
-    """PettingZoo's ``aec_to_parallel`` refuses environments whose agents take turns."""
+    """Return advice that names a conversion: ``aec_to_parallel`` refuses environments whose agents take turns."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -74,11 +74,11 @@ def as_environment(subject: Any) -> Environment:
 
 
 _INWARDS = ("subject", "unwrapped", "env")
-"""Attributes in which wrappers keep the wrapped object: in this library, in Gymnasium and PettingZoo, in others."""
+"""Attributes in which wrappers of this library, of Gymnasium and PettingZoo, and of others keep the wrapped object."""
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Other wrapped objects do not count; they may be shared on purpose."""
+    """Return the environment inside all wrappers. Wrapped objects of other kinds are ignored: they may be shared."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
@@ -101,7 +101,7 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster one."""
+    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster kind of group."""
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(
             "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."

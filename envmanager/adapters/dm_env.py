@@ -39,9 +39,8 @@ BEHAVIOR = "default"
 class DmEnvironment(Environment):
     """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs become tuples in observations.
 
-    dm_env has no seeds and no options. A seed is passed to the environment's ``seed`` method if it has one, or to the
-    random state of a dm_control environment; else ``reset`` warns. Use ``context.seed`` in the factory of such an
-    environment.
+    dm_env has no seeds and no options. ``reset`` passes its seed to the environment's ``seed`` method, or to the random
+    state of a dm_control environment. If there is neither, ``reset`` warns: use ``context.seed`` in the factory then.
     """
 
     def __init__(self, env: Any) -> None:
@@ -128,7 +127,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """Return a tree of dm_env specs as a tree of ArraySpec. Texts are leaves of objects."""
+    """Convert a tree of dm_env specs to a tree of ArraySpec. A spec of texts becomes a leaf of objects."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):

@@ -80,7 +80,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether the factory has one required positional parameter, or one annotated as EnvContext."""
+    """Return whether the factory requires one positional parameter, or has a first one annotated as EnvContext."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

@@ -1,7 +1,7 @@
 """Adapter for Gymnasium environments. All environments of one worker form a group that writes into its arrays.
 
-Most users' environment steps are taken here. Views of rows, readers of actions and the expected dtypes and shapes are
-therefore made once; a step only compares and assigns.
+Most users' environments are stepped by this module. Views of rows, readers of actions, and the expected dtypes and
+shapes are therefore made once; a step only compares and assigns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envmanager.environment import EnvGroup
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
-"""``(views of one row's leaves, observation, casting)``: check the observation and copy it into the views."""
+"""Function ``(views of one row's leaves, observation, casting)``: checks the observation and copies it to the views."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -91,7 +91,7 @@ class GymnasiumEnvironment(EnvGroup):
         return self._envs[0]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``. Its views are stored in it and used again."""
+        """Write the next steps into ``buffer``. Views of its rows are kept in ``buffer.views`` and reused."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
             views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``: the i-th of them reads row i of its actions and writes row i."""
+        """Step all environments, or those at ``rows``, the i-th of which reads row i of actions and writes row i."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -122,7 +122,7 @@ class GymnasiumEnvironment(EnvGroup):
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         infos: list[Any] = []
         ended: list[Any] = []  # the reset infos of the environments whose episode ended
-        out.terminated[:] = out.truncated[:] = out.no_flags  # the same memory also receives copied steps of some rows
+        out.terminated[:] = out.truncated[:] = out.no_flags  # cleared, because other steps may have been copied here
         row = 0
         try:
             known = self._known_actions
@@ -137,7 +137,7 @@ class GymnasiumEnvironment(EnvGroup):
                     reward = self._number(reward, "reward", self.casting)
                 try:
                     rewards[row] = reward
-                except ValueError:  # an int beyond all floats, which NumPy names
+                except ValueError:  # an int too large for a float; NumPy's error says so
                     out.steps.reward[row] = reward
                 if (terminated is not False or truncated is not False) and self._has_ended(
                     out, row, terminated, truncated
@@ -147,7 +147,7 @@ class GymnasiumEnvironment(EnvGroup):
                 elif obs.__class__ is plain_class:
                     try:
                         plain_obs[place] = obs
-                    except ValueError:  # another dtype or shape, which these environments will show again
+                    except ValueError:  # another dtype or shape, as in the steps to come
                         plain_class = out.plain_class = None
                         write_obs(out.obs[row], obs, self.casting)
                 else:
@@ -207,7 +207,7 @@ class GymnasiumEnvironment(EnvGroup):
 
 
 class _BufferViews:
-    """A RowBuffer with views of each row's leaves. Making a view for each assignment takes three times as long."""
+    """A RowBuffer with views of each row's leaves. Making a view in each assignment would take three times as long."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
         """``is_plain``: observations are arrays of numbers whose values need no check."""
@@ -218,15 +218,15 @@ class _BufferViews:
         self.rows = range(n)
         self.obs = _row_views(steps.obs, n)
         self.final_obs = _row_views(buffer.final_obs, n)
-        # An item of a memoryview is assigned faster than one of an array, and its class, dtype and shape are compared.
+        # Assigning to a memoryview is faster than to an array, and checks the class, dtype and shape of the value.
         self.rewards: Any = steps.reward.data
         self.terminated: Any = steps.terminated.data
         self.truncated: Any = steps.truncated.data
         self.no_flags = np.zeros(n, np.bool_).data
         self.plain_obs: Any = None
-        """Numbers of all observations if these have one axis; each row has a slice of them in ``places``."""
+        """Flat memory of all observations if each has one axis; ``places`` has the slice of each row."""
         self.plain_class: type | None = None
-        """Class of observations to be copied by ``plain_obs``; None for no class."""
+        """Class of the observations that are copied through ``plain_obs``; None if none are."""
         self.places: Sequence[Any] = self.rows
         if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
             size = steps.obs.shape[1]
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """The views of the leaves of each of n rows."""
+    """Return, for each of ``n`` rows, views of its leaves."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 
@@ -266,7 +266,7 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
 
 
 _SHORT = 32
-"""Greatest length of float observations for which a sum in Python is faster than a check by NumPy."""
+"""Greatest length of a float observation that a sum in Python checks faster than NumPy does."""
 
 
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
@@ -279,9 +279,9 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
             if is_float and is_short and not casting.strict and casting.on_cast is None:
                 try:
                     views[0][...] = obs
-                    if math.isfinite(sum(views[0].tolist())):  # the numbers are rounded and not beyond all floats
+                    if math.isfinite(sum(views[0].tolist())):  # all numbers are finite after rounding
                         return
-                except (FloatingPointError, RuntimeWarning):  # where NumPy was told to raise them
+                except (FloatingPointError, RuntimeWarning):  # if NumPy is set to raise them
                     pass
             obs = fitting_array(spec, obs, path, casting)
         if check_numbers:
@@ -292,7 +292,7 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
 
 
 def _not_five(result: Any) -> SpecMismatch:
-    """The error for a result of ``step`` that is not a tuple of five."""
+    """Return the error for a result of ``step`` that is not a tuple of five."""
     got = describe_value(result)
     if isinstance(result, tuple) and len(result) == 4:
         got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"

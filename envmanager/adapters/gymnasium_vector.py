@@ -47,8 +47,9 @@ Info = dict[str, Any]
 class VectorEnvironment(Environment):
     """The M sub-environments of a VectorEnv, as agents 0 … M-1 of behavior ``"default"``.
 
-    For Gymnasium's SyncVectorEnv and AsyncVectorEnv, M independent seeds are derived from the seed; others receive the
-    seed itself. ``reset_info`` is empty in NEXT_STEP mode, where the info of a restart comes with the first step.
+    Gymnasium's SyncVectorEnv and AsyncVectorEnv receive M independent seeds, derived from the seed; other classes
+    receive the seed itself. In NEXT_STEP mode, unless all episodes end at once, ``reset_info`` is empty, and the info
+    of a restart comes with the next step.
     """
 
     def __init__(self, vector_env: Any) -> None:
@@ -85,7 +86,7 @@ class VectorEnvironment(Environment):
         return {BEHAVIOR: self._steps(self._own_arrays(obs), reward, none_ended, none_ended.copy(), infos)}
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        # A sub-environment that is being reset ignores its action; its previous one is valid.
+        # A sub-environment that is being reset ignores its action; it receives its previous one, which is valid.
         _put(self._actions, self._acting, actions[BEHAVIOR])
         obs, reward, terminated, truncated, infos = self._step_vector_env()
         reward[~self._acting] = 0
@@ -101,7 +102,7 @@ class VectorEnvironment(Environment):
         self._vector_env.close()
 
     def _seed(self, seed: int | None) -> int | list[int] | None:
-        # Sync and async vector environments make seed + i of a number; others need not take a list.
+        # Sync and async vector environments would use seed + i; other classes may not accept a list.
         unwrapped = getattr(self._vector_env, "unwrapped", self._vector_env)
         if seed is None or not isinstance(unwrapped, SyncVectorEnv | AsyncVectorEnv):
             return seed
@@ -135,7 +136,7 @@ class VectorEnvironment(Environment):
         return build(spec, [_column(leaf, part, self._n, path, self.casting) for leaf, part, path in parts])
 
     def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP: agents whose episode ended do not act in the next step; if that is all agents, take it at once."""
+        """NEXT_STEP: agents whose episode ended do not act in the next step. If all ended, take that step at once."""
         steps.final_obs = take_rows(steps.obs, ended)
         steps.reset_info = [{} for _ in range(np.count_nonzero(ended))]
         if ended.all():
@@ -145,7 +146,7 @@ class VectorEnvironment(Environment):
             self._acting = ~ended
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: take the final observations of the agents that the VectorEnv has reset from its infos."""
+        """SAME_STEP: the VectorEnv has reset the ended agents; their final observations are in its infos."""
         numbers = np.flatnonzero(ended).tolist()
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -186,7 +187,7 @@ def _put(tree: Tree, rows: np.ndarray, values: Tree) -> None:
 
 
 def _batch(column: np.ndarray) -> Any:
-    """A column of actions as an element of the batched space: a copied array, or a tuple of objects."""
+    """Return a column of actions as an element of the batched space: a copied array, or a tuple of objects."""
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 
 

@@ -8,10 +8,10 @@
 
 An observation is a dict: ``observations``, a tuple of float32 arrays; ``group_id`` int32; ``group_reward`` float32; and
 for discrete actions ``action_mask``, a tuple with an array per branch in which true means *not* available, as in
-ML-Agents (an environment may also give one array for several branches). An action is a dict of ``continuous``, float32,
-and ``discrete``, int32, or of one of them.
+ML-Agents (an environment may also give one array for several branches). An action is a dict with ``continuous``,
+float32, or ``discrete``, int32, or both.
 
-The rule: the row of an agent has the ``agent_id`` of ML-Agents, and all the data of the agent in that step.
+The rule: an agent's row has the ``agent_id`` of ML-Agents and all data of the agent in that step.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ STATS = "environment_stats"
 """Key of a step's statistics in the first agent's info: ``{name: [(value, aggregation), …]}``."""
 
 Parameters = Mapping[str, float | bytes]
-"""Environment parameters by name: a number, or the message of the side channel that sets a sampler."""
+"""Environment parameters by name: a number, or a message for the side channel that sets a sampler."""
 
 
 class MlagentsEnvironment(Environment):
     """An ML-Agents BaseEnv; its behaviors keep their names, its agents their ids.
 
     The constructor resets the environment, since a Unity build reports its behaviors and agents only then. The memory
-    of steps is sized for twice as many agents, because an agent of ML-Agents plays on under another id after its
-    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The reset options
-    are environment parameters. A BaseEnv cannot be seeded; its factory may pass a seed to it.
+    of steps is sized for twice the number of agents, because an ML-Agents agent continues under another id after its
+    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. Reset options are
+    environment parameters. ``reset`` cannot seed a BaseEnv, but the factory may pass a seed to it.
     """
 
     partial_actions = True
@@ -75,7 +75,7 @@ class MlagentsEnvironment(Environment):
 
     @property
     def mlagents_specs(self) -> dict[str, Any]:
-        """ML-Agents' own BehaviorSpecs, which also hold the meaning of observations and how to encode them."""
+        """ML-Agents' own BehaviorSpecs, which also say what observations mean and how to encode them."""
         return dict(self.env.behavior_specs)
 
     @property
@@ -120,7 +120,7 @@ class MlagentsEnvironment(Environment):
                 self._parameters.set_float_parameter(name, float(value))
 
     def _first_steps(self) -> dict[str, AgentSteps]:
-        """The steps after a reset: the agents that need an action. Agents that the reset ended are left out."""
+        """Return the steps after a reset. Their rows are the agents that need an action, without any that ended."""
         self._learn_specs()
         steps = {}
         for behavior, spec in self._specs.items():
@@ -148,8 +148,8 @@ class MlagentsFactory:
 
     ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` are of this kind. ``worker_id``, which determines
     the port of a Unity build, is the context's ``slot``, so a replaced environment has another port. The environment
-    is made with side channels for parameters and statistics, and, if ``engine`` is given, with one for the engine's
-    configuration (time scale, screen size and so on).
+    is made with side channels for parameters and statistics. ``engine``, if given, is sent through a third one: the
+    engine's configuration (time scale, screen size and so on).
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Convert a BehaviorSpec of ML-Agents. The meaning of observations is lost; ``mlagents_specs`` has it."""
+    """Convert a BehaviorSpec of ML-Agents. Only ``mlagents_specs`` has the meaning of observations."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
@@ -195,7 +195,7 @@ def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
 def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
     """Join DecisionSteps and TerminalSteps to one AgentSteps.
 
-    An agent that is in both under one id has one row, with the reward of the episode that ended.
+    An id that is in both has one row, with the reward of the episode that ended.
     """
     steps = only_decisions(spec, decisions)
     if not len(terminals):
@@ -248,9 +248,9 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
 
 
 def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
-    """Return a copied array per branch, also if the environment has one array for several branches.
+    """Return a copied array per branch, even if the environment has one array for several branches.
 
-    ML-Agents allows that, because its trainers concatenate the arrays.
+    ML-Agents allows such arrays, because its trainers concatenate all arrays.
     """
     if len(masks) == len(branches):
         return tuple(np.array(mask, np.bool_) for mask in masks)

@@ -1,7 +1,7 @@
 """Environments and wrappers given by name: Gymnasium ids, and callables in modules.
 
-The rule: each name is looked up in this process, so that a wrong one is refused early. A worker receives the name, or
-the EnvSpec that Gymnasium has registered under it.
+The rule: each name is looked up in this process, so that a wrong one is refused early. A worker receives the name of a
+callable, or the EnvSpec that Gymnasium has registered under an id.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import imported, nearest
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Library and extra of Gymnasium namespaces that exist only after the library was imported."""
+"""Library and extra by Gymnasium namespace, for namespaces that exist only once their library is imported."""
 
 
 @attrs.frozen
 class GymnasiumId:
     """A factory that makes the environment registered under ``env_id``.
 
-    It holds the registered EnvSpec, because a worker has only the registrations of Gymnasium itself and of ``module``,
-    which is imported there first.
+    It holds the registered EnvSpec, because a worker has no registrations but those of Gymnasium itself and of
+    ``module``, which the worker imports first.
     """
 
     env_id: str
@@ -151,7 +151,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Replace an entry point named in ``__main__`` by its callable, since a worker's ``__main__`` is another module."""
+    """Replace the name of an entry point in ``__main__`` by its callable: a worker's ``__main__`` is another module."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -173,9 +173,9 @@ def _gymnasium_for(env_id: str) -> Any:
 
 
 def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
-    """Return MissingExtra for an error because ``module`` imports a library that is not installed; else None.
+    """Return MissingExtra if ``error`` says that a library that ``module`` imports is not installed; else None.
 
-    None also if ``module`` itself is missing, or a part of a library that is installed. The text names the line with
+    Returns None too if ``module`` itself is missing, or a submodule of an installed library. The text names the line of
     the import, and the extra of this package that installs the library, if there is one.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:
@@ -192,7 +192,7 @@ _FOR_DEVELOPERS = ("test", "docs", "dev", "all")
 
 
 def _extra_with(library: str) -> str | None:
-    """Return the first extra of this package that installs a library of this name."""
+    """Return the first extra of this package that installs ``library``; None without one."""
     try:
         requirements = metadata.requires("envmanager") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

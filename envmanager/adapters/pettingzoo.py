@@ -1,7 +1,7 @@
 """Adapter for PettingZoo's ParallelEnv: one environment with a changing set of agents.
 
-The rule: an agent that acted always has a row with the result of its action, also in the step in which it leaves and
-in the one that begins a new episode.
+The rule: an agent that acted always has a row with the result of its action, even in a step in which it leaves or a new
+episode begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envmanager.data.trees import Tree
 from envmanager.environment import Environment
 
 Agent = Any
-"""PettingZoo's name of an agent, nearly always a str."""
+"""Name of an agent in PettingZoo, nearly always a str."""
 
 
 class ParallelEnvironment(Environment):
@@ -34,9 +34,9 @@ class ParallelEnvironment(Environment):
     behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
     appeared so far.
 
-    Inside PettingZoo's ``turn_based_aec_to_parallel`` only the agent whose turn it is acts; the others have rows too.
+    With PettingZoo's ``turn_based_aec_to_parallel`` only the agent whose turn it is acts; the others have rows too.
 
-    ``info`` of an agent that joins with a new episode is that of the reset.
+    If an agent joins with a new episode, its ``info`` is that of the reset.
     """
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
@@ -177,9 +177,9 @@ class ParallelEnvironment(Environment):
 def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
     """Return the behavior of each agent: agents with equal specs share one.
 
-    A single behavior is ``"default"``. One of several has the prefixes of its agents as its name, sorted and joined by
-    ``+``; behaviors for which these are equal have the full name of their first agent. If that gives equal names too,
-    every behavior has the full name of its first agent.
+    A single behavior is ``"default"``. Otherwise a behavior is named after the prefixes of its agents, sorted and
+    joined by ``+``. Behaviors for which these names are equal are named after their first agent. If some names are then
+    still equal, every behavior is named after its first agent.
     """
     groups = _groups(specs)
     if len(groups) == 1:
@@ -197,7 +197,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """The AECEnv inside PettingZoo's turn-based conversion, through any wrappers; None without such a conversion."""
+    """Return the AECEnv inside PettingZoo's turn-based conversion, below any wrappers; None without a conversion."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
@@ -235,7 +235,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row: ``obs`` as returned; ``next_obs`` to act on next, or None if the agent does not play on."""
+    """One agent's row: ``obs`` as returned, and ``next_obs`` to act on, which is None if the agent leaves."""
 
     agent: Agent
     obs: Any

@@ -1,11 +1,11 @@
-"""Recipes of environments: an id or factory, its arguments and wrappers, as in a config; and their preparation.
+"""Recipes of environments: an id or factory with arguments and wrappers, as in a config; and their preparation.
 
 ::
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: every recipe has the right shape, which is checked without importing anything. A mistake that can be found
-without making an environment raises UsageError when a manager prepares it, with the nearest known name.
+The rule: the constructor of a recipe checks its shape without importing anything. When a manager prepares the recipe,
+any mistake that can be found without making an environment raises UsageError, with the nearest known name.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return what an entry of ``wrappers`` calls, a text or a callable, and its arguments.
+    """Return the wrapper, a text or a callable, and the arguments in an entry of ``wrappers``.
 
-    Raises UsageError, which names the entry ``what``, if it has another shape.
+    Raises UsageError if the entry has another shape; its message calls the entry ``what``.
     """
     target, arguments = entry, None
     if isinstance(entry, Mapping) and len(entry) == 1:
@@ -102,8 +102,8 @@ class EnvRecipe:
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
     also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: another of its arguments.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
-    ``{"module:Class": {"size": 4}}``, or a callable in place of the text. ``imports``: modules to import before, in
-    this process and in that of the environment, because they register ids or spaces.
+    ``{"module:Class": {"size": 4}}``, or either with a callable instead of the text. ``imports``: modules to import
+    first, in this process and in the environment's, because they register ids or spaces.
 
     Raises UsageError for values of another shape. The manager raises UsageError for names that cannot be found, before
     it starts a worker.
@@ -137,7 +137,7 @@ Call = tuple[Any, Mapping[str, Any]]
 
 @attrs.frozen
 class Prepared:
-    """The factory of an EnvRecipe: modules to import first, the maker of the environment, and its wrappers."""
+    """The factory of an EnvRecipe: modules to import first, the call that makes the environment, and its wrappers."""
 
     make: Call
     wrappers: Sequence[Call] = ()
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Look up the names of a recipe, the environment's with ``resolve``; raise UsageError for a mistake in it."""
+    """Look up the names in a recipe, that of the environment with ``resolve``. Raises UsageError for a mistake."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -179,7 +179,7 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def _maker(factory: Any) -> Any:
-    """The callable that makes the environment, or None if this process cannot import it."""
+    """Return the callable that makes the environment, or None if this process cannot import it."""
     if isinstance(factory, Importable):
         return factory.load()
     if not isinstance(factory, GymnasiumId):
@@ -257,7 +257,7 @@ def _made_by_gymnasium(modes: Sequence[str]) -> Iterable[str]:
 
 
 def _bound(call: Call) -> Callable[..., Any]:
-    """The callable with its arguments; lists and dicts in them are copied for each environment."""
+    """Return the callable with its arguments bound; lists and dicts in them are copied for each environment."""
     target, arguments = call
     called: Callable[..., Any] = loaded(target)
     return functools.partial(called, **_own(dict(arguments))) if arguments else called
@@ -270,7 +270,7 @@ def _own(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    """The name of an environment or wrapper as users write it."""
+    """Return the name of an environment or wrapper as users write it."""
     if isinstance(target, Importable):
         return f"'{target.module}:{target.attribute}'"
     return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

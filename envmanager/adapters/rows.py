@@ -1,7 +1,7 @@
-"""Checks of one agent's observation, reward and flags, and their rows in arrays, for all adapters.
+"""Checks of one agent's observation, reward and flags, and copies of them in rows of arrays, for all adapters.
 
 The rule: a value whose meaning would change in its row (0.5 in an integer leaf, a wrong shape) raises SpecMismatch with
-its name.
+the name of the value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
-"""``(batch tree of [n, …], row) -> one agent's action``, an element of its action space and never a view."""
+"""Function ``(batch tree of [n, …], row) -> one agent's action``; this is an element of the space and never a view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``value`` as a float; raise SpecMismatch if it is not one real number. A bool needs a ``casting``."""
+    """Return ``value`` as a float. Raises SpecMismatch if it is not one real number, or a bool without ``casting``."""
     if type(value) in REAL_NUMBERS:
         return float(value)
     if isinstance(value, int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
@@ -46,7 +46,7 @@ def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
 
 
 def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``value`` as a float; raise SpecMismatch if it is not one real number, or if it is NaN or infinite."""
+    """Return ``value`` as a float. Raises SpecMismatch if it is not one real number, or is NaN or infinite."""
     number = real_number(value, path, casting)
     if not math.isfinite(number):
         raise SpecMismatch(path, "finite", str(number))
@@ -54,7 +54,7 @@ def finite_number(value: Any, path: str, casting: Casting | None = None) -> floa
 
 
 def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
-    """Return ``value`` as a bool; raise SpecMismatch unless it is one (or 0-d array), or ``casting`` allows 0 and 1."""
+    """Return a bool or 0-d bool array as a bool, also 0 and 1 if ``casting`` allows. Raises SpecMismatch for others."""
     if type(value) in FLAGS:
         return bool(value)
     try:
@@ -85,9 +85,9 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return a bound of a spec as one number if all are equal, and as None if all are infinite.
+    """Return a bound of a spec as one number if all its numbers are equal, or as None if all are infinite.
 
-    The bounds of a camera would otherwise be sent as two images.
+    Otherwise the bounds of a camera would be sent as two images.
     """
     if not values.size:
         return None

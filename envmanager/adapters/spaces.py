@@ -28,7 +28,7 @@ def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
 
 @functools.singledispatch
 def to_spec(_space: Any) -> Tree:
-    """Return the space as a tree of ArraySpec; one without arrays (Text, Graph, Sequence, …) as a leaf of objects."""
+    """Return the space as a tree of ArraySpec; a space without arrays (Text, Graph, Sequence, …) is an object leaf."""
     return ArraySpec(dtype=object)
 
 
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function that reads one agent's action from a batch, as an element of the space and not as a view."""
+    """Return a function that reads one agent's action from a batch. The result is in the space and is not a view."""
     return operator.getitem
 
 
@@ -103,13 +103,13 @@ def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
 
 
 _FEW = 1024
-"""Largest Discrete space for which a scalar of each action is kept."""
+"""Size of the largest Discrete space for which the scalars of all actions are kept."""
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a function from a number to its NumPy scalar for a small Discrete space, or None.
+    """Return a function from an action to its NumPy scalar if the space is a small Discrete one; else None.
 
-    Making a scalar takes four times as long as a lookup.
+    Making a scalar takes four times as long as this lookup.
     """
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None

@@ -1,4 +1,4 @@
-"""Checks of one environment or one Godot game, with findings in plain words."""
+"""Checks of one environment or one Godot game, whose findings are sentences for its author."""
 
 from envmanager.check.environment import Finding, check_environment
 

@@ -1,4 +1,4 @@
-"""The check of an environment, with findings in plain words.
+"""The check of an environment, whose findings are sentences for its author.
 
 ::
 
@@ -7,8 +7,8 @@
                 ── third instance ──▶ reset without a seed, close
 
 Each finding answers one question and gives advice. A *problem* harms a training; a *note* is worth knowing. The
-environment runs in a worker process, through the same code as in a manager. When it crashes, exits or hangs, the
-finding names the call, and a new worker tries the rest.
+environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs, the finding
+names the call in which that happened, and the remaining questions are tried in a new worker.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to one of QUESTIONS: ``text`` is one or two sentences, with advice.
+    """The answer to one of QUESTIONS, with advice. ``text`` is one or two sentences.
 
-    ``evidence``: the end of the output of an environment that ended its process, in lines.
+    ``evidence``: the last lines of output, if the environment ended its process.
     """
 
     question: str
@@ -55,9 +55,9 @@ def check_environment(
     """Check the environment that ``env_factory`` makes; return the findings in the order of QUESTIONS.
 
     Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
-    seconds; when it takes longer, or ends the process, that is a finding. ``in_process``: run the environment in this
-    process, for a debugger; nothing protects this process then. Outside of Linux it always runs there. ``on_call``
-    receives a line before each call. Raises UsageError when ``env_factory`` cannot make environments.
+    seconds; a longer call, or one that ends the process, is a finding. ``in_process``: whether to run the environment
+    in this process, for a debugger, although a crash then ends this process. On other systems than Linux it always runs
+    there. ``on_call`` receives a line before each call. Raises UsageError if ``env_factory`` cannot make environments.
     """
     in_process = in_process or sys.platform != "linux"
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
@@ -79,7 +79,7 @@ class _Examination:
         yield Finding("constructs", "ok", f"It can be made: {_describe(specs)}.")
         first = self._play(self.seed)
         refusal = first.failure if first.failure is not None and first.failure.kind == "not seeded" else None
-        if refusal is not None:  # look at the rest without a seed
+        if refusal is not None:  # check the rest without a seed
             first = self._play(None)
         facts = None if first.ended_process else self.trial.facts()
         again = other = None
@@ -114,7 +114,7 @@ class _Examination:
         )
 
     def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
-        """Play with a new environment and close it. If it cannot be made, add a finding and return None."""
+        """Play with a new environment and close it. Return None if it cannot be made."""
         if isinstance(self.trial.make(), Failure):
             return None
         played = self._play(env_seed, n_steps=n_steps)
@@ -133,7 +133,7 @@ class _Examination:
             yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
 
     def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
-        """Yield a finding when a new environment cannot begin without a seed, unless that failure is ``known``."""
+        """Yield a finding if a new environment cannot be reset without a seed, unless that failure is ``known``."""
         played = self._play_new(None, n_steps=0)
         failure = None if played is None else played.failure
         if failure is not None and (known is None or known.text != failure.text):
@@ -184,7 +184,7 @@ class _Examination:
             )
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
-        """Play the steps that ended the process again, and those of another seed, each in a new worker."""
+        """Repeat the steps that ended the process, and try another seed, each in a new worker. Yield both results."""
         again, other = self._play_new(self.seed), self._play_new(self.seed + 1)
         if again is not None and again.ended_process and again.n_steps == first.n_steps:
             text = f"With the same seed and actions it ends again in {_place(again)}."
@@ -290,7 +290,7 @@ def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iter
 
 
 def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
-    """Return the finding of a failure that occurred only in a later round of steps."""
+    """Return the finding for a failure that occurred only in a later playthrough."""
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
     return Finding(questions[played.failed_in], "problem", text, _advice(failure, ""), failure.evidence)

@@ -1,11 +1,11 @@
-"""The check of a Godot game that is to be an environment.
+"""The check of a Godot game that is to be used as an environment.
 
 ::
 
     game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
-As in ``check.environment``, there is one Finding per question, with advice. The game runs in a real engine, through the
-same code as in a training.
+As in ``check.environment``, a Finding answers one question and gives advice. The game runs in a real engine, through
+the same code as in a training.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEP_S = 20.0
 def check_game(
     game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
 ) -> list[Finding]:
-    """Check a game and return the findings in order. Takes ``2 * n_steps`` environment steps.
+    """Check a game and return the findings, in the order in which they were made. Takes ``2 * n_steps`` steps.
 
     ``engine``: engine options as in a config.
     """
@@ -104,10 +104,10 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 
 @attrs.define
 class _Played:
-    """The data of one reset and the steps after it."""
+    """The data of one reset and of the steps after it, for a comparison."""
 
     rows: list[dict[str, list[bytes]]] = attrs.field(factory=list)
-    """Bytes of each array, by step and behavior."""
+    """Bytes of each array, by behavior, for the reset and each step."""
     n_ended: int = 0
     n_agent_steps: int = 0
     took_s: float = 0.0

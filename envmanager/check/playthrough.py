@@ -1,6 +1,6 @@
 """Data of one reset of an environment and of the random steps after it, in a form that can be compared.
 
-A :class:`Playthrough` only records; ``check.environment`` judges.
+A :class:`Playthrough` only records data; ``check.environment`` judges them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from envmanager.environment import check_steps
 from envmanager.policy import RandomPolicy
 
 Phase = Literal["reset", "step", "restart"]
-"""Kind of data: of a reset, of a step, or of the reset at the end of an episode, within a step."""
+"""Origin of data: a reset, a step, or the reset inside a step in which an episode ends."""
 Digest = Mapping[str, int]
-"""A number per array of one step, equal when the arrays are equal."""
+"""Hash of each array of one step, by the array's name."""
 
 
 @attrs.frozen
 class Mismatch:
-    """A value that does not fit its spec: the ``path`` of the array, and a sentence about it."""
+    """A value that does not fit its spec: the ``path`` of its array, and a ``text`` that says what is wrong."""
 
     phase: Phase
     path: str
@@ -35,7 +35,7 @@ class Mismatch:
 
 @attrs.frozen
 class Moment:
-    """The data of one reset or step: digests of its arrays, and the mismatches with the spec."""
+    """The data of one reset or step: hashes of its arrays, mismatches with the spec, and whether an episode ended."""
 
     digest: Digest
     mismatches: Sequence[Mismatch]
@@ -58,7 +58,7 @@ class Moment:
 
 @attrs.frozen
 class Failure:
-    """The end of an attempt: a sentence, and the ``evidence``, such as the end of the output, in lines."""
+    """The failure of a call: a sentence about it, and ``evidence``, such as the last lines of output."""
 
     text: str
     kind: Literal["raised", "mismatch", "refused", "not seeded", "died", "timed out"] = "raised"
@@ -68,11 +68,11 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. ``failure`` ended it early, in the call ``failed_in``."""
+    """The data of one reset and the steps after it. A ``failure`` in the call ``failed_in`` ended these early."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
-    """First mismatch of each array, with the number of its step."""
+    """First mismatch of each array in each phase, with the number of the step."""
     episode_lengths: list[int] = attrs.field(factory=list)
     failure: Failure | None = None
     failed_in: Phase = "reset"
@@ -81,7 +81,7 @@ class Playthrough:
     def of(
         cls, reset: Callable[[], Moment | Failure], step: Callable[[int], Moment | Failure], n_steps: int
     ) -> Playthrough:
-        """Call ``reset`` once and ``step`` with 1 to ``n_steps``, or until one of them fails."""
+        """Record one call of ``reset``, and calls of ``step`` with 1 to ``n_steps``, until one of them fails."""
         played = cls()
         length = 0
         for at_step in range(n_steps + 1):
@@ -115,7 +115,7 @@ class Playthrough:
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the first step (0: the reset) with other data in ``other``, and the names of these arrays, or None."""
+        """Return the first step (0: the reset) whose data differ from ``other``, and the differing arrays; or None."""
         for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if ours != theirs:
                 names = dict.fromkeys([*ours, *theirs])
@@ -124,7 +124,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy of random actions by row, so that agents with new numbers after a second reset act the same."""
+    """A policy of random actions by row. Actions are the same after a second reset, even if agents have new ids."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -157,9 +157,9 @@ def _hash(leaf: np.ndarray) -> int:
 class ArrayWatch:
     """A watch on the arrays that an environment returns, before they are copied.
 
-    ``n_resets``: number of resets. ``reused``: whether the environment returned an array object again. ``changed``:
-    whether an array returned earlier had other values later. ``on_call`` is called with ``"reset"`` or ``"step"``
-    before each of these calls.
+    ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
+    ``changed``: whether an array had other values after it was returned. ``on_call`` is called before each call of the
+    environment, with ``"reset"`` or ``"step"``.
     """
 
     KEPT = 8
@@ -171,7 +171,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Watch the results of ``reset`` and ``step`` of this object from now on; return False if impossible."""
+        """Watch the results of this object's ``reset`` and ``step`` from now on; return whether that is possible."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")
@@ -202,7 +202,7 @@ def _same(array: np.ndarray, copy: np.ndarray) -> bool:
 
 
 def _observation(result: Any) -> Any:
-    """Return the part of a result of reset or step that a trainer keeps."""
+    """Return the observation in a result of reset or step."""
     if hasattr(result, "observation"):  # dm_env's TimeStep
         return result.observation
     return result[0] if isinstance(result, tuple) and result else result  # Gymnasium and PettingZoo: (observation, …)

@@ -6,7 +6,7 @@
       ▲                                                  └── name of the call in progress ──▶ a small file
       └── Moment, or a Failure: an exception, the end of the process, no return in time
 
-When the environment has ended its worker, the next call starts a new one.
+If the environment has ended its worker, the next call starts a new worker.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
-"""Pattern of an adapter's warning that its environment takes no seed, as with dm_env."""
+"""Pattern of the warning of adapters, such as that of dm_env, whose environment cannot be seeded."""
 _LAST_CALL = "last-call"
 _STDERR = 2
-"""Number of the descriptor that writes to the worker's log."""
+"""Descriptor that writes to the worker's log."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
-"""The part of a path that names an agent: a cast is reported once for all."""
+"""Pattern of the part of a path that names an agent. It is removed, so that a cast is reported once for all agents."""
 
 
 class Cast(NamedTuple):
-    """A field of the environment that is cast: what its spec says, and what the environment returned."""
+    """A field of steps that is cast: the expected type by its spec, and the value that the environment returned."""
 
     field: str
     expected: str
@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment besides its data."""
+    """Facts about an environment: its casts, whether its arrays could be watched, and what ArrayWatch found."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -69,10 +69,10 @@ class Facts(NamedTuple):
 
 
 class Trial:
-    """A trial of one environment at a time, made by ``env_factory``. A context manager, which ends the worker.
+    """A context manager that tries one environment of ``env_factory`` at a time, and ends the worker on exit.
 
-    ``timeout_s``: time that any call of the environment may take. ``in_process``: run it in this process, where no
-    deadline holds and a crash ends it. ``on_call`` receives a line before each call.
+    ``timeout_s``: time that any call of the environment may take. ``in_process``: whether to run it in this process,
+    without deadlines; a crash then ends this process. ``on_call`` receives a line before each call.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Trial:
         in_process: bool,
         on_call: Callable[[str], Any],
     ) -> None:
-        # A module is imported where the environment is made: it may crash too.
+        # A module is imported in the worker, because its import may crash too.
         self._factory = env_factory if isinstance(env_factory, str) and ":" in env_factory else resolve(env_factory)
         self._seed = seed
         self._timeout_s = timeout_s
@@ -102,7 +102,7 @@ class Trial:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make an environment and return its specs. Raises the UsageError of a factory that cannot be found."""
+        """Make an environment and return its specs. Raises UsageError if the factory cannot be found."""
         self._on_call("making it")
         error = self._ask("find")
         if isinstance(error, EnvManagerError):
@@ -110,7 +110,7 @@ class Trial:
         return error or self._ask("make")  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. The later random actions depend on ``seed`` and the number of the step alone."""
+        """Reset the environment. The random actions that follow depend only on ``seed`` and the number of the step."""
         self._on_call("reset")
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
@@ -120,7 +120,7 @@ class Trial:
         return self._ask("advance")  # type: ignore[no-any-return]
 
     def facts(self) -> Facts:
-        """Return the facts about the environment that was made last."""
+        """Return facts about the environment that was made last."""
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
@@ -134,7 +134,7 @@ class Trial:
             self._manager = self._start_worker()
         try:
             return self._manager.call(name, *args)[0]
-        except EnvRaised as error:  # SystemExit and the like; a Subject returns ordinary exceptions
+        except EnvRaised as error:  # SystemExit and the like; a Subject returns a Failure for ordinary exceptions
             failure = Failure(f"it raised {error.type_name}: {error.cause}".rstrip(": "))
         except (WorkerDied, WorkerTimedOut) as error:
             self._end_worker()
@@ -142,7 +142,7 @@ class Trial:
         return attrs.evolve(failure, in_restart=name == "advance" and self._last_call() == "reset")
 
     def _last_call(self) -> str:
-        """Return which of its calls the environment was in: ``"reset"``, ``"step"``, or none of these."""
+        """Return the name of the environment's last call: ``"reset"``, ``"step"``, or "" before the first."""
         with open(os.path.join(self._folder, _LAST_CALL)) as file:
             return file.read().strip()
 
@@ -180,7 +180,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Cut this library's frames off each stack that faulthandler wrote, in which the innermost frame comes first."""
+    """Cut each stack in the output at this library's first frame. faulthandler writes the innermost frame first."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -197,7 +197,7 @@ class Subject(Environment):
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """``dump_after_s``: time after which a call that has not returned prints the stacks of all threads."""
+        """``dump_after_s``: time after which the stacks of all threads are printed if a call has not returned."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w")  # noqa: SIM115  (until the process ends)

@@ -1,12 +1,12 @@
-"""The trainer's end of one engine's connection: frames both ways, matched by ticket as everywhere.
+"""The trainer's end of the connection to one engine, which carries frames. An answer repeats its command's ticket.
 
 ::
 
     Lobby ── the engine has said hello ──▶ connection ── configure, reset, step, call ──▶
                                                        ◀── specs, steps, value, error ──
 
-The rule: a command that is asked before the engine has connected waits here. After a frame that the protocol does not
-allow nothing is read any more.
+The rule: a command that is sent before the engine has connected is queued here. After a frame that breaks the protocol,
+the channel reads nothing more.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from envmanager.hosts.wire import Channel, Message
 
 
 class EngineChannel(Channel):
-    """Writes commands and reads answers; before that, awaits the engine in a lobby."""
+    """A channel of frames to one engine. It queues commands until the engine has connected to its lobby."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
         self.hello: Hello | None = None
-        """The engine's hello; None until it has connected."""
+        """Hello of the engine; None until the engine has connected."""
         self.last_ticket = 0
-        """The ticket of the last command."""
+        """Ticket of the last command."""
         self.on_aside: Callable[[Frame, int], None]
-        """Called with a frame that is no answer, but a note or that the engine is busy, and with the whole ticket."""
+        """Callback for a note or busy frame, which answers no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
-        """Called when the engine has closed the connection."""
+        """Callback that is called when the engine has closed the connection."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
-        """Commands that are sent when the engine is here."""
+        """Commands to send once the engine has connected."""
         self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """Begin to wait for an engine; ``pidfd`` is readable when its process has ended."""
+        """Begin to wait for an engine in ``lobby``; ``pidfd`` becomes readable when the engine's process ends."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def refuse(self, reason: str) -> None:
-        """Read nothing any more: the engine has sent what the protocol does not allow."""
+        """Stop reading, because the engine has broken the protocol; ``reason`` says how."""
         self.broken, self.hung_up = reason, True
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class EngineChannel(Channel):
                     n_bytes = os.readv(self.fd, [space])
                 except BlockingIOError:
                     break
-                except OSError:  # it ended with something of ours unread
+                except OSError:  # the engine ended before it had read all our bytes
                     n_bytes = 0
                 if not n_bytes:
                     self.hung_up = True
@@ -82,14 +82,14 @@ class EngineChannel(Channel):
                 self._reader.received(n_bytes)
                 while (frame := self._reader.next()) is not None:
                     self._take(frame)
-                if n_bytes < len(space):  # there was no more
+                if n_bytes < len(space):  # the socket is empty
                     break
         except BadFrame as error:
             self.refuse(error.reason)
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Return whether the engine is here now; then send what has waited for it."""
+        """Return whether the engine has connected by now. If it has, send it the queued commands."""
         arrival = lobby.look()
         if arrival is None:
             return False
@@ -103,7 +103,7 @@ class EngineChannel(Channel):
             return False
         waiting, self._waiting = self._waiting, []
         for message in waiting:
-            self.push(message, time.monotonic() + 1.0)  # nothing fills so small a pipe
+            self.push(message, time.monotonic() + 1.0)  # does not block: these few bytes fit into the socket's buffer
         return True
 
     def _take(self, frame: Frame) -> None:

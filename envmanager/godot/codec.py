@@ -1,19 +1,19 @@
-"""The trainer's end of steps: actions into the body of a step frame, the body of a steps frame into AgentSteps.
+"""Encodes actions as the body of a step frame, and decodes the body of a steps frame to AgentSteps.
 
 ::
 
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
 
-In nearly all steps no agent joins, leaves or ends, and all act. Such a frame differs from the last one only in numbers
-of observations and rewards: ``PlainFrame`` compares all other bytes and reads the numbers by place. Any other frame is
-read block by block.
+In nearly all steps no agent joins, leaves or ends, and all act. Such a frame differs from the last one only in its
+time, observations and rewards. ``PlainFrame`` checks that all other bytes are equal, and reads these numbers at their
+known offsets. Any other frame is read block by block.
 
-The rule: nothing of a body is delivered before all of it has been checked, and the arrays delivered are views of it.
-So a body must have a buffer of its own, whose address is a multiple of 8 (``FrameReader`` gives such).
+The rule: a body is checked completely before any part of it is returned. The returned arrays are views of the body, so
+each body needs a buffer of its own at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
 
-An engine's rows are in the order in which its agents joined; those delivered are in that of their environments, as
-those of a Python worker. Where the two differ, rows are copied.
+An engine sends rows in the order in which its agents joined. The returned rows are sorted by environment, as those of a
+Python worker are. If the two orders differ, rows are copied.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of steps."""
+"""Flags of a section of a steps frame."""
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row."""
+"""Bits of a row: its episode terminated, its episode was truncated, its agent wants an action."""
 
 COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
-"""Behavior, 0, n."""
+"""Number of the behavior, 0, number of rows."""
 STEPS_HEAD = struct.Struct("<II")
-"""busy_us, number of sections."""
+"""Microseconds that the engine took, number of sections."""
 STEPS_SECTION = struct.Struct("<HBBI")
-"""Behavior, flags, 0, n."""
+"""Number of the behavior, flags, 0, number of rows."""
 
 _REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
 _BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
@@ -56,7 +56,7 @@ _ZEROS = tuple(bytes(n) for n in range(4))
 class Acting(NamedTuple):
     """The ``n`` agents of a behavior that want an action.
 
-    ``order`` sorts their rows, as delivered, into the engine's order; None where the two are equal.
+    ``order`` is the index that brings their returned rows into the engine's order; None if both orders are equal.
     """
 
     n: int
@@ -66,8 +66,8 @@ class Acting(NamedTuple):
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
     """Return the body of a step frame for the agents in ``acting`` (``StepsDecoder.acting``).
 
-    ``actions`` fit their specs: the manager has checked that. A behavior left out plays by itself. Raises ValueError
-    for another number of rows or an unknown behavior.
+    The manager has checked that ``actions`` fit their specs. A behavior without actions plays by itself. Raises
+    ValueError for a wrong number of rows or an unknown behavior.
     """
     unknown = actions.keys() - acting.keys()
     if unknown:
@@ -97,30 +97,30 @@ class Decoded(NamedTuple):
 
 
 class StepsDecoder:
-    """Makes AgentSteps of the bodies of one engine's steps frames, and remembers what later ones refer to.
+    """A decoder of one engine's steps frames. It keeps each behavior's rows, because later frames may refer to them.
 
-    Arena i of the engine is environment ``env_ids[i]``. ``infos``: the engine was asked for infos, so every row has
-    one, be it empty.
+    Arena i of the engine is environment ``env_ids[i]``. ``infos``: whether the engine was asked for infos; then every
+    row has one, which may be empty.
     """
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
-        """Agents that want an action after the last frame, by behavior. The next step has a row for each."""
+        """Agents that want an action after the last frame, by behavior. The next step frame has a row for each."""
         self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
         self._rows: dict[int, _Rows] = {}
-        """Rows of the last section of each behavior, by its number."""
+        """Rows of the last section of each behavior, by the behavior's number."""
         self._distinct: list[_Rows] = []
-        """The rows of the sections of the last frame, of which no agent is in two."""
+        """Rows of each section of the last frame. They were checked: no agent occurs twice."""
         self._plain: PlainFrame | None = None
-        """The frame with these rows that needs no care; None until one was read."""
+        """Fast reader of frames with the rows of the last frame; None until a plain frame with them was read."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
-        """Return the steps in the body of a steps frame. Raises BadFrame, and then remembers nothing of it.
+        """Return the steps in the body of a steps frame. If it raises BadFrame, the decoder has not changed.
 
-        ``after_reset``: it answers a reset, so there are no ends and no rows to refer to. The arrays are views of
-        ``body``, but those that would not be aligned.
+        ``after_reset``: whether the frame answers a reset; then no episode ends, and no rows refer to earlier ones. The
+        arrays are views of ``body``, except those that would not be aligned.
         """
         if self._plain is not None and not after_reset:
             plain = self._plain.read(body)
@@ -193,7 +193,7 @@ class StepsDecoder:
         return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
-        """Raise BadFrame if an agent is there twice, in one behavior or in two."""
+        """Raise BadFrame if an agent occurs twice, in one behavior or in two."""
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior, {} if the engine has sent none; None if it was not asked for any."""
+        """Return the infos by behavior: {} if the engine sent none, None if it was not asked for any."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The agents of a section: ``agent_id`` int64[n]. ``order`` sorts them by environment; None: they are sorted."""
+    """The agents of a section: ``agent_id`` int64[n]. ``order`` sorts them by environment; None if they are sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """The part of a frame about one behavior."""
+    """The part of a steps frame about one behavior."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,12 +242,12 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a later frame with this section can be read by place: nothing is sorted, and nothing is copied."""
+        """Whether ``PlainFrame`` can read later frames with this section: no row is sorted and no array is copied."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
     def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Sort the bits into arrays; raise BadFrame if the flags contradict them."""
+        """Split the bits into arrays of bools. Raises BadFrame if the section's flags contradict the bits."""
         n, flags = len(bits), self.flags
         self.n_acting = n
         if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
@@ -268,7 +268,7 @@ class _Section:
             self.acting = acting
 
     def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """Return the steps with their infos, in the order of the environments."""
+        """Return the steps with their infos, sorted by environment."""
         info = reset_info = None
         if infos is not None:
             own = infos.get(self.behavior.name, {})
@@ -278,7 +278,7 @@ class _Section:
             if self.n_ended or own.get("reset_info"):
                 reset_info = self._dicts(own, "reset_info", self.n_ended)
         steps = AgentSteps.stepped(
-            agent_id=self.rows.agent_id.copy(),  # the decoder's own must not change with what a trainer does
+            agent_id=self.rows.agent_id.copy(),  # the trainer may write into its array
             obs=self.obs,
             reward=self.reward,
             terminated=self.terminated,
@@ -291,7 +291,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the agents that want an action, and their order."""
+        """Return the number and the order of the agents that want an action."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -316,20 +316,20 @@ _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
 
 
 class Cursor:
-    """Reads a body from its beginning to its end, and trusts nothing that it says of its own size.
+    """A reader of a body from its start to its end, which checks every size that the body states.
 
-    Every method raises BadFrame when the end comes too soon or too late.
+    Every method raises BadFrame if bytes are missing or left over.
     """
 
     def __init__(self, body: Any) -> None:
         self.where = ""
-        """The behavior that is being read, as a part of error messages."""
+        """Name of the behavior that is being read, as a part of error messages."""
         self.arrays_read: list[_Place] = []
         self._body = memoryview(body)
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the numbers of a head."""
+        """Return the numbers of the next block, which has this layout."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
@@ -340,7 +340,7 @@ class Cursor:
         return {layout.name: self.array(layout, n, what) for layout in layouts}
 
     def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
-        """Return the next block as an array ``[n, …]``; a view, if that is aligned."""
+        """Return the next block as an array ``[n, …]``: a view of the body, or a copy if the view is not aligned."""
         n_numbers = n * layout.n_numbers
         if n_numbers > MAX_NUMBERS:
             raise BadFrame(
@@ -360,12 +360,12 @@ class Cursor:
         return self._body[at : at + n_bytes]
 
     def finish(self) -> None:
-        """Raise BadFrame unless this is the end."""
+        """Raise BadFrame unless the whole body was read."""
         if self._at != len(self._body):
             raise BadFrame(f"{len(self._body) - self._at} bytes left over after the infos")
 
     def _advance(self, n_bytes: int, what: str) -> int:
-        """Return the start of the next block. The block after it starts at the next multiple of 4."""
+        """Skip the next block and its padding to a multiple of 4 bytes; return the block's offset."""
         at = self._at
         self._at = end = at + n_bytes + (-n_bytes % 4)
         if end > len(self._body):
@@ -377,23 +377,23 @@ class Cursor:
 
 
 class PlainFrame:
-    """A steps frame like one that was read with care, with the same rows, in which no episode ended and all acted.
+    """A fast reader of steps frames like ``body``: with the same rows, no ended episode, and all agents acting.
 
-    The rule: it reads only frames that have all known bytes in their places: all but times, observations and rewards.
+    The rule: it reads a frame only if all bytes but the time, observations and rewards are equal to those of ``body``.
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """``sections``: of the frame in ``body``, each without rows of its own; ``arrays_read``: all arrays in it."""
+        """``sections``: those of ``body``, which all repeat earlier rows; ``arrays_read``: places of all its arrays."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
-        """Offsets and bytes that are known."""
+        """Offsets and contents of the ranges of bytes that must be equal."""
         self._sections: list[tuple[str, np.ndarray, list[_Place], _Place]] = []
-        """Behavior, agent ids, observations and rewards."""
-        arrays, at = iter(arrays_read), COUNT.size  # busy_us is not known
+        """Behavior, agent ids, places of the observations, place of the rewards."""
+        arrays, at = iter(arrays_read), COUNT.size  # busy_us comes first and may differ
         for section in sections:
             observations = [next(arrays) for _ in section.behavior.observations]
-            reward, _ = next(arrays), next(arrays)  # then the bits, which are known
+            reward, _ = next(arrays), next(arrays)  # the second one has the bits, which must be equal
             self._sections.append((section.behavior.name, section.rows.agent_id, observations, reward))
             for _, shape, dtype, start in (*observations, reward):
                 if at < start:
@@ -402,7 +402,7 @@ class PlainFrame:
         self._known.append((at, bytes(body[at:])))
 
     def read(self, body: Any) -> dict[str, AgentSteps] | None:
-        """Return the steps by behavior, as views of ``body``; None when it is another frame."""
+        """Return the steps by behavior, as views of ``body``; None if the frame must be read block by block."""
         if len(body) != self._size:
             return None
         for start, known in self._known:
@@ -415,7 +415,7 @@ class PlainFrame:
                 for name, own_shape, own_dtype, start in observations
             }
             found[behavior] = AgentSteps(
-                agent_id.copy(),  # the decoder's own must not change with what a trainer does
+                agent_id.copy(),  # the trainer may write into its array
                 arrays if len(arrays) > 1 else next(iter(arrays.values())),
                 np.ndarray(shape, dtype, body, at),
                 np.zeros(len(agent_id), np.bool_),

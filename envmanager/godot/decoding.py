@@ -1,7 +1,7 @@
-"""Makes responses of what an engine answers, and finds numbers that break their spec.
+"""Converts an engine's answers to responses, and finds numbers that break their spec.
 
-The rule: an answer that does not fit is a ``BadFrame``, which the worker turns into a ProtocolError; nothing of it is
-delivered.
+The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. The link turns that
+into a ProtocolError.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from envmanager.godot.messages import EngineError, EngineSpecs, read_error, read
 from envmanager.hosts.wire import Message, describe_failure
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
-"""The kind of frame that answers a command; a value for any other."""
+"""Kind of the frame that answers a command. Commands that are not listed are answered by a VALUE frame."""
 _REWARD = ArraySpec()
 
 
 class EngineDecoder:
-    """Makes responses of one engine's answers."""
+    """A decoder that converts one engine's answers to responses."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
         self.steps = StepsDecoder(EngineSpecs((), {}), env_ids, infos=infos)
-        """The decoder of steps; without specs until the engine has started."""
+        """Decoder of steps frames. It has no specs until the engine has started."""
         self.error: EngineError | None = None
-        """The last error that the engine reported."""
+        """Last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
-        """Arenas of which the last call wants values."""
+        """Arenas that the last call addresses; its answer has one value for each."""
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
@@ -43,7 +43,7 @@ class EngineDecoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked``. Raises BadFrame when the message is none."""
+        """Return the response to the command ``asked``. Raises BadFrame if ``message`` cannot be its answer."""
         if message.code == Kind.ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
@@ -73,11 +73,11 @@ class EngineDecoder:
         return self.failed(describe_failure(mismatch, worker_id=self._worker_id, env_ids=env_ids, phase=phase))
 
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
-        """Return the environment of the error's arena; all if the engine does not know the arena."""
+        """Return the environment of the error's arena, or all environments if the engine named no arena."""
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
-        """Return an error in an engine as the library's."""
+        """Return an EnvRaised for the error in an engine."""
         traceback = error.traceback
         if error.script and not traceback:
             place = f'File "{error.script}", line {error.line}, in {error.function or "?"}'
@@ -93,9 +93,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Return the environments with numbers that are not finite or outside their bounds, and the first mistake.
+    """Find the first array with numbers that are infinite, NaN or out of bounds.
 
-    None when all numbers fit.
+    Return the environments that have such numbers in it, and the mismatch; None if all numbers fit.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

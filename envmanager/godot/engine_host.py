@@ -28,47 +28,47 @@ from envmanager.options import ResetConfig
 from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
-"""Longest spin of a trainer with a core besides its engines'; a step of 64 arenas takes a third to two thirds."""
+"""Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
 _ENGINE_SEEDS = 2**31
-"""Number in place of an environment's for the seed of what an engine draws before the first reset with a seed."""
+"""Offset of worker_ids, above all env_ids, in the derivation of engines' own seeds, for draws before any reset."""
 
 
 def engines_may_spin(n_engines: int) -> bool:
     """Return whether there is a core for each of ``n_engines``, and another for the trainer.
 
-    GDScript cannot yield: an engine that spins needs a core that no other process of this training wants.
+    GDScript cannot yield, so an engine that spins needs a core that no other process of this training needs.
     """
     return n_engines < count_cores()
 
 
 def trainer_spin_ns(n_engines: int) -> int:
-    """Return how long the trainer may spin while it waits for its engines; 0: it sleeps."""
+    """Return how long the trainer may spin while it waits for its engines; 0 if it must sleep instead."""
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
 class EngineHost(LinkHost[EngineLink]):
-    """Engines that play one game, each with several arenas of it."""
+    """A host of engines that play one game, each with several arenas."""
 
     steps_some_rows = False
-    rewrites_arrays = False  # each answer has arrays of its own
+    rewrites_arrays = False  # each answer comes in new arrays
 
     options: GodotOptions
 
     def _make_resources(self) -> Resources[EngineLink]:
-        self._scratch = scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))  # for what games write
+        self._scratch = scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))  # for the games' files
         poller: Poller[EngineLink] = Poller(spin_ns=trainer_spin_ns(len(self.context.entries)))
         give_back = partial(shutil.rmtree, scratch, ignore_errors=True)
         return Resources(self.options.timeouts.close_s, poller, give_back)
 
     @cached_property
     def game(self) -> Game:
-        """The game that is played."""
+        """Game that the engines play. It is found, and its assets are imported, on first use."""
         game = find_game(self.env_factory, self.options.engine, self._scratch)
         _import_assets(game, self.options.timeouts.start_s)
         return game
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start an engine, or wait for a game that the user starts."""
+        """Start an engine, or begin to wait for a game that the user starts."""
         self.context.calls.require_open("the start of a worker")
         entry, options = self.context.entries[worker_id], self.options
         is_attached = options.engine.attach is not None
@@ -101,13 +101,13 @@ class EngineHost(LinkHost[EngineLink]):
         return environ
 
     def check_can_travel(self, payload: Any) -> None:
-        """Raise UsageError for what JSON cannot say; actions travel as arrays."""
+        """Raise UsageError for reset options or arguments that are not JSON values. Actions are sent as arrays."""
         if not isinstance(payload, list):
             options = None if payload is None else ResetConfig.of(payload).options
             _check_json(dict(options or {}), "the reset options")
             return
         for own in payload:
-            if not isinstance(own, tuple):  # the rows to render
+            if not isinstance(own, tuple):  # actions, or the rows to render
                 continue
             name, *rest = own
             if callable(name):
@@ -130,13 +130,13 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's assets unless that was done: without them a game lacks its images and sounds."""
+    """Import a project's assets unless that was done. Without the import a game lacks its images and sounds."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        command = import_command(game)  # another program may have done it meanwhile
+        command = import_command(game)  # None if another program has done it meanwhile
         if command is not None:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=min(within_s, 600.0), check=False

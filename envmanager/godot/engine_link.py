@@ -1,7 +1,7 @@
-"""Starts an engine, and is the manager's side of it.
+"""The link to an engine: starts it, sends commands as frames, and makes responses of its answers.
 
-Commands become frames; answers, and what the engine's scripts print, become responses. An engine is started at once and
-comes to the lobby when it is ready: no code here waits for it.
+Errors that the engine's scripts print become responses too. No code here waits for an engine to start: it connects to
+the lobby when it is ready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
-"""Environment variables from which an engine knows its trainer. Without them a game is just played."""
+"""Environment variables with the trainer's address and the token to send. A game without them runs on its own."""
 _VERBS: dict[CommandName, Any] = {
     CommandName.CALL: "method",
     CommandName.GET_ATTR: "get",
@@ -42,27 +42,27 @@ _VERBS: dict[CommandName, Any] = {
     CommandName.RENDER: "render",
 }
 _MOST_BUSY = 10
-"""Most messages in which an engine may say that it is still busy with one request."""
+"""Number of busy frames that may extend the deadline of one request; further ones are ignored."""
 
 
 @attrs.frozen(kw_only=True)
 class EnginePlan(WorkerPlan):
     """The parameters of an engine's start."""
 
-    options: GodotOptions = attrs.field(repr=False)  # like the variables, it may hold secrets
+    options: GodotOptions = attrs.field(repr=False)  # may hold secrets, as environ may
     command: Sequence[str]
     """The command line that plays the game; empty for a game that the user starts."""
     environ: Mapping[str, str] = attrs.field(repr=False)
     cores: set[int]
     seed: int
     may_spin: bool
-    """Whether it may keep its core busy for a moment while it waits for the next request."""
+    """Whether the engine may spin for a moment while it waits for the next request."""
 
 
 class AttachedGame:
-    """A game that somebody plays in the editor, in the place of a process: only its connection is known.
+    """A stand-in for the process of a game that the user plays in the editor. Only its connection is known.
 
-    The rule: nothing is done to it. It has ended when it closes the connection, or when it is given up.
+    The rule: no signal is sent to the game. It counts as ended when it closes the connection, or after ``signal``.
     """
 
     pid = None
@@ -72,32 +72,32 @@ class AttachedGame:
         channel.on_hung_up = self.signal
 
     def signal(self, _: int = 0) -> None:
-        """Give the game up instead of sending a signal: it notices that the connection is closed."""
+        """Mark the game as ended, without sending a signal. The game will notice that its connection is closed."""
         if self.pidfd != descriptors.CLOSED:
             os.eventfd_write(self.pidfd, 1)
 
     def core_wait_ns(self) -> int:
-        """Return 0: the game's process is unknown."""
+        """Return 0, because the game's process is unknown."""
         return 0
 
     def exit_name(self) -> str:
-        """Return the reason of the end: the connection was closed."""
+        """Return "EOF", since the end of the connection is the only known end."""
         return "EOF"
 
     def release(self) -> None:
-        """Give back its descriptor. A second time does nothing."""
+        """Close the descriptor. A second call does nothing."""
         self.pidfd = descriptors.close(self.pidfd)
 
 
 class EngineLink(Link):
-    """The link to an engine: all commands and responses are frames of its connection."""
+    """A link to an engine. Commands and responses are frames of its connection."""
 
     FAILED = Kind.ERROR
     decoder: EngineDecoder
     channel: EngineChannel
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
-        """WorkerError when the engine cannot be started."""
+        """Start the engine, or listen for an attached game. Raises WorkerError if the engine cannot be started."""
         options, engine = plan.options, plan.options.engine
         channel = EngineChannel(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
@@ -125,7 +125,7 @@ class EngineLink(Link):
         except OSError as error:
             raise plan.not_started("engine", error, f"The command was: {' '.join(plan.command)}.") from error
 
-    # Out.
+    # Commands.
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         if command is CommandName.STEP:
@@ -164,7 +164,7 @@ class EngineLink(Link):
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:  # there is no game to wait for
             self.process.signal()
 
-    # In.
+    # Responses.
 
     def _response(self, message: Message) -> EnvironmentResponse:
         return self._checked(super()._response, message, self._asked)
@@ -175,10 +175,10 @@ class EngineLink(Link):
     def _checked(
         self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
     ) -> EnvironmentResponse:
-        """Return the response, unless the message is none, or a script has raised meanwhile.
+        """Return the response, or a failure if the message breaks the protocol or a script printed an error.
 
-        Godot goes on with null after that. The bridge answers with an error when that null comes to it, and then what
-        was printed says where it came from.
+        After an error in a script Godot goes on with null. When the bridge receives that null, it answers with an
+        error; the printed error then says where the null came from.
         """
         try:
             response = decode(message)
@@ -193,7 +193,7 @@ class EngineLink(Link):
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Return the error of a missing answer: that of a script, if one was raised; else as for every worker."""
+        """Return the error of a missing answer: a script's error if one was printed, else WorkerTimedOut."""
         error = self._log.new_error()
         if error is not None:
             self.kill()
@@ -201,7 +201,7 @@ class EngineLink(Link):
         return super().timed_out(during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Report a note; give an engine that is busy as long again: it will answer."""
+        """Report a note, or extend the deadline of a busy engine by the whole timeout."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))
@@ -212,7 +212,7 @@ class EngineLink(Link):
             if self.awaited is not None:
                 self.due_at = max(self.due_at, until)
 
-    # The end.
+    # Release, and the output as evidence.
 
     def release(self) -> None:
         super().release()

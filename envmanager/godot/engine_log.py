@@ -1,10 +1,10 @@
 """The output of an engine: kept for error messages, and searched for errors of its scripts.
 
-Godot goes on after a script's error: it prints it, and gives back null. It does so before the bridge answers, so what
-is new in the output when an answer comes belongs to that request.
+After an error in a script Godot prints the error, returns null and goes on. It prints before the bridge answers, so new
+output at the time of an answer belongs to that request.
 
-The rule: a full pipe would stop a game, so the output is a file, in memory unless there is a log_dir, and cut when it
-gets long.
+The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory
+and is truncated when it gets long.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)
 
 
 class EngineLog:
-    """The output of one engine. ``write_fd`` is for the engine; ``started`` closes it here."""
+    """The output of one engine. The engine inherits ``write_fd``; call ``started`` after that, to close it here."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """Raises UsageError if the file cannot be written."""
+        """Open the file. Raises UsageError if it cannot be written."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
-            # Opened a second time, to append: cutting the file leaves no hole then.
+            # Opened a second time, to append: after a truncation the engine goes on at the new end, without a hole.
             write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._read_to = 0
         else:
@@ -45,7 +45,7 @@ class EngineLog:
         self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
-        """Return the first error of a script since the last call; None without one."""
+        """Return the first script error that was printed since the last call; None without one."""
         if self._fd == descriptors.CLOSED:
             return None
         size = os.fstat(self._fd).st_size

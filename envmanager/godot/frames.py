@@ -1,11 +1,11 @@
-"""Cuts the bytes of a connection into frames, and makes the bytes of one; reads and writes bodies of JSON.
+"""Frames between engine and trainer: parsing, packing, and their JSON bodies.
 
 ::
 
     u32 length of the body | u8 kind | u8 0 | u16 0 | u32 ticket | body        all little endian
 
-The rule: what comes is checked before room is made for it. A header that does not fit is refused as soon as its twelve
-bytes are there, so no sender makes the trainer keep more than the limit of the frame's kind.
+The rule: a header is checked before memory is allocated for its body. A bad one is refused as soon as its twelve bytes
+have arrived, so no sender can make the trainer buffer more than the limit of the frame's kind.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PROTOCOL = (1, 0)
-"""Major and minor version. Another major is refused; of another minor, unknown keys are ignored."""
+"""Major and minor version. Another major version is refused. Another minor one may add keys, which are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
 """Length of the body, kind, 0, 0, ticket."""
 
 TICKETS = 2**32
-"""A frame has the ticket of a command modulo this."""
+"""Modulus of the tickets in frames: a frame carries the command's ticket modulo this number."""
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame. Kinds from 64 on go from the trainer to the engine, the others the other way."""
+    """The kind of a frame. The trainer sends kinds from 64 on, the engine sends the others."""
 
     HELLO = 1
     SPECS = 2
@@ -52,15 +52,15 @@ WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
 MAX_DEPTH = 32
-"""Levels of lists and objects within each other in JSON."""
+"""Most levels of nested lists and objects in JSON."""
 MAX_DIGITS = 20
-"""Digits of a whole number in JSON: more than any 64 bits need."""
+"""Most digits of a whole number in JSON, enough for any 64-bit integer."""
 
 
 class BadFrame(Exception):
-    """Bytes that are no frame of this protocol, or a body that does not say what its kind should.
+    """An error for bytes that are no frame of this protocol, or a body that does not fit the frame's kind.
 
-    ``reason`` is one line. A caller that knows the worker makes a ``ProtocolError`` of it.
+    ``reason`` is one line. A caller that knows the worker reports it as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class BadFrame(Exception):
 
 
 class Frame(NamedTuple):
-    """A frame. Its body has a buffer of its own, which is not written again."""
+    """A frame. Its body has a buffer of its own, which no later frame overwrites."""
 
     kind: Kind
     ticket: int
@@ -77,7 +77,7 @@ class Frame(NamedTuple):
 
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
-    """Return the most bytes that the body of such a frame may have; ``max_frame_bytes`` for frames of arrays."""
+    """Return the most bytes that a body of this kind may have: ``max_frame_bytes`` for frames with arrays."""
     if kind in (Kind.STEPS, Kind.STEP):
         return max_frame_bytes
     if kind in (Kind.BUSY, Kind.CLOSE):
@@ -95,17 +95,17 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class FrameReader:
-    """Takes bytes however they are cut, and gives frames.
+    """A parser that receives bytes in pieces of any size and returns frames.
 
-    From a socket, without copying what is large::
+    It can read from a socket without copying large bodies::
 
         n = connection.recv_into(reader.space())
         reader.received(n)
         while (frame := reader.next()) is not None:
             ...
 
-    Only ``kinds`` may come. Its memory is 64 KiB and the one frame that is incomplete. It is of no use after a
-    ``BadFrame``.
+    A frame of a kind that is not in ``kinds`` raises BadFrame. The reader's memory is 64 KiB and the one incomplete
+    frame. It must not be used after a BadFrame.
     """
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
@@ -114,14 +114,14 @@ class FrameReader:
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         self._frame: Frame | None = None
-        """The frame that is incomplete."""
+        """Frame whose body is incomplete."""
         self._filled = 0
-        """Bytes of its body that were received."""
+        """Number of bytes of that body that were received."""
 
     def space(self) -> memoryview:
-        """Return the buffer that the next received bytes go into. It has room once ``next`` has returned None."""
+        """Return the buffer for the next received bytes. First call ``next`` until it returns None."""
         space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
-        if not space:  # recv_into would return 0 for it, which looks like the end of the connection
+        if not space:  # recv_into would return 0, as at the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
         return space
 
@@ -141,7 +141,7 @@ class FrameReader:
         return frame
 
     def _begin(self) -> Frame | None:
-        """Return a frame whose body has the bytes received so far; None while its header is incomplete."""
+        """Return a new frame, its body filled with the bytes received so far; None while the header is incomplete."""
         start, end = self._start, self._end
         if end - start < HEADER.size:
             self._scratch[: end - start] = self._scratch[start:end]
@@ -174,16 +174,16 @@ class FrameReader:
 
 
 def dump_json(message: dict[str, Any]) -> bytes:
-    """Return the body of a frame of JSON. Raises ValueError or TypeError for what JSON cannot say, such as NaN."""
+    """Return the message as a JSON body. Raises ValueError or TypeError for values that JSON lacks, such as NaN."""
     return json.dumps(message, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def parse_json(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the object in a body of JSON. Raises BadFrame."""
+    """Return the object in a JSON body. Raises BadFrame if the body is anything else."""
     try:
         text = str(body, "utf-8")
         message = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)
-        if "\\u" in text:  # half a surrogate pair is no character, and would fail wherever the text is written
+        if "\\u" in text:  # half a surrogate pair is valid JSON, but the text could not be written anywhere
             json.dumps(message, ensure_ascii=False).encode()
     except RecursionError:
         raise BadFrame("JSON that is nested too deep") from None
@@ -201,7 +201,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _whole_number(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:  # int() takes time that grows with the square of them
+    if len(digits) > MAX_DIGITS:  # int() takes time quadratic in the number of digits
         raise ValueError(f"a whole number of {len(digits)} digits")
     return int(digits)
 

@@ -1,4 +1,4 @@
-"""Finds a game and the engine that plays it; installs the addon in games, and copies the demos and the template.
+"""Finds a game and its engine, installs the addon in games, and copies the demos and the template.
 
 ::
 
@@ -7,8 +7,8 @@
     "game.x86_64" ── an exported game         │
     "demo:coin_chase" ── copied from here ────┘
 
-The rule: mistakes in a game's name, its files or its engine are reported before anything is started. A project keeps
-its own files: only ``addons/envmanager`` is overwritten, and one line of ``project.godot`` is added.
+The rule: mistakes in a game's name, its files or its engine are reported before a process is started. A project keeps
+its own files: only ``addons/envmanager`` is overwritten, and one line is added to ``project.godot``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envmanager.godot.options import EngineOptions
 from envmanager.observe.files import reporting, write_anew
 
 VARIABLE = "ENVMANAGER_GODOT"
-"""Environment variable with the engine's binary, for games whose config names none."""
+"""Environment variable with the path of the engine, for games whose config names none."""
 BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
 """Names of engines on PATH by major version; the first that is found is used."""
 HOW_TO_GET = {
@@ -33,9 +33,9 @@ HOW_TO_GET = {
     3: "`apt-get install godot3-server` brings it on Debian and Ubuntu",
 }
 DEFAULT_TICKS_PER_SECOND = 60
-"""Godot's default, for projects that do not set it."""
+"""Godot's default number of physics ticks per second, for projects that do not set it."""
 THREADS = "worker_pool/max_threads"
-"""Setting of Godot 4 for the number of threads that share the physics."""
+"""Setting of Godot 4: the number of threads that compute the physics."""
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
@@ -48,7 +48,7 @@ class Game:
     """A game and the engine that plays it."""
 
     path: Path
-    """A folder with project.godot, a .pck, or a program."""
+    """Path of a folder with project.godot, of a .pck, or of an exported game."""
     binary: str
     major: int
     ticks_per_second: int
@@ -57,7 +57,8 @@ class Game:
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     """Return the game that ``env`` names; a demo is copied into ``scratch``.
 
-    Raises UsageError if there is no such game, no engine for it, or if the engine has no window but one is wanted.
+    Raises UsageError if there is no such game or no engine for it, or if ``options.window`` is set and the engine has
+    no window.
     """
     path = Path(env).expanduser().resolve()
     if env.startswith(_DEMO):
@@ -107,7 +108,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of an installed engine, by its name; Godot 4 first. None without an engine."""
+    """Return the major version of an installed engine, judged by its file name, or None. Godot 4 is preferred."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         return 3 if "3" in os.path.basename(given) else 4
@@ -164,7 +165,7 @@ def demos() -> tuple[str, ...]:
 
 
 def major_of(project: Path) -> int:
-    """Return the major version of Godot that a project is for: 4 or 3. Raises UsageError for another folder."""
+    """Return the major version of Godot that a project is for, 4 or 3. Raises UsageError if it is for neither."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
@@ -181,8 +182,8 @@ def major_of(project: Path) -> int:
 def install_addon(project: Path | str) -> Path:
     """Install or update the addon in a project; return the addon's folder.
 
-    The autoload ``EnvManager`` is added to ``project.godot`` if it is missing. Raises UsageError if the folder is no
-    project, or if ``EnvManager`` is another autoload.
+    Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is no
+    project, or if it has another autoload named ``EnvManager``.
     """
     project = Path(project)
     addon, to = HERE / f"addon{major_of(project)}", project / "addons" / "envmanager"
@@ -208,7 +209,7 @@ def copy_demo(name: str, major: int, to: Path | str) -> Path:
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Make a game to start from: an arena, an agent and the addon; return its folder, named as the game."""
+    """Create a game to start from, named after its folder, with an arena, an agent and the addon; return the folder."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")
@@ -231,6 +232,6 @@ def _copy_folder(source: Path, to: Path) -> None:
     with reporting(to):
         try:
             shutil.copytree(source, to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
-        except shutil.Error as error:  # has every file that could not be copied; the first tells enough
+        except shutil.Error as error:  # lists all files that could not be copied; the first is enough
             _, file, reason = error.args[0][0]
             raise NotWritten(f"{file} cannot be written: {reason}.") from error

@@ -1,8 +1,8 @@
 """A listener on this machine for one engine, and the connections that have not sent their hello yet.
 
-The rule: only an engine that knows the token is accepted. Any program on the machine may connect and send nothing or
-something else; it is refused, and the engine may still come. A game that is played in the editor has no token: when one
-is awaited, any proper hello is accepted.
+The rule: only an engine that sends the token is accepted. Any other program on the machine that connects is refused,
+and the engine can still connect after that. A game that is played in the editor has no token, so a lobby that waits for
+one accepts any valid hello.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from envmanager.godot.messages import Hello, read_hello
 from envmanager.hosts import descriptors
 
 _MOST_PENDING = 16
-"""Number of connections without a hello; beyond it the oldest is closed."""
+"""Most connections without a hello. When one more arrives, the oldest is closed."""
 _logger = logging.getLogger("envmanager")
 
 
 class Arrival(NamedTuple):
-    """An engine that has connected: our end of its connection, registered and non-blocking, and its hello."""
+    """An engine that has connected: its hello, and our end of the connection, a registered non-blocking ``fd``."""
 
     fd: int
     hello: Hello
 
 
 class Lobby:
-    """Accepts connections until an engine has sent its hello. ``fd`` can be read when ``look`` has something to do."""
+    """A listener that accepts connections until an engine has sent its hello. Call ``look`` when ``fd`` is readable."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """``attach``: the address at which a game is awaited that the user starts; None for an engine started here.
+        """``attach``: the address at which to wait for a game that the user starts; None for an engine started here.
 
-        Logs what to do with ``attach``, and raises UsageError if its port is taken.
+        With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """
         port = 0 if attach is None else int(attach.rpartition(":")[2])
         try:
@@ -60,7 +60,7 @@ class Lobby:
         self._wants_token = attach is None
         self._listener = listener
         self._pending: dict[int, FrameReader] = {}
-        """Connections without a hello, by descriptor."""
+        """Readers of the connections without a hello, by descriptor."""
         self._epoll = select.epoll()
         self._epoll.register(descriptors.register(listener.fileno()), select.EPOLLIN)
         self.fd = descriptors.register(self._epoll.fileno())
@@ -69,7 +69,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, play)
 
     def look(self) -> Arrival | None:
-        """Return the engine once it has sent its hello, else None; does not wait."""
+        """Return the engine if it has sent its hello, else None. Does not wait."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -80,7 +80,7 @@ class Lobby:
         return None
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it may have left again
+        with contextlib.suppress(OSError):  # the client may have disconnected
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,7 +93,7 @@ class Lobby:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_hello(self, fd: int) -> Hello | None:
-        """Return the hello of a connection once it is complete; close the connection if it is refused."""
+        """Return the hello of a connection, or None while it is incomplete. Close the connection if it is refused."""
         reader, hello = self._pending[fd], None
         try:
             n_bytes = os.readv(fd, [reader.space()])

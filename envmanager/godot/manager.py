@@ -1,4 +1,4 @@
-"""Environments in Godot engines.
+"""The manager of environments in Godot engines.
 
 ::
 
@@ -7,7 +7,7 @@
           ▲                                   │                     │
           └── one step queue ◀── steps ───────┴─────────────────────┘
 
-An engine is a worker, and its arenas are the worker's environments; there is no Python process between.
+Each engine is a worker, and its arenas are the worker's environments. No other process runs between it and the trainer.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ if TYPE_CHECKING:
     from envmanager.godot.engine_host import EngineHost
 
 _LEAST_ARENAS = 16
-"""An engine for fewer is started only when asked for."""
+"""Least number of arenas per engine if ``n_workers`` is "auto" and there are several engines."""
 
 
 class GodotEnvManager(EnvManager):
     """Runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). Linux only.
 
-    ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``; the game has the
-    addon of this library (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least
-    16 arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields.
-    ``worker_env``: exactly these environment variables, instead of the trainer's. ``log_dir``: a file per engine for
+    ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``. The game needs
+    this library's addon (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least 16
+    arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields. ``worker_env``:
+    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for a file per engine with
     its output. The other parameters are those of SubprocessEnvManager.
 
-    With ``engine.attach`` no engine is started, and ``env`` is only a name: somebody plays it in the editor. It is
-    one worker; when its connection ends, WorkerDied ("EOF") is raised, and a reset awaits it again.
+    With ``engine.attach`` no engine is started, and ``env`` is only a name: the user plays the game in the editor. The
+    game is one worker. When its connection ends, WorkerDied ("EOF") is raised; a reset waits for a new connection.
 
-    Arenas of one engine move together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
-    what ``call`` and ``set_attr`` are given must be what JSON can say. An error in a script raises EnvRaised with its
-    file and line, and a frame that the protocol does not allow ProtocolError, which replaces the engine.
+    All arenas of an engine step together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
+    the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script raises EnvRaised with the file
+    and line. A frame that breaks the protocol raises ProtocolError, and the engine is replaced.
 
-    The constructor returns when all engines are ready, at most after ``timeouts.start_s``. Raises UsageError when there
-    is no such game or no engine for it, and the WorkerError of the first engine that could not start; then all others
-    are stopped.
+    The constructor returns when all engines are ready, within ``timeouts.start_s``. It raises UsageError if there is no
+    such game or no engine for it. If an engine cannot start, all others are stopped, and its WorkerError is raised.
     """
 
     @takes(GodotOptions)
@@ -76,13 +75,13 @@ class GodotEnvManager(EnvManager):
             n_workers = max(1, min(count_cores(), options.n_envs // _LEAST_ARENAS))
         super().__init__(
             split_evenly(options.n_envs, n_workers or 1),
-            zero_copy=True,  # each answer has arrays of its own
+            zero_copy=True,  # each answer comes in new arrays
             **options.of_the_manager,
         )
         self.start(self.make_host(env, options))
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
-        """Make the host of the engines; a subclass may make one of its own."""
-        from envmanager.godot.engine_host import EngineHost  # only where there is Linux
+        """Return a new host of the engines. A subclass may override this."""
+        from envmanager.godot.engine_host import EngineHost  # importable only on Linux
 
         return EngineHost(env, options)

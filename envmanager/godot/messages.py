@@ -1,8 +1,8 @@
-"""Frames of JSON: the bodies that the trainer sends, and the meaning of those that an engine sends.
+"""JSON bodies of frames: builds those that the trainer sends, and parses those that an engine sends.
 
-The rule: everything is checked here, once, so the decoding of steps relies on sizes that cannot overflow and on names
-that exist once. What is missing, or is not what it should be, is a ``BadFrame``. A key that is not known is ignored, so
-that a later minor version may say more.
+The rule: everything is checked here, once, so the decoder of steps can rely on sizes that do not overflow and on unique
+names. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor version may add
+keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_AGENTS = 65_536
 MAX_NUMBERS = 2**24
 """Most numbers in one array."""
 MAX_DIMENSIONS = 16
-"""Most dimensions of the array of one agent; NumPy has 32."""
+"""Most dimensions of one agent's array; NumPy allows 32."""
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
 """Dtypes of arrays. The last two are for engines other than Godot."""
@@ -34,20 +34,20 @@ DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64"
 
 @attrs.frozen
 class ArrayLayout:
-    """The layout of the array of n agents in a frame: ``[n, *shape]`` in C order, padded with zeros to 4 bytes."""
+    """The layout of n agents' array in a frame: ``[n, *shape]`` in C order, zero-padded to a multiple of 4 bytes."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     n_numbers: int
-    """Number of numbers of one agent."""
+    """Number of elements per agent."""
 
 
 @attrs.frozen
 class BehaviorLayout:
-    """A behavior: its ``number`` on the wire, its spec, and its arrays in their order in frames.
+    """A behavior: its ``number`` in frames, its spec, and its arrays in the order in which frames have them.
 
-    In the trees of the trainer one array is a leaf, several are a dict by name.
+    In the trainer's trees a single array is a leaf, and several are a dict by name.
     """
 
     number: int
@@ -59,20 +59,20 @@ class BehaviorLayout:
 
 @attrs.frozen
 class EngineSpecs:
-    """All behaviors of an engine, by number, and the most agents that it has of each at once."""
+    """All behaviors of an engine in order of their numbers, and the most agents that each has at once."""
 
     behaviors: tuple[BehaviorLayout, ...]
     max_agents: Mapping[str, int]
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        """The specs by behavior."""
+        """Specs by name of the behavior."""
         return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 
 @attrs.frozen
 class Hello:
-    """The first message of an engine. ``protocol`` is (major, minor); with another major, no ticks are known."""
+    """The first message of an engine. ``protocol``: (major, minor); ``ticks_per_second``: 0 if the major differs."""
 
     protocol: tuple[int, int]
     token: str
@@ -99,7 +99,7 @@ def read_hello(body: Body) -> Hello:
 def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
     """Return the body of a configure frame.
 
-    ``may_spin``: the engine may keep a core busy for a moment while it waits for the next request.
+    ``may_spin``: whether the engine may spin for a moment while it waits for the next request.
     """
     return dump_json(
         {
@@ -119,9 +119,9 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame: one seed for each arena, or for each of ``arenas``.
+    """Return the body of a reset frame. ``seeds`` has a seed for each of ``arenas``, or for each arena if that is None.
 
-    Raises ValueError or TypeError for options that JSON cannot say.
+    Raises ValueError or TypeError for options that are not JSON values.
     """
     return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": arenas})
 
@@ -135,7 +135,7 @@ def call_body(
 ) -> bytes:
     """Return the body of a call frame. For "set", ``args`` has one value per arena; "render" needs no ``name``.
 
-    Raises ValueError or TypeError for arguments that JSON cannot say.
+    Raises ValueError or TypeError for arguments that are not JSON values.
     """
     message: dict[str, Any] = {what: True if what == "render" else name, "args": list(args), "arenas": list(arenas)}
     if kwargs:
@@ -144,7 +144,7 @@ def call_body(
 
 
 def read_values(body: Body, n: int) -> list[Any]:
-    """Return the values in the answer to a call of n arenas. Raises BadFrame."""
+    """Return the ``n`` values, one per arena, in the answer to a call. Raises BadFrame."""
     values = parse_json(body).get("values")
     if not isinstance(values, list) or len(values) != n:
         got = f"a list of {len(values)}" if isinstance(values, list) else describe_value(values)
@@ -154,10 +154,10 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """An error in an engine, and its place, as far as the engine knows.
+    """An error in an engine, and its place as far as the engine reported it.
 
-    ``type``, ``traceback`` and ``broken`` (path, expected, got of a value that breaks its spec) come from engines other
-    than Godot, whose languages have exceptions.
+    Only engines other than Godot, in languages with exceptions, report ``type``, ``traceback`` and ``broken``: the
+    (path, expected, got) of a value that breaks its spec.
     """
 
     message: str
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name of a note and its other keys. Raises BadFrame."""
+    """Return the name of a note, and a dict of its other entries. Raises BadFrame."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 
@@ -252,7 +252,7 @@ def _array(entry: Any, where: str) -> tuple[ArrayLayout, ArraySpec]:
 
 
 def _bound(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray | None:
-    """Return a bound as an array of the dtype: without dimensions if it is one number for all, else of the shape."""
+    """Return a bound as an array of ``dtype``: 0-d if one number is given for all elements, else of ``shape``."""
     if value is None:
         return None
     numbers = value if isinstance(value, list) else [value]
@@ -293,7 +293,7 @@ def _check_unique(names: list[str], what: str, where: str) -> None:
 
 
 def _typed(value: Any, kind: type[list[Any]] | type[str], what: str) -> Any:
-    """Return ``value``. Raises BadFrame if it is of another type."""
+    """Return ``value``. Raises BadFrame if it is not of type ``kind``."""
     if not isinstance(value, kind):
         raise BadFrame(f"{what} should be {'a text' if kind is str else 'a list'}, but is {describe_value(value)}")
     return value
@@ -307,7 +307,7 @@ def _name(entry: Any, where: str) -> str:
 
 
 def _whole_number(value: Any, where: str, at_least: int) -> int:
-    """Return ``value`` as an int. Raises BadFrame. 4.0 is 4: Godot writes numbers that it has read as doubles."""
+    """Return ``value`` as an int, or raise BadFrame. Accepts 4.0, because Godot's JSON parser reads 4 as a double."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or not at_least <= value < 2**53:
         raise BadFrame(f"{where} should be a whole number from {at_least} on, but is {describe_value(value)}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Options about engines: ``engine:`` in a config."""
+"""Options for engines, ``engine:`` in a config."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
 class EngineOptions:
     """Options for starting and driving engines.
 
-    ``scene``: a res:// path; None is the project's main scene. ``binary``: the engine; None looks for one, see
-    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "max", as fast as it can with
-    the same results, or "realtime". ``fixed_fps``: ticks per second of the simulated time; None is the project's own.
-    ``window``: show the game. ``shown``: number of arenas visible then. ``isolate``: each arena in a physics world of
-    its own, so that its results do not depend on how many there are. ``pin``: one core per engine. ``user_data``:
-    "private", a temporary folder per engine for ``user://``, or "shared". ``parameters``: defaults of the reset
-    options. ``max_frame_mb``: the largest step, in MiB. ``attach``: wait at this address for a game that is
-    played in the editor, instead of starting one; options about starting are unused then.
+    ``scene``: a res:// path; None is the project's main scene. ``binary``: path of the engine; None looks for one, see
+    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "max" is as fast as possible
+    with the same results; or "realtime". ``fixed_fps``: ticks per simulated second; None is the project's own number.
+    ``window``: whether to show the game. ``shown``: number of arenas visible in the window. ``isolate``: whether each
+    arena has its own physics world, so that results do not depend on the number of arenas. ``pin``: whether each engine
+    is bound to one core. ``user_data``: "private" gives each engine a temporary folder for ``user://``; or "shared".
+    ``parameters``: defaults of reset options. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at
+    which to wait for a game that the user plays in the editor; no engine is started then.
     """
 
     scene: str | None = attrs.field(default=None, validator=_optional_text)
@@ -74,7 +74,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-        """Return the options in ``value``; the defaults for None. Raises ConfigError for a mistake in a mapping."""
+        """Convert ``value`` to EngineOptions; None means the defaults. Raises ConfigError for a mistake in it."""
         if isinstance(value, EngineOptions):
             return value
         return structure(cls, {} if value is None else value, where="engine")
@@ -86,6 +86,6 @@ def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
 
 @attrs.frozen(kw_only=True)
 class GodotOptions(KindOptions):
-    """The options of GodotEnvManager."""
+    """The options of GodotEnvManager: those of every kind, and ``engine``."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)

@@ -1,7 +1,7 @@
-"""Tables in CSV files that grow during a run. A resumed run goes on with the rows of the run before.
+"""Tables in CSV files that grow during a run. A resumed run keeps rows of the run before and appends to them.
 
 The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
-flushed at once. A file counts as written by this library if its first line has the expected columns.
+flushed at once. A file counts as written by this library if its first line names the expected columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A new file at ``path`` that begins with the rows ``kept`` and grows by rows. Raises NotWritten."""
+    """A new file at ``path``, with the rows ``kept`` at its start. Raises NotWritten if it cannot be created."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -36,7 +36,7 @@ class CsvFile:
         self._writer.writerow(row)
 
     def close(self) -> None:
-        """Close the file. May be called any number of times."""
+        """Close the file. A second call does nothing."""
         self._file.close()
 
 
@@ -45,7 +45,7 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a file as dicts by column; none without a file. An incomplete last line is left out.
+    """Return the rows of a file as dicts by column, without an incomplete last line; [] if there is no file.
 
     Raises UsageError for a file that cannot be read.
     """
@@ -60,14 +60,14 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and is not a table with these columns. A symbolic link counts as not."""
+    """Return whether ``path`` exists and is not a table with these columns. A symbolic link never is one."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
         return False
     header = (",".join(columns) + "\r\n").encode()
     with path.open("rb") as file:
-        return not header.startswith(file.readline(len(header)))  # a run killed at its beginning leaves half a line
+        return not header.startswith(file.readline(len(header)))  # a run killed at its start leaves half a line
 
 
 def holds_rows(path: Path) -> bool:

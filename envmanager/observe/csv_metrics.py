@@ -1,6 +1,6 @@
 """Metrics writer for a table ``metrics.csv`` in the training's folder, with a line per value.
 
-The rule: a resumed training keeps the lines up to its checkpoint, and drops those after it.
+The rule: a resumed training keeps the lines up to its checkpoint and drops later ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class CsvMetrics:
-    """A writer of ``metrics.csv``. Raises UsageError for a file of that name that no training wrote."""
+    """A writer of ``metrics.csv``. Raises UsageError if there is such a file that no training wrote."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE
@@ -42,5 +42,5 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it. A symbolic link counts as not written by one."""
+    """Return whether ``path`` exists and no training wrote it, as is assumed of every symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)

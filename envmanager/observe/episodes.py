@@ -1,4 +1,4 @@
-"""Counts while a manager runs: environment steps, and the returns and lengths of episodes.
+"""Counts of a running manager: environment steps, and the returns and lengths of episodes.
 
 ::
 
@@ -7,10 +7,10 @@
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
 An episode that was cut because its worker failed has no return: it counts as lost and not as an episode. An episode
-that was running when counting began does not count at all.
+that was already running when counting began does not count at all.
 
-This runs once per StepInfo, tens of thousands of times a second, so it is made to be cheap: the agents of a worker's
-rows are looked up once and remembered until they change.
+This code runs once per StepInfo, tens of thousands of times a second. To be cheap, it looks up the agents of a worker's
+rows once and keeps them until they change.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 RECENT = 100
 """Number of latest episodes over which means are taken."""
 _KEPT_OF_A_MANAGER = 10_000
-"""Number of episodes that a manager keeps (2 MB); with thousands of environments many end at the same moment."""
+"""Number of episodes that a manager keeps (2 MB). With thousands of environments, many end at the same moment."""
 _UNSEEN = -(1 << 62)
 """Initial length of an episode already running when counting began; it stays below 0, so it never counts."""
 
 
 class Episode(NamedTuple):
-    """A finished episode of one agent. ``total`` is its return: the sum of this agent's rewards.
+    """A finished episode of one agent. ``total`` is the return: the sum of the agent's rewards.
 
     ``length``: number of the agent's steps; steps in which only other agents acted do not count.
     """
@@ -47,16 +47,16 @@ class Episode(NamedTuple):
 
     @property
     def env_id(self) -> int:
-        """Number of the environment in which the agent plays."""
+        """Id of the environment in which the agent plays."""
         return self.agent_id >> AGENT_BITS
 
 
 @attrs.frozen
 class _RowOwners:
-    """The agents of the rows of one worker's StepInfo."""
+    """The agents to which the rows of one worker's StepInfo belong."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
-    places: tuple[np.ndarray, ...]  # per behavior, where each row's running return and length are kept
+    places: tuple[np.ndarray, ...]  # per behavior, the index of each row in the running returns and lengths
     env_ids: frozenset[int]
 
 
@@ -114,7 +114,7 @@ class Episodes:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count the step in one StepInfo. After a reset or a lost step there is none, and episodes begin."""
+        """Count the step in one StepInfo. A StepInfo of a reset or a lost step has none; it begins new episodes."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
@@ -133,7 +133,7 @@ class Episodes:
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
         """Prepare for ``add_batch``, after a reset of ``n_envs`` environments.
 
-        ``brings_first``: the first row of each environment is its observation after the reset, and not a step.
+        ``brings_first``: whether the first row of each environment is that of the reset, which is not a step.
         """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
         self._running[self._rows] = 0.0
@@ -226,7 +226,7 @@ class Episodes:
                 self.on_end(episode)
 
     def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """Reset the running returns in these environments, also of agents that join later."""
+        """Reset the running returns and lengths in these environments, also of agents that are absent now."""
         places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
         self._forget(np.array(places, np.intp))
 
@@ -235,7 +235,7 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Return the agents of the rows: ``owners``, those of the last StepInfo, itself if they are the same."""
+        """Return the agents of the rows. Return ``owners``, of the worker's last StepInfo, if they have not changed."""
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
@@ -273,7 +273,7 @@ class Episodes:
         return len(self._agent_at) - 1
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Free the places of agents that have left after the end of their episode."""
+        """Free the places of agents that left when their episode had ended."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):
             if self._running[place] == 0.0 and self._lengths[place] == 0:

@@ -1,15 +1,15 @@
-"""Events of the workers: what happened to them, kept, counted and logged.
+"""Events of the workers, such as failures and restarts, which are kept, counted and logged.
 
 ::
 
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``: one line at WARNING when a
-worker is replaced; at ERROR, with the evidence, when one is dropped; at DEBUG, with the evidence, each failure (the
-traceback, the crash report, the end of the output). The same evidence is in ``event.error`` and ``event.cause``.
+Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``. A replaced worker is one line
+at WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
+report, the end of the output. The same evidence is in ``event.error`` and ``event.cause``.
 
-The rule: text that comes from an environment is an argument of a log call and never its format.
+The rule: text from an environment is an argument of a log call and never its format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from envmanager.errors import RestartsExhausted, WorkerError
 from envmanager.options import RestartPolicy
 
 KEPT = 1000
-"""Number of events kept. The counters and the log have all."""
+"""Number of events kept. The counters and the log include all events."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -48,10 +48,10 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class Started(Event):
-    """A worker has started and made its environments, within ``start_s`` seconds."""
+    """A worker has started and made its environments, which took ``start_s`` seconds."""
 
     pid: int | None
-    """Process id; None in this process, and for a game that this library did not start."""
+    """Process id; None for a worker in this process and for a game that this library did not start."""
     start_s: float
 
     def __str__(self) -> str:
@@ -61,8 +61,8 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """A worker failed with ``error``, which has all the evidence. The next event says what follows, or the error is
-    raised.
+    """A worker failed with ``error``, which has all the evidence. The error is raised, unless the worker's next event
+    says what is done instead.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -132,7 +132,7 @@ class Recycled(Event):
 
 @attrs.frozen(kw_only=True)
 class Dropped(Event):
-    """A worker is given up for good with ``error``; the others go on without it."""
+    """A worker is dropped permanently because of ``error``; the others go on without it."""
 
     LEVEL = logging.ERROR
 
@@ -161,7 +161,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class Note(Event):
-    """A report of the worker beside its steps, such as a statistic, or a key pressed in its window."""
+    """A report of the worker that is no part of a step, such as a statistic, or a key pressed in its window."""
 
     name: str
     data: Mapping[str, Any]
@@ -171,7 +171,7 @@ class Note(Event):
 
 
 class EventLog(Sequence[Event]):
-    """The last events, oldest first, and counters of each kind since the start."""
+    """The last events, oldest first, and the number of events of each kind since the start."""
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
@@ -188,7 +188,7 @@ class EventLog(Sequence[Event]):
 
     def count(self, kind: type[Event]) -> int:
         """Return the number of events of this kind and its subclasses, including those no longer kept."""
-        counts = self._counts.copy()  # at once: another thread may be adding
+        counts = self._counts.copy()  # copied, because another thread may add an event
         return sum(number for each, number in counts.items() if issubclass(each, kind))
 
     @overload

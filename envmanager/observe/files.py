@@ -1,11 +1,11 @@
-"""Files that replace others as a whole.
+"""Atomic replacement of files.
 
 ::
 
-    path ◀── rename ── .path.3f9c21d0.part, made new
+    path ◀── rename ── .path.3f9c21d0.part, newly created
 
-The rule: a file that replaces another is written under a new name and then renamed. So its name stands for the old file
-or the new one, each whole; a link of that name is not followed; and its mode is what the umask leaves.
+The rule: a file that replaces another is written under a new name and then renamed. So ``path`` is always the complete
+old file or the complete new one. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envmanager.system.machine import SAFELY
 
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Raise NotWritten, which names ``path``, in place of an OSError."""
+    """Convert an OSError to NotWritten, whose message names ``path``."""
     try:
         yield
     except NotWritten:
@@ -35,34 +35,34 @@ def reporting(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of ``path`` when the context ends; when it fails, nothing has changed.
+    """Yield a file that replaces ``path`` when the context ends. If the context raises, ``path`` is unchanged.
 
     Raises NotWritten.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with reporting(path):
-        # O_EXCL: there was no file or link of this name. The new file gets the mode that the umask leaves.
+        # O_EXCL fails if there is a file or link of this name. The new file gets the mode that the umask leaves.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o666)
         file = os.fdopen(descriptor, "wb")
         try:
             yield file
             file.flush()
             os.fsync(descriptor)
-            file.close()  # Windows renames no open file
+            file.close()  # Windows cannot rename an open file
             temporary.replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):  # a disk that is full refuses the rest again
+            with contextlib.suppress(OSError):  # on a full disk the flush fails again
                 file.close()
             temporary.unlink(missing_ok=True)
             raise
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open a file that ``replacing`` has made, to write after its end. Raises OSError, also for a link in its place."""
+    """Open a file that ``replacing`` has made, for appending. Raises OSError, also if it is a symbolic link now."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 
 def write_anew(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, wholly or not at all. Raises NotWritten."""
+    """Replace ``path`` atomically by a file that contains ``text``. Raises NotWritten."""
     with replacing(path) as file:
         file.write(text.encode())

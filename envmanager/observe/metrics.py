@@ -1,18 +1,18 @@
-"""Choice of metrics writers: TensorBoard, a CSV file, Weights & Biases, MLflow, or one that a package adds.
+"""Choice of metrics writers: TensorBoard, a CSV file, Weights & Biases, MLflow, or one that another package adds.
 
 ::
 
     training.metrics: [csv, {wandb: {project: x}}] ── parse ──▶ Metrics ── open_writers ──▶ MetricsWriter, …
                                                                             add_scalars({"return/mean": 21.5}, 30_000)
 
-A package adds a writer with an entry point in its ``pyproject.toml``::
+Another package adds a writer with an entry point in its ``pyproject.toml``::
 
     [project.entry-points."envmanager.metrics"]
     comet = "my_package.metrics:CometMetrics"
 
 The entry point names a callable: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
 
-The rule: an unknown name, an unknown option and a missing library are refused before anything is started.
+The rule: an unknown name, an unknown option and a missing library are refused before a process is started.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ KINDS = {
     ),
     "wandb": _Known("envmanager.observe.trackers:WandbMetrics", "wandb", "wandb"),
 }
-"""Writers of this library, imported when they are chosen."""
+"""Writers of this library. Each is imported when it is chosen."""
 
 
 @attrs.frozen
 class Metrics:
-    """One writer of a config: its name, ``kind``, and its ``options``."""
+    """One writer in a config: its name, ``kind``, and its ``options``."""
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def writes_files(self) -> bool:
-        """Whether the writer writes files in the training's folder, instead of sending to a service."""
+        """Whether the writer writes files in the training's folder."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 
@@ -76,7 +76,7 @@ class Metrics:
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Parse a list of names or ``{name: options}``. Raises UsageError for anything else, and for a name twice."""
+    """Parse a list of names or ``{name: options}``. Raises UsageError for anything else, and for a repeated name."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))
@@ -112,7 +112,7 @@ def known_kinds() -> list[str]:
 
 
 def require(chosen: Iterable[Metrics]) -> None:
-    """Raise MissingExtra for a writer whose library is not installed, UsageError for unknown options."""
+    """Raise MissingExtra for a writer whose library is not installed, or UsageError for an unknown option."""
     for each in chosen:
         _check_options(each, _find(each.kind))
 

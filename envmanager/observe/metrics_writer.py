@@ -1,4 +1,4 @@
-"""The interface of a metrics writer, and the facts about a training that it gets."""
+"""The interface of metrics writers, and the facts about a training that are passed to them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class MetricsWriter(Protocol):
     """A writer of scalars to a file or a service."""
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
-        """Write these values, by name (``"default/loss"``), at ``step`` agent steps of the training.
+        """Write values by name (``"default/loss"``); ``step`` is the training's number of agent steps.
 
-        Between behaviors ``step`` may go back: one behavior's scalars may come after later ones of another.
+        ``step`` may be smaller than in the call before, if that call was for another behavior.
         """
         ...
 
     def close(self) -> Any:
-        """Flush everything and close."""
+        """Flush all values and close."""
         ...
 
 
 @attrs.frozen
 class RunFacts:
-    """The facts about a training for a writer. ``directory`` is its folder, ``config`` its whole config as plain data.
+    """Facts about a training for its writers. ``directory``: its folder; ``config``: its whole config as plain data.
 
-    ``run_id`` stays the same when the training is resumed; ``resumed_at`` is then its number of agent steps.
+    ``run_id``: stays the same in a resumed training; ``resumed_at``: number of agent steps before the resumption.
     """
 
     directory: Path

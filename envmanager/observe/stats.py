@@ -10,21 +10,21 @@ import attrs
 from envmanager.observe.timing import WaitTimes, WorkerTimes
 
 _EVEN = 0.1
-"""Shares of the time that differ by less than this count as equal."""
+"""Difference below which two shares of the time count as equal."""
 _LEAST_STEPS = 1000
-"""Environment steps before the first verdict; the first steps are slower."""
+"""Number of environment steps before the first verdict, because the first steps are slower."""
 _MESSAGE_S = 150e-6
-"""Least time of the trainer per worker step, in seconds, with a policy that takes no time."""
+"""Seconds of the trainer per worker step, below which it does little but pass messages."""
 _OWN_S = 60e-6
-"""Time of the trainer for a worker step below which most of it is the manager's own, whatever the policy."""
+"""Seconds of the trainer per worker step, below which the manager takes most of them, whatever the policy."""
 _YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
-"""The verdict names a worker slower than this multiple of the median."""
+"""Multiple of the median step time, from which the verdict names a worker as slow."""
 
 
 @attrs.frozen
 class WorkerStats:
-    """Counts and times of one worker, over all its generations; shares are of the time since its first step.
+    """Counts and times of one worker, over all its generations. Shares are of the time since its first step.
 
     A worker is *idle* while it has no command. The trainer *waits* while no response is ready.
     """
@@ -32,11 +32,11 @@ class WorkerStats:
     worker_id: int
     env_ids: tuple[int, ...]
     generation: int = 0
-    """Number of its present process; 0 is the first."""
+    """Generation of the worker's present process; 0 is the first."""
     pid: int | None = None
-    """Process id; None in the trainer's own process."""
+    """Process id; None for a worker in the trainer's own process."""
     waiting: bool = False
-    """Whether a response is outstanding: the worker steps or is being replaced, or its step was not received yet."""
+    """Whether a response is outstanding: the worker steps, is being replaced, or has a step that was not received."""
     replacing: bool = False
     """Whether the worker failed or is recycled, and its next process has not started yet."""
     failed: bool = False
@@ -46,7 +46,7 @@ class WorkerStats:
     restarts: int = 0
     """Number of times that the worker was replaced because it had failed."""
     steps: int = 0
-    """Worker steps delivered. In a worker step each environment of the worker takes one environment step."""
+    """Number of worker steps delivered. In a worker step each environment of the worker takes one environment step."""
     start_s: float = 0.0
     """Duration of the last start, from the request until the environments were made."""
     step_time_s: float = 0.0
@@ -65,7 +65,7 @@ class WorkerStats:
     0.0 where the kernel does not report it.
     """
     node: str = ""
-    """Host of the worker, on a cluster."""
+    """Host of a worker on a cluster; else empty."""
 
     def with_times(self, times: WorkerTimes) -> WorkerStats:
         """Return these stats with the times of all steps that the worker has taken, delivered or not."""
@@ -89,23 +89,23 @@ class ManagerStats:
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
-    """Worker steps delivered."""
+    """Number of worker steps delivered."""
     env_steps: int = 0
-    """Environment steps delivered, one per environment in each worker step."""
+    """Number of environment steps delivered, one per environment in each worker step."""
     late_replies: int = 0
-    """Responses that came after their deadline and were discarded."""
+    """Number of responses that came after their deadline and were discarded."""
     restarts: int = 0
     """Number of times that a worker was replaced because it had failed."""
     steps_lost: int = 0
-    """Worker steps that were sent and never delivered, because the worker failed."""
+    """Number of worker steps that were sent and never delivered, because the worker failed."""
     wait_share: float = 0.0
-    """Share of the time in which the trainer waited for steps; in process, in which the environments stepped."""
+    """Share of the time in which the trainer waited for steps. In process, that in which environments stepped."""
     placement: str = ""
-    """Choice of a probe and its reason, if the placement was ``"auto"``."""
+    """Placement that a probe chose, and the reason; empty unless ``"auto"`` was asked for."""
     in_process: bool = False
     """Whether all environments run in the trainer's process."""
     random_policy: bool = False
-    """Whether ``step()`` draws all actions with RandomPolicy, so that no policy of the user's takes time."""
+    """Whether ``step()`` draws all actions with RandomPolicy; then no policy of the user takes time."""
 
     @property
     def verdict(self) -> str:
@@ -120,7 +120,7 @@ class ManagerStats:
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
-    """Return the time that a trainer waited, as a share of the busy and idle time of the longest-running worker."""
+    """Return the trainer's waiting time as a share of the total time of the worker that has run longest."""
     total_ns = max((each.busy_ns + each.idle_ns for each in times), default=0)
     return min(1.0, waits.waited_ns / total_ns) if total_ns else 0.0
 
@@ -128,8 +128,8 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on workers beside the trainer.
 
-    The busier side limits the speed: the busiest worker, or the trainer. When both are at work for little of the time,
-    the messages between them do.
+    The busier side limits the speed: the busiest worker, or the trainer. If both are idle most of the time, the
+    messages between them limit it.
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
@@ -163,7 +163,7 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
 
 
 def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
-    """Return the verdict on environments that step while the trainer waits: their share of the time, and the rest."""
+    """Return the verdict on environments in the trainer's process, from their share of the time and the trainer's."""
     environments, rest = stats.wait_share, 1.0 - stats.wait_share
     its_own = stats.random_policy or _trainer_s(measured, environments) < _OWN_S
     who = "the manager itself" if its_own else _YOURS
@@ -179,14 +179,14 @@ def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) ->
 
 
 def _of_little_cost(stats: ManagerStats) -> tuple[str, str]:
-    """Return why a policy takes no time to speak of, and what else to do about that."""
+    """Return a clause that says why the policy takes little time, and further advice for that case."""
     if stats.random_policy:
         return "the policy is random", ", or measure with your own policy"
     return "your policy takes little", ""
 
 
 def _trainer_s(measured: Sequence[WorkerStats], wait_share: float) -> float:
-    """Return the time that the trainer was at work for each worker step."""
+    """Return the seconds that the trainer worked per worker step."""
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
     return (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
 
@@ -204,17 +204,17 @@ def _busy_share(measured: Sequence[WorkerStats]) -> float:
 
 
 def _at_work(worker: WorkerStats) -> float:
-    """Return the share of the time in which a worker had a command, waits for a free core included."""
+    """Return the share of the time in which a worker had a command or waited for a free core."""
     return min(1.0, 1.0 - worker.idle_share + worker.core_wait_share)
 
 
 def _idle_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the mean share of the time in which workers had no command, waits for a free core not included."""
+    """Return the mean share of the time in which workers had no command and did not wait for a free core."""
     return 1.0 - statistics.fmean(map(_at_work, measured))
 
 
 def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
-    """Return advice on slow steps: for one slow worker, for too few cores, or for all workers alike."""
+    """Return advice on slow steps of a single worker, on too few cores, or on slow steps of all workers."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
     usually_at_work = statistics.fmean(map(_at_work, measured))
     if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:

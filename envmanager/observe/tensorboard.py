@@ -25,7 +25,7 @@ from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 
 FOLDER = "tensorboard"
-"""Name of the folder for the scalars, in the training's folder, unless another directory is given."""
+"""Name of the folder for the scalars in the training's folder, used unless another directory is given."""
 _OF_TRAININGS = "envmanager-"
 _OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
@@ -50,7 +50,7 @@ def write_stats(
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``, so that workers share a chart.
 
-    There are six numbers of each worker, or with ``every`` all ten.
+    There are six numbers per worker, or all ten with ``every``.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """Return a SummaryWriter of tensorboardX with a new file in ``log_dir``; close it. Raises MissingExtra."""
+    """Open a tensorboardX SummaryWriter with a new file in ``log_dir``. Close it after use. Raises MissingExtra."""
     return _writer(log_dir, "")
 
 
@@ -69,13 +69,13 @@ def _writer(log_dir: str, mark: str) -> Any:
         library = importlib.import_module("tensorboardX")
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
-    # tensorboardX names the file by second and machine. A random suffix keeps two writers apart, and no link can have
-    # been put there under a name that cannot be guessed.
+    # tensorboardX names the file after the second and the machine. With a random suffix two writers have two files, and
+    # nobody can have put a symbolic link there, because the name cannot be guessed.
     return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the files that trainings have written in a folder, and the folder if it is empty then."""
+    """Remove the files that trainings have written in a folder, and then the folder if it is empty."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -1,8 +1,8 @@
 """Times of steps, and of responses in the queue, as sums and histograms.
 
-If a :class:`Track` is set, the times go into the trace too.
+If a :class:`Track` is set, the times are also added to the trace.
 
-The rule: this runs in every step, so it costs a few additions, and its memory does not grow.
+The rule: this code runs in every step, so a step costs a few additions, and the memory does not grow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import attrs
 
 _N_BUCKETS = 62 << 3
 _COUNT_AFTER = 1023
-"""Bit mask of the step number: times are put into buckets every 1,024 steps."""
+"""Bit mask of the step number: every 1,024 steps the added times are counted into buckets."""
 
 
 class Track(Protocol):
-    """A track of the trace, which shows spans of time."""
+    """A track of a trace, which shows spans of time."""
 
     def begin(self, generation: int) -> None:
         """Set the generation of the worker for the spans that follow."""
@@ -45,12 +45,12 @@ class Histogram:
         self._counts = [0] * _N_BUCKETS
         self._recent = array.array("Q")
         self.add = self._recent.append
-        """Add one time ≥ 0; call ``count`` now and then. This is a C method, because every step calls it."""
+        """Function that adds a time ≥ 0, a C method because every step calls it. Call ``count`` now and then."""
 
     def count(self) -> None:
         """Move the added times into the buckets."""
         times_ns = self._recent.tolist()
-        del self._recent[: len(times_ns)]  # another thread may have added to it
+        del self._recent[: len(times_ns)]  # not all: another thread may have added more
         for time_ns in times_ns:
             shift = time_ns.bit_length() - 4
             self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
@@ -58,7 +58,7 @@ class Histogram:
     def percentiles(self, *percents: int) -> list[float]:
         """Return the percentiles ``percents`` of the times; 0.0 without any times."""
         self.count()
-        seen = list(itertools.accumulate(self._counts))  # up to and with each bucket
+        seen = list(itertools.accumulate(self._counts))  # numbers of times in each bucket and all below
         total = seen[-1]
         if not total:
             return [0.0] * len(percents)
@@ -84,7 +84,7 @@ class WorkerTimes:
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
     ended_ns: int = 0
-    """Time at which the last command ended; 0 before the worker has reported any."""
+    """Time at which the last command ended; 0 before the first one."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
         """Record a start, from the request until the worker was ready."""
@@ -95,7 +95,7 @@ class WorkerTimes:
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Before it the worker had no command."""
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Before that step the worker was idle."""
         began_ns = ended_ns - busy_ns
         if began_ns > self.ended_ns > 0:
             self.idle_ns += began_ns - self.ended_ns
@@ -117,7 +117,7 @@ class WorkerTimes:
 
 @attrs.define(eq=False)
 class WaitTimes:
-    """Time for which a trainer has waited for responses."""
+    """Total time for which a trainer has waited for responses."""
 
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)

@@ -9,8 +9,8 @@
 The format is the array form of the Trace Event Format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), whose closing bracket may be missing.
 
-The rule: the file is valid at any moment, so a killed run loses at most its last second. When the trace cannot be
-written any more, it ends, and the run goes on.
+The rule: the file is valid at any moment, so a killed run loses at most its last second. If the trace can no longer be
+written, it ends, and the run goes on.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
-"""Number of spans after which they are written, if no second has passed before."""
+"""Number of spans that are written even before a second has passed."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)
-"""Events without a mark: a start is a span already, and late responses may be many."""
+"""Events without a mark: a start has a span already, and there may be many late responses."""
 _DEATHS = tuple(kind.__name__ for kind in (Died, TimedOut, ProtocolBroken, NotStarted))
 
 _began_ns = operator.itemgetter(0)
 _logger = logging.getLogger("envmanager")
 
 Record = tuple[int, int | None, int, str, str]
-"""(begin, end or None for a mark, number of the track, name, further members); the last two as JSON."""
+"""Tuple (begin, end or None for a mark, number of the track, name, further members); the last two are JSON."""
 
 
 class SpanTrack:
@@ -62,14 +62,14 @@ class SpanTrack:
         self._more = f',"args":{{"generation":{generation}}}'
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span. ``name`` is escaped for JSON."""
+        """Add a span. ``name`` must be escaped for JSON already."""
         tracer = self._tracer
         tracer.records.append((began_ns, ended_ns, self._number, name, self._more))
         if ended_ns >= tracer.write_at_ns or len(tracer.records) >= _AT_ONCE:
             tracer.write()
 
     def mark(self, name: str, at_ns: int, **arguments: Any) -> None:
-        """Add a mark at one moment."""
+        """Add a mark at one moment, with ``arguments`` to show beside it."""
         more = json.dumps(arguments, ensure_ascii=False)
         self._tracer.records.append((at_ns, None, self._number, name, f',"s":"t","args":{more}'))
 
@@ -81,11 +81,11 @@ class Tracer:
     """A writer of one trace. Times are from ``time.monotonic_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
-        """Create ``path``, or empty it. Only the user can read the file, because it has the texts of failures.
+        """Create ``path``, or empty it. Only the user can read the file, because it contains the texts of failures.
 
-        Raises UsageError when ``path`` cannot be written, or another manager of this process writes it.
+        Raises UsageError if ``path`` cannot be written, or another manager of this process writes it.
         """
-        self._path = absolute(path)  # the trainer may go to another directory
+        self._path = absolute(path)  # the trainer may change its directory
         if self._path in _being_written:
             raise UsageError(f"the trace {path!r} is being written by another manager: name a file for each.")
         self._owner_pid = os.getpid()
@@ -94,7 +94,7 @@ class Tracer:
         self._is_open = True
         self._is_closed = False
         self._ended_ns: dict[int, int] = {}
-        """Time at which the last span of each worker ended; since then it is idle."""
+        """Time at which each worker's last span ended, by track; the worker is idle from then on."""
         self.records: list[Record] = []
         self.write_at_ns = self._zero_ns + _EVERY_NS
         self.trainer = SpanTrack(self, _TRAINER)
@@ -139,13 +139,13 @@ class Tracer:
             began_ns = time.monotonic_ns()
             self.write_at_ns = began_ns + _EVERY_NS
             records = self.records[:]
-            del self.records[: len(records)]  # another thread may have added to it
+            del self.records[: len(records)]  # not all: another thread may have added more
             records.sort(key=_began_ns)
             self._append("".join(self._lines_of(records)))
             self.trainer.span("write the trace", began_ns, time.monotonic_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return the lines, each with its comma in front. Microseconds are written as ns with "e-3": exact and fast."""
+        """Return the lines, each after its comma. Microseconds are ns with "e-3", which is exact and fast to write."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
@@ -153,12 +153,12 @@ class Tracer:
             at_ns = began_ns - zero_ns
             if ended_ns is None:
                 lines.append(f',\n{{"ph":"i",{head}{number},"ts":{at_ns}e-3,"name":"{name}"{more}}}')
-                if name in _DEATHS:  # perhaps in the middle of a step: not idle until the next start
+                if name in _DEATHS:  # perhaps during a step, so the time until the next start is not idle
                     last_ended_ns.pop(number, None)
                 continue
             if number != _TRAINER:
                 idle_ns = began_ns - last_ended_ns.get(number, began_ns)
-                if idle_ns >= 0:  # else it was reported too late to be sorted in
+                if idle_ns >= 0:  # negative for a span that was reported too late to be sorted in
                     last_ended_ns[number] = ended_ns
                 if idle_ns > 0:
                     idle = f'{at_ns - idle_ns}e-3,"dur":{idle_ns}e-3,"name":"idle"'
@@ -180,7 +180,7 @@ class Tracer:
             _logger.warning("the trace %s ends here, because it cannot be written: %s", self._path, error.strerror)
 
     def close(self) -> None:
-        """Write the remaining spans and the closing bracket. May be called any number of times."""
+        """Write the remaining spans and the closing bracket. A second call does nothing."""
         self.write()
         if os.getpid() == self._owner_pid:
             self._append("\n]\n")
@@ -191,7 +191,7 @@ class Tracer:
 
 
 def _readable(text: str) -> str:
-    """Return ``text`` without what Perfetto cannot read: surrogates, and a backslash at the end."""
+    """Return ``text`` without the parts that Perfetto cannot read: surrogates, and backslashes at the end."""
     return text.encode(errors="replace").decode().rstrip("\\")
 
 

@@ -2,7 +2,7 @@
 
 Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
-The rule: a library is imported when its writer is made. A resumed training goes on with the same run of the tracker.
+The rule: a library is imported when its writer is made. A resumed training continues its run in the tracker.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from envmanager.observe.metrics_writer import RunFacts
 
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
-"""Characters that MLflow does not allow in a key, but behaviors may have in their names."""
+"""Pattern of a character that MLflow does not allow in a key. Names of behaviors may contain such characters."""
 _TAG = "envmanager.run"
 _PARAMS_AT_ONCE = 100
-"""Most parameters that an MLflow server takes at once."""
+"""Most parameters that an MLflow server accepts in one request."""
 
 
 class WandbMetrics:
-    """A metrics writer that makes a training a run of Weights & Biases. ``options`` are passed to ``wandb.init``."""
+    """A metrics writer that logs a training as a Weights & Biases run. ``options`` are passed to ``wandb.init``."""
 
     def __init__(self, facts: RunFacts, **options: Any) -> None:
         wandb: Any = importlib.import_module("wandb")
@@ -35,16 +35,16 @@ class WandbMetrics:
         self._run.define_metric("*", step_metric="steps")
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        self._run.log({**scalars, "steps": step})  # not as W&B's own step, which must not go back
+        self._run.log({**scalars, "steps": step})  # not as W&B's own step, which must not decrease
 
     def close(self) -> None:
         self._run.finish()
 
 
 class MlflowMetrics:
-    """A metrics writer that makes a training a run of MLflow, with the config as its parameters.
+    """A metrics writer that logs a training as an MLflow run, with the config as parameters.
 
-    ``tracking_uri`` is MLflow's own if unset; ``experiment`` is created if it does not exist.
+    ``tracking_uri``: None is MLflow's default. ``experiment``: created if it does not exist.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MlflowMetrics:
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
-        """Reopen the run of a resumed training and return its id; None if there is none."""
+        """Reopen the run of a resumed training and return the run's id; None if there is no run to resume."""
         if facts.resumed_at is None:
             return None
         runs = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{facts.run_id}'")

@@ -1,1 +1,1 @@
-"""Choice of the number and place of workers, by a probe of the environment."""
+"""Choice of how many workers host the environments, and where, by a probe of the environment."""

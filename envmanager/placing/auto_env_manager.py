@@ -1,4 +1,4 @@
-"""``kind="auto"``: the choice of a manager by a probe of the environment."""
+"""``kind="auto"``: the choice of a manager's kind by a probe of the environment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
-    ``options`` are those of SubprocessEnvManager. If ``n_workers`` is a number, it is the number of processes, if any.
-    ``local_envs="auto"`` allows some environments in this process and the others in workers. ``stats().placement``
-    gives the choice and the reason. The probe and the constructors raise the same errors.
+    ``options`` are those of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
+    ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,
+    ``stats().placement`` says what was chosen and why. The probe raises the same errors as the constructors.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)
     placement = _place(env_factory, checked)

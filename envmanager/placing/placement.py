@@ -1,14 +1,14 @@
-"""Choice of where environments run: in this process, or in how many worker processes; with the reason.
+"""Choice of where environments run, in this process or in a number of worker processes, and the reason for it.
 
 ::
 
     Probe (what a step and a message cost) ──┐
     n_envs, n_cores ─────────────────────────┴── choose ──▶ Placement (kind, n_workers, local_envs, the reason)
 
-A few layouts are compared by the time of a *round*, one step of all environments. In this process it takes the sum of
-their times. In workers it takes as long as the scarcest thing: the workers' own time, the cores, or the trainer, which
-serves one worker after the other. What a step and a message cost was measured; nothing here measures or starts
-anything.
+A few layouts are compared by the time of a *round*, one step of all environments. In this process a round takes the sum
+of their step times. In workers it takes the longest of three times: that of the slowest worker, that of all work on the
+cores, or that of the trainer, which serves one worker after the other. The costs of a step and a message were measured
+before; nothing here measures or starts anything.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from envmanager.hosts.spin import SPIN_NS
 
 @attrs.frozen(kw_only=True)
 class Probe:
-    """Measured costs of one environment step, including resets after the end of an episode, and of a message."""
+    """Measured costs of a message and of one environment step, including the resets after the ends of episodes."""
 
     wall_s: float
-    """Mean time of a step, less its waits for a free core."""
+    """Mean time of a step, without its waits for a free core."""
     cpu_s: float
     """Mean processor time of a step, over all threads of its process."""
     message_s: float = 50e-6
     """Time of a message: half the time from a command to the response of a worker that does nothing for it."""
     unevenness: float = 0.0
-    """Difference of slow steps (95th percentile) and usual ones (median), divided by the mean."""
+    """Difference between the 95th percentile and the median of the step times, divided by their mean."""
     obs_bytes: int = 0
     """Size of the observations of one step."""
     n_steps: int = 1
@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def busy_share(self) -> float:
-        """Share of a step that is computing; in the rest it sleeps or waits for another program."""
+        """Share of a step in which the environment computes; in the rest it sleeps or waits for another program."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
 
 
@@ -67,17 +67,17 @@ HERE_COUNTS = 1.02
 """Factor on the time of a round in this process, because nothing protects the trainer from a crash or a hang."""
 
 SHARED_COUNTS = 1.12
-"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for the others."""
+"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for other workers."""
 
 AS_GOOD = 1.05
-"""Factor of the least time within which numbers of workers count as equal; the model is no more precise."""
+"""Factor on the least time. Numbers of workers within it count as equally good, as the model is no more precise."""
 
 UNEVEN = 1.0
-"""Unevenness from which the greatest of equally good numbers of workers is taken, if slow steps are also slower than a
-message, so that few environments wait for a slow neighbour. Below it the smallest is taken, to use fewer processes."""
+"""Unevenness from which the greatest of equally good numbers of workers is chosen, so that few environments wait for a
+slow neighbour in their worker. Otherwise, or if slow steps cost less than a message, the smallest is chosen."""
 
 MOSTLY = 0.5
-"""Share of computing in a step from which the reason of a placement says that it computes."""
+"""Least share of computing in a step; below it the text of a placement says that steps mostly wait."""
 
 CROWD = 0.33
 """Share of a round that is lost when processes outnumber cores, because the trainer takes a core while it spins."""
@@ -98,7 +98,7 @@ def choose(
     """Return where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
     ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: the number of workers, if
-    there are any. ``local_envs``: number of environments in a local worker besides; "auto" for the fastest number.
+    any are used. ``local_envs``: number of environments in an additional local worker; "auto" for the fastest number.
     """
     uneven = probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > probe.message_s
 
@@ -130,7 +130,7 @@ def isolate(
 ) -> Placement:
     """Return the placement of environments that end their process: one worker each, none in the trainer's process.
 
-    ``reason`` says what happened. Numbers in ``n_workers`` and ``local_envs`` were chosen by the user and stay.
+    ``reason`` says what happened. If ``n_workers`` or ``local_envs`` is a number, the user chose it, so it is kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local
@@ -141,7 +141,7 @@ def isolate(
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0) -> float:
-    """Return the expected time of one step of all environments, in seconds, with partial steps."""
+    """Return the expected seconds of one step of all environments, if workers are stepped independently."""
     copied_s = n_envs * probe.obs_bytes * BYTE_S
     if n_workers == IN_PROCESS:
         return n_envs * probe.wall_s + (copied_s if n_envs * probe.obs_bytes < LEAST_LENT_BYTES else 0.0)

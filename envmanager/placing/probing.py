@@ -1,4 +1,4 @@
-"""Measurement of an environment's step costs, in a worker process, before the real workers start.
+"""Measurement of the cost of an environment's steps, in a worker process, before the manager's own workers start.
 
 ::
 
@@ -11,7 +11,7 @@
           ── choose ──▶ Placement
 
 The trainer's process never makes the environment. An environment that ends its worker in the reset or in a step cannot
-be measured: it gets a worker of its own, and no place in the trainer's process.
+be measured. Each environment then gets its own worker, and none runs in the trainer's process.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ PROBE_S = 0.5
 MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
-"""Share of the first steps that does not count: they import, allocate and fill caches."""
+"""Share of the steps, at the beginning, that is not counted, because they import, allocate and fill caches."""
 N_MESSAGES = 50
-"""Number of commands and responses measured. The fastest pair counts: others wait for a core on a busy machine."""
+"""Number of round trips measured. The fastest counts, since on a busy machine others include waits for a core."""
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """The environment ended its probe in the reset or in a step; the text says in which, ``error`` how."""
+    """Raised when an environment has ended its probe. The text names the call that failed; ``error`` is the failure."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -66,10 +66,10 @@ class ProbeEnded(Exception):
 def place(
     manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions, *, in_process: bool
 ) -> Placement:
-    """Return where environments of ``env_factory`` should run, after probing the first of them; log the choice.
+    """Probe the first environment of ``env_factory``; return where all of them should run, and log the choice.
 
-    ``manager_class`` is SubprocessEnvManager. Takes as long as one worker's start and close, and about half a second.
-    Raises the error of an environment that cannot be made, or that raises.
+    ``manager_class`` is SubprocessEnvManager. The probe takes about half a second, and one worker's start and close. If
+    the environment cannot be made, or raises, its error is raised.
     """
     n_workers = None if options.n_workers == "auto" else options.n_workers
     if options.n_envs == 1 and not in_process:
@@ -94,10 +94,10 @@ def place(
 
 
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
-    """Return the Probe of the first environment of ``env_factory``, taken in a worker process that then ends.
+    """Measure the first environment of ``env_factory`` in a worker process, which then ends; return its Probe.
 
-    Raises ProbeEnded when the reset or a step ends that process or takes too long; the WorkerError of an environment
-    that cannot be made, or that raises, unless its RestartPolicy counts that as a fault.
+    Raises ProbeEnded if the reset or a step ends that process or takes too long, and WorkerError if the environment
+    cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
@@ -158,15 +158,15 @@ class ProbeFactory:
 class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
-    An observation is ``[number of random steps, 1 at the end]``; then ``probe`` is the result, and further steps do
-    nothing. So a failure is reported as one of the reset or of a step, and after a crash the trainer knows the number
-    of steps before it.
+    An observation is ``[number of random steps, whether the measurement has ended]``. After the end ``probe`` is the
+    result, and further steps do nothing. So the trainer can tell whether the reset or a step failed, and about how many
+    steps preceded a crash.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
 
     def __init__(self, group: EnvGroup, *, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS) -> None:
-        """Measure ``group``, of one environment, for ``probe_s`` seconds and at least two steps."""
+        """Measure ``group``, which has one environment, for ``probe_s`` seconds and at least two steps."""
         self._group = group
         self._probe_s, self._max_steps = probe_s, max_steps
         self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
@@ -186,7 +186,7 @@ class ProbedEnvironment(Environment):
 
     @property
     def probe(self) -> Probe:
-        """Result of the steps so far."""
+        """Costs of the steps taken so far."""
         return summarize(self._times, sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs)))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
@@ -199,7 +199,7 @@ class ProbedEnvironment(Environment):
             return self._progress()
         n_before = len(self._times)
         with RunDelay() as delay:
-            # What the clocks themselves take: an environment may be cheaper than that.
+            # The time that the clocks themselves take, since an environment's step may take less.
             clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
             while len(self._times) < max(1, 2 * n_before) and not self.is_done:
                 taken = actions_for(self._steps, self._policies, self._group.behavior_specs, _random_policy)
@@ -216,7 +216,7 @@ class ProbedEnvironment(Environment):
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """Return the result of ``act()``, and its time."""
+    """Return the result of ``act()``, and the time that it took."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
     result = act()
     wall_ns = time.monotonic_ns() - wall_ns
@@ -228,18 +228,18 @@ def _nothing() -> None: ...
 
 
 class StepTime(NamedTuple):
-    """Time of a step without waits for a free core, and the processor time of all its threads."""
+    """Wall time of a step, without waits for a free core, and its processor time over all threads of the process."""
 
     wall_ns: int
     cpu_ns: int
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return a StepTime: the clock's time less the wait for a core, but not below the processor time."""
+        """Return a StepTime whose wall time is without the wait for a core, but not below the processor time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Subtract ``other``; no time falls below 0."""
+        """Return the difference to ``other``; no time falls below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
@@ -259,7 +259,7 @@ def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
 
 
 class RunDelay:
-    """A clock of this thread's waits for a free core, so that a busy machine does not look like slow steps."""
+    """A clock of this thread's waits for a free core. Without it, steps would seem slow on a busy machine."""
 
     def __init__(self) -> None:
         try:
@@ -288,7 +288,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions of ``policies`` in ``steps`` of one environment; ``make_policy`` makes missing ones."""
+    """Return the actions of ``policies`` in ``steps`` of one environment; ``make_policy`` makes missing policies."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

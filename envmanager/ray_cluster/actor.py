@@ -1,18 +1,18 @@
-"""The actor: hosts the environments of one worker, wherever Ray has put it; and the bytes that it exchanges.
+"""The Ray actor that hosts the environments of one worker, and the format of its commands and answers.
 
 ::
 
     command   COMMAND, then actions or a pickle                                               manager ▶ actor
     answer    MESSAGE with the number of final rows and the length of the steps, then steps,  actor ▶ manager
-              then a pickle of what else there is
-              where the steps are large, these without them, and them as an array: Ray puts
-              it into its object store, and the manager reads it there
+              then a pickle of everything else.
+              Large steps are sent beside these bytes, as an array, which Ray puts into
+              its object store for the manager to read
 
-Steps and actions are parts of the worker's rows, as they lie in memory; what does not fit into rows is in the pickle.
+Steps and actions are the bytes of the worker's rows in memory. Values that do not fit into rows are in the pickle.
 
-The rule: the actor is a plain class that knows nothing of Ray, so it can be run in a test. It never raises: whatever an
-environment does is in the answer, also that its result cannot be pickled. What Ray reports as an error is the end of
-the actor. What a manager unpickles comes from its own actors, and what an actor unpickles from its manager.
+The rule: the actor is a plain class that does not use Ray, so a test can run it. It never raises: an error of the
+environment, or a result that cannot be pickled, is reported in the answer. So an error from Ray means that the actor
+has ended. A manager unpickles only bytes of its own actors, and an actor only bytes of its manager.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from envmanager.hosts.wire import (
 )
 
 WHO_CODE = 0
-"""Code of a command whose answer is a pickle of the actor's process id and host name, and shows that it lives."""
+"""Code of a command that asks for the actor's process id and host name. The answer also shows that it is alive."""
 WHO = COMMAND.pack(0, WHO_CODE, 0, 0, 0, 0)
 LARGE_BYTES = 100_000
-"""The size in bytes from which the steps of an answer are sent as an array, which Ray does not copy to send it."""
+"""Size in bytes from which the steps of an answer are sent as an array, because Ray sends arrays without a copy."""
 
 
 class SentRows:
-    """The rows of one worker in memory of this process, and the parts of it that are sent and received as bytes."""
+    """The rows of one worker in this process's memory, and views of the parts that are sent and received."""
 
     def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
-        """Lay out the rows of a worker that has started with this report; both sides come to the same layout."""
+        """Allocate rows laid out by a worker's start report, so that actor and manager have the same layout."""
         layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
         block = Block(layout, bytearray(Block(layout).size_bytes))
         memory = memoryview(block.memory)
@@ -67,16 +67,16 @@ class SentRows:
 
 @attrs.define(eq=False)
 class Answer(Message):
-    """The answer of an actor to one command; ``data`` is the pickle of all that is not in ``steps``."""
+    """The answer of an actor to one command; ``data`` is the pickle of everything but ``steps``."""
 
     steps: Any = b""
-    """A buffer: the steps of the worker's rows; empty when there are none."""
+    """Buffer with the steps in the worker's rows; empty if there are none."""
 
 
 def pack_answer(
     ticket: int, code: int, flags: int, busy_ns: int, data: bytes, n_ended: int = 0, steps: Any = b""
 ) -> Any:
-    """Return an answer as bytes; if its steps are large, as a pair of bytes and an array with the steps."""
+    """Return an answer as bytes or, if its steps are large, as a pair of bytes and an array with the steps."""
     header = MESSAGE.pack(ticket, code, flags, 0, n_ended, len(steps), busy_ns, 0)
     if len(steps) < LARGE_BYTES:
         return b"".join((header, steps, data))
@@ -84,7 +84,7 @@ def pack_answer(
 
 
 def unpack_answer(value: Any, at_ns: int) -> Answer:
-    """Return the answer that was packed and came at ``at_ns``."""
+    """Return the Answer for what ``pack_answer`` returned, with ``at_ns`` as the time of its arrival."""
     head, large = value if value.__class__ is tuple else (value, None)
     ticket, code, flags, _, n_ended, n_bytes, busy_ns, _ = MESSAGE.unpack_from(head)
     if large is not None:
@@ -103,10 +103,10 @@ class EnvActor:
         self._group: EnvGroup | None = None
         self._rows: SentRows | None = None
         self._n_reported = 0
-        """Number of behaviors whose specs were sent with an answer; those sent by "start" do not count."""
+        """Number of behaviors whose specs were sent, not counting those in the answer to "start"."""
 
     def obey(self, command: bytes) -> Any:
-        """Carry out a command, and return the packed answer; never raises."""
+        """Execute a command and return the packed answer. Never raises."""
         began_ns = time.monotonic_ns()
         ticket, code, _, flags, _, _ = COMMAND.unpack_from(command)
         if code == WHO_CODE:
@@ -115,7 +115,7 @@ class EnvActor:
         try:
             result = self._carried_out(name, flags, memoryview(command)[COMMAND.size :])
             return self._answer(ticket, name, result, time.monotonic_ns() - began_ns)
-        except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError too: they are the environment's
+        except BaseException as error:  # also SystemExit, KeyboardInterrupt and MemoryError of the environment
             response = failed(error, name, worker_id=self._worker_id, env_ids=self._env_ids, group=self._group)
             busy_ns = time.monotonic_ns() - began_ns
             return pack_answer(ticket, FAILED_CODE, 0, busy_ns, dumps_failure(response.payload))

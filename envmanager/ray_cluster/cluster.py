@@ -1,7 +1,7 @@
-"""The cluster: connects to it, has it make actors and end them, and reports what it has.
+"""Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
-The rule: no other module of this folder imports Ray, and what this one asks of Ray is all public. It schedules nothing
-itself: who runs where, and what a lost node means, is Ray's to decide.
+The rule: no other module of this folder imports Ray, and this one uses only Ray's public API. It schedules nothing: Ray
+decides where actors run, and what the loss of a node ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ with needed_by("the manager kind 'ray'", extra="ray"):
 
 _REMOTE: Any = ray.remote(EnvActor)
 _environments: dict[str, dict[str, Any]] = {}
-"""The runtime environments of the jobs that this library has begun, by job id."""
+"""Runtime environments of the Ray jobs that this library has started, by job id."""
 
 
 def connect(options: ClusterOptions) -> None:
-    """Make this program a driver of the cluster until it ends. One that is a driver already stays with its cluster.
+    """Make this program a driver of the cluster until it ends. Do nothing if it already is a driver of a cluster.
 
-    The runtime environment is then the whole job's, because only that may be made of folders of this machine.
-    UsageError when there is no cluster at that address.
+    The runtime environment is set for the whole job, because only a job's may contain folders of this machine. Raises
+    UsageError if there is no cluster at the address.
     """
     address, runtime_env = options.address, options.runtime_env
     if address is not None and address.startswith("ray://"):
@@ -46,7 +46,7 @@ def connect(options: ClusterOptions) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         with allow_interrupts():
-            ray.init(address=address, runtime_env=copy.deepcopy(runtime_env))  # Ray writes into it
+            ray.init(address=address, runtime_env=copy.deepcopy(runtime_env))  # Ray modifies it
     except ConnectionError as error:
         raise UsageError(
             f"there is no Ray cluster at address={address!r}: {error}. Start one with `ray start --head`, or leave the "
@@ -56,7 +56,7 @@ def connect(options: ClusterOptions) -> None:
         raise UsageError(f"runtime_env or address cannot be used: {error}") from error
     _environments[ray.get_runtime_context().get_job_id()] = dict(runtime_env or {})
     if callable(before) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray puts its own in the place of any other
+        signal.signal(signal.SIGTERM, before)  # Ray has replaced the handler
 
 
 def n_cpus() -> int:
@@ -72,30 +72,30 @@ class ActorHandle:
         self._obey = actor.obey
 
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
-        """Call the actor to carry out a command, after all earlier ones.
+        """Send a command to the actor, which executes commands in order.
 
         ``on_answer`` is called with the future of the answer, in a thread of Ray's.
         """
-        if not ray.is_initialized():  # or Ray would start another cluster
+        if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
         self._obey.remote(command).future().add_done_callback(on_answer)
 
     def kill(self) -> None:
-        """End it, wherever it is and whatever it does. A second time does nothing."""
+        """Kill the actor, even while it executes a command. A second call does nothing."""
         with contextlib.suppress(RayError, ValueError):
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
 
 
 class Cluster:
-    """The cluster as one manager uses it."""
+    """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """``environ``: more environment variables for the workers. UsageError when a named node is not there."""
+        """``environ``: more environment variables for the workers. Raises UsageError if a named node does not exist."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})
-        if runtime_env == _environments.get(ray.get_runtime_context().get_job_id()):  # the workers have it from the job
+        if runtime_env == _environments.get(ray.get_runtime_context().get_job_id()):  # actors inherit the job's
             runtime_env = {}
         if environ:
             runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **environ}
@@ -107,14 +107,14 @@ class Cluster:
             "resources": more,
             "runtime_env": runtime_env or None,
             "scheduling_strategy": "SPREAD" if options.placement == "spread" else "DEFAULT",
-            # Ray itself restarts and repeats nothing.
+            # Ray must not restart actors or repeat calls: the manager replaces workers.
             "max_restarts": 0,
             "max_task_retries": 0,
             "enable_task_events": False,
         }
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Ask for a new actor, which Ray places when there is room."""
+        """Request a new actor. Ray places it when there is room."""
         options = dict(self._options)
         if self._nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[worker_id], soft=True)
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return in words what a worker takes (``wanted``), what is ``missing``, and what the ``cluster`` has."""
+        """Return texts: the resources of a worker (``wanted``), those ``missing``, and those of the ``cluster``."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {
@@ -139,7 +139,7 @@ class Cluster:
 
 
 def _node_ids(names: Any, n_workers: int) -> list[str]:
-    """Return the id of the node that is named for each worker."""
+    """Return the id of each worker's node. Raises UsageError for an unknown name or a wrong number of names."""
     if len(names) != n_workers:
         raise UsageError(f"placement names {len(names)} nodes for {n_workers} workers: name one for each.")
     nodes, found = [node for node in ray.nodes() if node["Alive"]], []

@@ -1,11 +1,11 @@
-"""The link to one actor, and the poller of all: Ray's threads bring the answers to calls, and ring a bell.
+"""The link to one actor, and the poller of all links. Ray's threads queue the answers and signal an eventfd.
 
 ::
 
-    an answer, in a thread of Ray's ── bring ──▶ came ──▶ bell ──▶ drain: each connection takes in its own
+    an answer, in a thread of Ray's ── bring ──▶ queue and eventfd ── drain, in the trainer's ──▶ its connection
 
-Only the end of a worker that is asked nothing would go unseen, so each of those is asked once a second whether it
-lives, while the trainer takes steps of the others.
+The end of an actor fails its pending call. An actor without a pending call is pinged once a second, while the trainer
+receives steps of others, so that its end is noticed too.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """An actor as a link's channel and process: its calls are the messages, and a failed call is its end."""
+    """An actor as channel and process of a link. A message is a call of the actor; a failed call means its end."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
         self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.pid: int | None = None
         self.node = ""
-        """The host that the actor is on, once it has been placed."""
+        """Host of the actor; empty until the actor has been placed."""
         self.error = ""
-        """Ray's message about its end, else empty."""
+        """Ray's message about the actor's end; empty before."""
         self._exit_name = "KILLED"
         self._make_actor = make_actor
         self._poller = poller
         self._first: tuple[bytes, float] = b"", -math.inf
-        """The first command and its deadline: it is sent again when the actor's node was gone before it ran."""
+        """First command and its deadline. If the node dies before the actor has run, a new actor gets this command."""
         self._is_asked = self._has_ended = False
         self._actor = make_actor()
         self.ask()
@@ -66,7 +66,7 @@ class ActorConnection(Channel):
         return [self.pidfd, self._poller.answers_fd]
 
     def ask(self) -> None:
-        """Ask the actor where it is, unless it is asked already: its end is noticed though no command is under way."""
+        """Ping the actor unless a ping is pending, so that its end is noticed even without a pending command."""
         if not self._is_asked:
             self._is_asked = True
             self._call(WHO)
@@ -86,8 +86,8 @@ class ActorConnection(Channel):
         return len(self.messages) > n_before
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
-        """Use the answer to a call of ``actor``, or the error that says how the actor ended."""
-        if actor is not self._actor:  # it never ran, and another took its place
+        """Process the answer to a call of ``actor``, or the error that says how the actor ended."""
+        if actor is not self._actor:  # it never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
             self._note_end(answer)
@@ -99,12 +99,12 @@ class ActorConnection(Channel):
             if answer.code == CODES[CommandName.CLOSE]:
                 self._end()
 
-    # Its end.
+    # The actor's end.
 
     def _note_end(self, error: BaseException) -> None:
-        """Note what Ray knows of the actor's end.
+        """Record how the actor ended, or request a new one if its node died before it ran.
 
-        For some seconds Ray may send actors to a node that has gone. One that never ran there is asked for again.
+        For some seconds after a node has died, Ray may still place actors on it.
         """
         if self._has_ended:
             return
@@ -130,7 +130,7 @@ class ActorConnection(Channel):
             os.eventfd_write(self.pidfd, 1)
 
     def signal(self, number: int) -> None:
-        """End the actor, whatever it does, with SIGKILL; Ray passes on no other signal."""
+        """Kill the actor if the signal is SIGKILL. Other signals are ignored, since Ray cannot send them."""
         if number == signal.SIGKILL and self.pidfd != descriptors.CLOSED:
             self._actor.kill()
             self._end()
@@ -147,12 +147,12 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """The link to an actor."""
+    """A link to an actor. Steps and actions are sent as bytes of the SentRows that both sides have."""
 
     channel: ActorConnection
     decoder: Decoder
     _rows: SentRows
-    """The rows of the worker, once it has started."""
+    """Rows of the worker; set when it has started."""
 
     def __init__(
         self, plan: WorkerPlan, connection: ActorConnection, cluster: Cluster, events: EventLog, times: WorkerTimes
@@ -195,39 +195,39 @@ class ActorLink(Link):
         return self.channel.error
 
     def ask_to_close(self) -> None:
-        if self.channel.pid is None or not self._cluster.is_connected():  # nothing is there that could close
+        if self.channel.pid is None or not self._cluster.is_connected():  # no actor could receive the command
             self.kill()
         super().ask_to_close()
 
 
 class ActorPoller(Poller[ActorLink]):
-    """Responses to "step", in order of arrival, and first observations of replacements."""
+    """A poller of responses to "step", in order of arrival, and of first observations of replaced workers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.n_wanted = 1
-        """The number of steps for which the trainer is woken: awake, its thread and Ray's delay each other."""
+        """Number of steps after which to wake the trainer. Each wakeup costs time that Ray's threads need."""
         self.answers_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        """A descriptor that is readable when answers are to be taken in."""
+        """Eventfd that is readable when answers are queued."""
         self.epoll.register(self.answers_fd, select.EPOLLIN)
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()
         self._ask_at = 0.0
 
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
-        """Keep the answer to a call of ``actor`` for the trainer's thread. Called in a thread of Ray's."""
+        """Queue the answer to a call of ``actor`` for the trainer's thread. Called in a thread of Ray's."""
         error = future.exception()
         answer = unpack_answer(future.result(), time.monotonic_ns()) if error is None else error
         self._came.append((connection, actor, answer))
         is_step = isinstance(answer, Answer) and answer.code == STEP_CODE
         if not is_step or len(self._came) >= self.n_wanted:
-            with self._lock:  # or close() could come in between, and the number be another file's
+            with self._lock:  # close() could otherwise free the descriptor for another file before the write
                 if self.answers_fd != descriptors.CLOSED:
                     os.eventfd_write(self.answers_fd, 1)
 
     def drain(self) -> None:
-        """Have all answers taken in."""
-        with contextlib.suppress(OSError):  # the bell first: an answer that comes meanwhile rings again
+        """Give each queued answer to its connection."""
+        with contextlib.suppress(OSError):  # reset the eventfd first: an answer that comes meanwhile sets it again
             os.eventfd_read(self.answers_fd)
         while True:
             try:

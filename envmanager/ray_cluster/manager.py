@@ -1,4 +1,4 @@
-"""Environments on a Ray cluster.
+"""The manager of environments on a Ray cluster.
 
 ::
 
@@ -7,8 +7,8 @@
           ▲                                        │                   │
           └── one step queue ◀── callbacks ────────┴───────────────────┘
 
-An actor is a worker, and does what a worker process does. Ray places it, reaches it and says when it is no more; when
-it is replaced, and what the trainer is told, is decided here, as for every other kind of worker.
+Each actor is a worker and does what a worker process does. Ray places it, carries its messages and reports its end. The
+manager decides when to replace it and what to report to the trainer, as for every other kind of worker.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from envmanager.ray_cluster.probing import place_on_cluster
 
 
 class RayHost(LinkHost[ActorLink]):
-    """Actors on a Ray cluster."""
+    """A host of actors on a Ray cluster."""
 
     options: RayOptions
     rewrites_arrays = True
-    """What Ray has put into its object store is read-only; a copy is the trainer's own."""
+    """True, because each step of a worker is copied into the same rows, from which the trainer needs a copy."""
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Ask for an actor, and do not wait for it: one wait is then enough to see that there is no room for all."""
+        """Request an actor without waiting for it. So a single timeout shows that there is no room for all."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
@@ -69,17 +69,17 @@ class RayHost(LinkHost[ActorLink]):
 class RayEnvManager(EnvManager):
     """Runs ``n_envs`` environments in ``n_workers`` actors (by default one each) on a Ray cluster.
 
-    ``n_workers="auto"``: as many as suit the cluster's CPUs and the first environment, which an actor steps for a
-    moment before the others start. ``envs_per_worker``: instead of ``n_workers``. ``cluster``, or its fields
-    ``address``, ``resources``, ``placement`` and ``runtime_env`` one by one: see ClusterOptions. ``worker_env``:
-    environment variables for the actors, besides those that Ray gives them. ``log_dir``: for the factories' EnvContext;
-    what actors print is in Ray's logs, and in the trainer's output. The other parameters are those of
-    SubprocessEnvManager, of which ``local_envs``, ``start_method`` and ``zero_copy`` mean nothing here and are refused.
+    ``n_workers="auto"``: a number that suits the cluster's CPUs and the first environment, whose steps are measured in
+    an actor before the others start. ``envs_per_worker``: instead of ``n_workers``. ``cluster``, or single fields of it
+    (``address``, ``resources``, ``placement``, ``runtime_env``): see ClusterOptions. ``worker_env``: environment
+    variables for the actors, besides those that Ray sets. ``log_dir``: passed to the factories in EnvContext; the
+    output of actors is in Ray's logs and in the trainer's output. The other parameters are those of
+    SubprocessEnvManager, except ``local_envs``, ``start_method`` and ``zero_copy``, which are refused.
 
-    If this program is no driver of a cluster yet, it becomes one, until it ends. The constructor returns when all
-    workers are ready, at most after ``timeouts.start_s``. Raises UsageError when the options or the factory cannot
-    work, NotPlaced when the cluster has no room, and the WorkerError of the first worker that could not start; then all
-    others are ended.
+    This program becomes a driver of the cluster until it ends, unless it already is a driver. The constructor returns
+    when all workers are ready, within ``timeouts.start_s``. It raises UsageError if the options or the factory cannot
+    work, and NotPlaced if the cluster has no room. If a worker cannot start, all others are ended, and its WorkerError
+    is raised.
     """
 
     @takes(RayOptions)

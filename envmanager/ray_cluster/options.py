@@ -1,4 +1,4 @@
-"""Options about a cluster, ``cluster:`` in a config, checked when they are made; and resources in words."""
+"""Options for a cluster, ``cluster:`` in a config, checked on construction; and texts about resources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from envmanager.structuring import structure
 _optional = attrs.validators.optional
 _RAYS_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 _NOT_ASKED_FOR = ("node:", "object_store_memory")
-"""The beginnings of the names of resources that Ray counts and workers do not ask for."""
+"""Prefixes of the names of resources that Ray lists but workers do not request."""
 
 
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Return in words which resource of ``wanted`` no node has, or else which are taken, or too scattered.
+    """Return a text that says why no node has room: which resources are too small, taken, or scattered over nodes.
 
-    ``nodes``: what each node has in all. ``free``: what is left of it, all nodes together.
+    ``wanted``: resources of one worker. ``nodes``: total resources of each node. ``free``: unused ones of all nodes.
     """
     for name, amount in wanted.items():
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)
@@ -38,7 +38,7 @@ def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Return resources in words, such as ``"12 CPU, 2 license"``."""
+    """Return resources as text, such as ``"12 CPU, 2 license"``."""
     told = [
         f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in resources.items()
@@ -61,13 +61,13 @@ def _check_address(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class ClusterOptions:
-    """The cluster, and the resources and nodes on it that workers take.
+    """The address of a cluster, and the resources and nodes of its workers.
 
-    ``address``: of the cluster; None is what Ray finds by itself (``RAY_ADDRESS``, a cluster on this machine), else a
-    new one of this machine alone. ``resources``: what each worker takes: ``num_cpus`` (1), ``num_gpus``, ``memory`` in
-    bytes, ``custom`` by name. ``placement``: "pack" fills a node until half of it is taken, "spread" deals the workers
-    to all nodes; a list names a node for each worker, by id, name or address, where it has room and is there.
-    ``runtime_env``: Ray's, for what a worker's node must have. ``envs_per_worker``: instead of ``n_workers``.
+    ``address``: None is the cluster that Ray finds (``RAY_ADDRESS``, or one on this machine), else a new one on this
+    machine. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``, ``memory`` in bytes, and ``custom`` by
+    name. ``placement``: "pack" fills a node until half of it is taken; "spread" distributes workers over all nodes; a
+    list names each worker's preferred node, by id, name or address. ``runtime_env``: Ray's runtime environment, which
+    installs what workers need on their nodes. ``envs_per_worker``: instead of ``n_workers``.
     """
 
     address: str | None = attrs.field(default=None, validator=_check_address)
@@ -80,9 +80,9 @@ class ClusterOptions:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The amounts above 0 that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, the custom ones.
+        """Amounts above 0 that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
-        Raises UsageError for amounts that cannot be.
+        Raises UsageError for unknown names, and for amounts that are not finite numbers from 0 up.
         """
         if self.resources is not None and not isinstance(self.resources, Mapping):
             raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")
@@ -103,7 +103,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """Make options of None, ClusterOptions, or a mapping as in a config; ConfigError names mistakes."""
+        """Convert None, ClusterOptions, or a mapping as in a config. Raises ConfigError for a mistake in it."""
         return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 
@@ -119,7 +119,7 @@ def _means_nothing(why: str) -> Any:
 
 @attrs.frozen(kw_only=True)
 class RayOptions(ProcessOptions):
-    """The options of RayEnvManager."""
+    """The options of RayEnvManager: those of worker processes, and those of the cluster."""
 
     envs_per_worker: int | None = None
     resources: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ class RayOptions(ProcessOptions):
 
     @property
     def on_cluster(self) -> ClusterOptions:
-        """The options about the cluster. Raises UsageError when they are given in two ways."""
+        """Options of the cluster. Raises UsageError if both ``cluster`` and fields of it are given."""
         names = [field.name for field in attrs.fields(ClusterOptions)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.cluster is not None and given:

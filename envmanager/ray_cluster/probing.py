@@ -6,10 +6,10 @@
     n_envs, n_cpus ─────────────┼── choose ──▶ Placement (n_workers, the reason in a sentence)
     what a call of Ray costs ───┘
 
-A call costs the trainer some fifty times what a message to a process on its own machine does, so for cheap
-environments fewer actors with more environments each are faster, though CPUs stay free.
+A call costs the trainer about fifty times as much as a message to a local process. Cheap environments are therefore
+faster in fewer actors with more environments each, although CPUs stay free.
 
-Only the environment is measured, in an actor.
+Only the environment is measured, in an actor; the cost of a call is a constant.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
 CALL_S = 400e-6
-"""The trainer's part in one call of an actor, measured on one core (docs/ray.md); it makes one call after another."""
+"""Trainer's time for one call of an actor, measured on one core (docs/ray.md). It makes calls one after another."""
 ANSWER_S = 600e-6
-"""The seconds from a call to its answer, without those of the environments."""
+"""Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""The factor on the least time within which the smallest number of workers is chosen."""
+"""Factor on the least time. Of the numbers of workers that take no longer, the smallest is chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -39,9 +39,9 @@ _logger = logging.getLogger("envmanager")
 def place_on_cluster(
     manager_class: Callable[..., Any], env_factory: Any, options: RayOptions, cluster: ClusterOptions, n_cpus: int
 ) -> Placement:
-    """Return how many workers suit a cluster of ``n_cpus``, after probing the first environment in an actor; log it.
+    """Probe the first environment in an actor. Return the placement that suits a cluster of ``n_cpus``, and log it.
 
-    An environment that ends its probe gets a worker of its own, as long as there is room.
+    If the environment ends its probe, every environment gets its own worker, as far as there is room.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
@@ -59,13 +59,13 @@ def place_on_cluster(
 def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
     """Return the estimated seconds of one step of all environments.
 
-    That is a call for each actor, one answer, and the steps of the actor with the most environments, added up.
+    It is the sum of a call for each actor, one answer, and the steps of the actor with the most environments.
     """
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
-    """Return how many workers, at most ``n_room``, should host the environments."""
+    """Return a placement of the environments in at most ``n_room`` workers."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"
