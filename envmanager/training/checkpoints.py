@@ -125,7 +125,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write the checkpoint, make it the latest, and return its folder.
 
     Then remove older checkpoints of the same run, except the last ``keep`` and the best. Nothing else is removed.
-    Raises NotWritten if writing fails; nothing is removed in that case.
+    Raises NotWritten if writing fails; no older checkpoint is removed in that case.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
