@@ -1,7 +1,7 @@
-"""Distributions over the actions of a spec, from a network's outputs; and real actions from what was drawn.
+"""Action distributions from a network's outputs, and conversion of the drawn (raw) actions for the environment.
 
-The rule: log-probabilities belong to the *raw* action, as it was drawn. The environment gets the raw action shifted,
-scaled and clipped to its bounds.
+The rule: log-probabilities are of the *raw* action. The environment receives the raw action shifted, scaled and clipped
+to the bounds of the spec.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """A categorical distribution for each whole number of an action (discrete, multi-discrete, multi-binary)."""
+    """A categorical distribution for each integer in an action (discrete, multi-discrete, multi-binary)."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -38,35 +38,35 @@ class Discrete(nn.Module):
         self.raw = ArraySpec((len(self.counts),), np.int64)
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution per number."""
+        """Return one distribution per integer in the action."""
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Split raw actions into the part of each distribution."""
+        """Split raw actions into one part per distribution."""
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts that ``split`` returns."""
+        """Join the parts from ``split`` to raw actions."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the raw action of the highest probability."""
+        """Return the most probable raw actions."""
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` that fit the spec."""
+        """Return actions ``[n, *shape]`` for the environment: raw ones plus lower bounds, in the spec's dtype."""
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Do what ``to_environment`` does, with operations that can be exported."""
+        """Do the same as ``to_environment`` with tensor operations, which can be exported."""
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
 class Continuous(nn.Module):
-    """A Gaussian for each float of an action; its spread does not depend on the observation.
+    """A Gaussian for each float in an action, with a standard deviation that does not depend on the observation.
 
-    Raw values of -1 and 1 stand for the bounds, where they are finite.
+    Where a float has two finite bounds, the raw values -1 and 1 stand for them.
     """
 
     def __init__(self, spec: ArraySpec) -> None:
@@ -77,35 +77,35 @@ class Continuous(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
         low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
-        with np.errstate(invalid="ignore"):  # for infinite bounds, which np.where leaves out
+        with np.errstate(invalid="ignore"):  # for infinite bounds, where np.where takes the default
             self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
             self._half = np.where(is_bounded, (high - low) / 2, 1.0)
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution for all numbers."""
+        """Return one distribution for all floats in the action."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Split raw actions into the part of each distribution."""
+        """Split raw actions into one part per distribution."""
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts that ``split`` returns."""
+        """Join the parts from ``split`` to raw actions."""
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the raw action of the highest density."""
+        """Return the raw actions of highest density, which are the means."""
         return inputs
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` that fit the spec."""
+        """Return actions ``[n, *shape]`` for the environment: scaled and clipped to the bounds, in the spec's dtype."""
         shaped = raw.reshape(-1, *self.spec.shape)
         action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Do what ``to_environment`` does, with operations that can be exported."""
+        """Do the same as ``to_environment`` with tensor operations, which can be exported."""
         shaped = raw.reshape(-1, *self.spec.shape)
         value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
         low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
@@ -113,7 +113,7 @@ class Continuous(nn.Module):
 
 
 class ActionHeads(nn.Module):
-    """One distribution for all leaves of an action spec. A network must put out ``n_inputs`` numbers for it."""
+    """A joint distribution over all leaves of an action spec. Its parameters are ``n_inputs`` outputs of a network."""
 
     def __init__(self, spec: Tree) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class ActionHeads(nn.Module):
         self.n_inputs = sum(self._sizes)
         self.raw_columns: dict[str, ArraySpec] = {f"raw{index}": head.raw for index, head in enumerate(self._all)}
         self.counts: list[int] = [count for head in self._all for count in getattr(head, "counts", ())]
-        """Number of choices of each whole number in the action; continuous numbers have no entry."""
+        """Number of choices for each integer in the action; floats have no entry."""
         kinds = [isinstance(head, Discrete) for head in self._all for _ in range(head.n_inputs)]
         self._choices = [place for place, is_choice in enumerate(kinds) if is_choice]
 
@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return the inputs with forbidden choices at probability 0. ``allowed``: bool[n, sum(counts)]."""
+        """Return the inputs with forbidden choices set to probability 0. ``allowed``: bool[n, sum(counts)]."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)
@@ -150,7 +150,7 @@ class ActionHeads(nn.Module):
         return raws, log_prob
 
     def likeliest(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return the raw actions of the highest probability, by column."""
+        """Return the most probable raw actions, by column."""
         return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
 
     def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ class ActionHeads(nn.Module):
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """Return the leaves of what ``to_environment`` returns, with operations that can be exported."""
+        """Return the same leaves as ``to_environment``, from tensor operations, which can be exported."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -181,12 +181,12 @@ def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
 
 
 def _dtype_of(spec: ArraySpec) -> torch.dtype:
-    """Return the dtype of a spec's tensors; whole numbers of a dtype that tensors do not have are int64."""
+    """Return the dtype of a spec's tensors: int64 for the unsigned dtypes that tensors do not have."""
     return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    """Sum the values of independent parts of an action, ``[n]`` or ``[n, k]`` each, to ``[n]``."""
+    """Sum values over the independent parts of an action, ``[n]`` or ``[n, k]`` each; return ``[n]``."""
     flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
     total = flat[0]
     for value in flat[1:]:
@@ -204,7 +204,7 @@ def _head(spec: ArraySpec) -> nn.Module:
 
 
 def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper bound of each number, infinite where the spec has none."""
+    """Return the lower and the upper bounds in the spec's shape, infinite where the spec has none."""
     low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
     high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
     return low, high

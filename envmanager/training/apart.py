@@ -1,4 +1,4 @@
-"""A trainer that learns in a process of its own, the learner, while this process goes on stepping.
+"""A trainer that learns in its own process, the learner, while this process keeps stepping the environments.
 
 ::
 
@@ -7,10 +7,10 @@
     add ────── StepInfos, through a pipe ──────────▶ add, update
         └───── counts of steps and of updates ──────▶ neither side may run too far ahead
 
-The rule: the ratio of updates to steps is kept from both sides. The learner waits until it has enough steps for its
-next update; this process waits while more than ``max_ahead`` steps have not been learned from. The learner ignores
-Ctrl-C and SIGTERM: only this process handles them, and it may need the learner to save its state. Every wait for the
-learner has a time limit, and the learner cannot outlive this process.
+The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
+update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
+(Ctrl-C) and SIGTERM: only this process handles them, and it may need the learner's state for a last checkpoint. Every
+wait for the learner has a timeout, and the learner cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ with needed_by("envmanager.training", extra="torch"):
 LEARNER_TIMEOUT_S = 40.0
 """Default of the option ``learner_timeout_s``."""
 _START_S = 120.0
-"""Least time in seconds that the learner may take to start: PyTorch is imported, and the trainer made."""
+"""Minimum timeout, in seconds, for the learner's start: it imports PyTorch and makes the trainer."""
 _CLOSE_S = 10.0
 _ALIGNED_BYTES = 64
-"""Each tensor in shared memory begins at a multiple of this."""
+"""Alignment of the tensors in shared memory, in bytes."""
 _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """The learner's process raised, ended, or did not respond in time. The text has the traceback or its state."""
+    """The learner raised an exception, exited, or timed out. The message has the traceback or the process state."""
 
 
 class Apart(Trainer):
-    """A trainer that runs the trainer of ``make()`` in a process of its own, the learner. The policy acts here.
+    """A trainer that runs the trainer from ``make()`` in its own process, the learner. The policy acts in this process.
 
-    It suits trainers that may learn from the steps of any policy, such as DQN: the weights change while the policy
-    acts. ``make`` is called in both processes and must make the same model, as attribute ``model``. ``max_ahead``:
-    number of agent steps that the learner may be behind before ``add`` waits. ``learner_timeout_s``: time in seconds
-    that the learner may take for one update or one checkpoint while this process waits for it; then it is killed.
-    ``math.inf`` is no limit. Close it, or use it as a context manager. Raises UsageError for a trainer that cannot
-    learn so, and later LearnerFailed when the learner fails.
+    The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make`` is
+    called in both processes and must make the same network, as attribute ``model``. ``max_ahead``: number of agent
+    steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``: time in seconds that the learner
+    may take for one update or one checkpoint while this process waits; then the learner is killed. ``math.inf`` is no
+    limit. Call ``close()``, or use this as a context manager. Raises UsageError for a trainer that cannot learn like
+    this, and later LearnerFailed when the learner fails.
     """
 
     learns_while_playing = True
@@ -93,17 +93,17 @@ class Apart(Trainer):
         self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
         self._n_before = 0
-        """Number of steps that the trainer had collected before it was restored."""
+        """Number of agent steps of the training that are not in ``_n_sent``, because earlier runs collected them."""
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
         self._figures: dict[str, float] = {}
         self._n_asked = 0
         self._answer: tuple[int, Any] = 0, None
-        """Number of the question that was answered last, and the answer."""
+        """Number of the request that was answered last, and the answer."""
         self._has_started = False
         self._failure = ""
-        """Reason why the learner cannot be used any more; empty while it can."""
+        """Reason why the learner is unusable; empty while it is usable."""
         self._process, self._pipe = _start(cloudpickle.dumps(make), self._model)
         self._release = weakref.finalize(self, _release, self._process, self._pipe, self._owner_pid)
 
@@ -114,7 +114,7 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """End the learner; kill it after 10 s. May be called again. Does nothing in a forked process."""
+        """Ask the learner to exit, and kill it after 10 s. Idempotent. Does nothing in a forked process."""
         if not self._release.alive or self._owner_pid != os.getpid():
             return
         self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
@@ -131,7 +131,7 @@ class Apart(Trainer):
         own = _only(info, self.behavior)
         before = None if own.previous is None or own.lost is not None else own.previous.get(self.behavior)
         n = 0 if before is None or not own.actions else len(before.acting_rows)
-        with defer_interrupts():  # a step that is counted and not sent would never be learned from
+        with defer_interrupts():  # a step that is counted but not sent would never be learned from
             self._n_sent += n
             self._here.collected(self._n_before + self._n_sent)
             self._send("add", own)
@@ -147,7 +147,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Adopt the learner's version and figures; its weights are in shared memory already."""
+        """Adopt the learner's version and figures. The new weights are in shared memory already."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
@@ -183,7 +183,7 @@ class Apart(Trainer):
                 self._wait()
 
     def _ask(self, what: str, payload: Any = None) -> Any:
-        """Return the learner's answer. Discard late answers to earlier questions, whose wait was interrupted."""
+        """Send a request and return the learner's answer. Discard late answers to requests that were interrupted."""
         with defer_interrupts():
             self._n_asked += 1
             number = self._n_asked
@@ -198,7 +198,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Take one message of the learner; return False when there is none. Call it only where interrupts are held."""
+        """Process one message from the learner; return False if there is none. Call only with interrupts deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -218,7 +218,7 @@ class Apart(Trainer):
         return True
 
     def _wait(self) -> None:
-        """Wait until the learner reads or sends something; kill it and raise LearnerFailed when it does neither."""
+        """Wait until the learner reads or sends bytes. On timeout, kill it and raise LearnerFailed."""
         who = f"the learner of {self.behavior!r} has {'not responded' if self._has_started else 'been starting'}"
         timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
         half_s = timeout_s / 2
@@ -252,8 +252,8 @@ class Apart(Trainer):
 
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
-    """Start a learner that shares the model's weights; return its process and this end of the pipe to it."""
-    from envmanager.processes.starting import start  # other systems have no such processes
+    """Start a learner that shares the model's weights; return its process and our end of the pipe."""
+    from envmanager.processes.starting import start  # imported here: it needs Linux
 
     open_standard()
     ours, theirs = socket.socketpair()
@@ -282,7 +282,7 @@ def _room_for(tensor: torch.Tensor) -> int:
 
 
 def _lay_out(state: Mapping[str, torch.Tensor], fd: int) -> dict[str, torch.Tensor]:
-    """Return tensors like those of a model's state, one after the other in the shared memory ``fd``."""
+    """Return tensors with the shapes and dtypes of a model's state, laid out in the shared memory ``fd``."""
     memory, offset = mmap.mmap(fd, 0), 0
     tensors = {}
     for name, tensor in state.items():
@@ -296,7 +296,7 @@ def _lay_out(state: Mapping[str, torch.Tensor], fd: int) -> dict[str, torch.Tens
 
 
 def _release(process: Process, pipe: MessagePipe, owner_pid: int) -> None:
-    """Kill the learner if it has not ended, and release its process and pipe."""
+    """Kill the learner if it is still running, and release its process and pipe."""
     if os.getpid() == owner_pid:
         process.signal(signal.SIGKILL)
         process.release()
@@ -304,7 +304,7 @@ def _release(process: Process, pipe: MessagePipe, owner_pid: int) -> None:
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
-    """Return what the learner needs: this behavior, and of the previous steps only which agents acted."""
+    """Return the part that the learner needs: this behavior only, without previous observations and infos."""
 
     def part(of: Any) -> Any:
         return {behavior: of[behavior]} if of is not None and behavior in of else {}
@@ -319,7 +319,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(fds: list[int], pickled: bytes, n_threads: int) -> None:
-    """Run the learner's process."""
+    """Run the learner: the main function of its process."""
     pipe_fd, weights_fd = fds
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -334,20 +334,20 @@ def _learn(fds: list[int], pickled: bytes, n_threads: int) -> None:
             trainer.model.load_state_dict(weights)
         _Learner(pipe, trainer, weights).run()
     except EOFError:
-        pass  # the other process has ended
+        pass  # the other process has exited
     except BaseException:
         _send_whole(pipe, "failed", traceback.format_exc())
 
 
 def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
-    """Send a message, however long the other process takes to read it."""
+    """Send a message; block, without a timeout, until all its bytes are written."""
     pipe.send((what, payload))
     while pipe.has_unsent:
         pipe.exchange(math.inf)
 
 
 class _Learner:
-    """The learner's loop: it reads steps only while its trainer has too few for an update, so the other side waits."""
+    """The learner's loop. It reads steps only while no update is due, so that a sender that is ahead blocks."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe
@@ -395,7 +395,7 @@ class _Learner:
             self._trainer.restore(*told)
             self._publish()
             return self._trainer.version
-        return None  # "pause": read only when no update is due, and steps for the next one come after it
+        return None  # "pause": it is read only when no update is due, so all steps before it are learned from
 
     def _publish(self) -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Checkpoints: folders with everything that a training needs to go on. Each is complete or absent.
+"""Checkpoints: folders with everything that a training needs to resume. Each is complete or absent.
 
 ::
 
@@ -7,10 +7,10 @@
     run/checkpoints/000102400/state.json     JSON data: counts, options, states of generators
                              /agent.safetensors       the arrays of one behavior's trainer
 
-The rule: a checkpoint is written under another name and flushed to the disk before ``latest`` or ``best`` names it;
-older ones are removed only after that. Only checkpoints under names that ``save`` gives are removed, and of each only
-the files that its own ``state.json`` names. ``state.json`` is written first, so this holds for unfinished checkpoints
-too. Its content is checked as a whole when it is read, and nowhere else.
+The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
+names it; older ones are removed only after that. Only checkpoints whose names ``save`` made are removed, and in each
+only the files listed in its ``state.json``. ``state.json`` is written first, so unfinished checkpoints can be removed
+too. The content of ``state.json`` is checked as a whole when it is read, and nowhere else.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ with needed_by("envmanager.training", extra="torch"):
 
 LATEST, BEST, STATE = "latest", "best", "state.json"
 _CONTROLLER, _TRAINER = "controller", "trainer-"
-"""Name of the training's own part of a checkpoint, and prefix of the names of its trainers' parts."""
+"""Name of the controller's part of a checkpoint, and prefix of the name of each trainer's part."""
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
-"""Rest of a name that ``save`` gives, behind the number of steps."""
+"""Pattern of the rest of a name that ``save`` makes, after the number of steps."""
 _LONGEST_NAME = 100
 
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The progress of a training, without its trainers. Older checkpoints lack the fields with defaults."""
+    """The state of a training, without its trainers. Older checkpoints lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
@@ -65,9 +65,9 @@ class TrainingState:
     """Frozen behaviors and the round; None in older checkpoints."""
     frozen_in_config: tuple[str, ...] = ()
     changes: tuple[LearnersChanged, ...] = ()
-    """Changes of the frozen behaviors that were requested, oldest first."""
+    """Requested changes of the frozen behaviors, oldest first."""
     control: tuple[int, ...] | None = None
-    """``ControlFile.state`` of the ``control.toml`` that was carried out last."""
+    """``ControlFile.state``, which identifies the version of ``control.toml`` that was applied last."""
     plan: SavedPlan | None = None
     specs: dict[str, BehaviorSpec] = attrs.field(factory=dict)
     """Specs of observations and actions, by behavior."""
@@ -75,10 +75,10 @@ class TrainingState:
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """Everything that a training needs to go on.
+    """Everything that a training needs to resume.
 
-    ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's generators. ``run``:
-    id of the training, the same in all its checkpoints.
+    ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's random generators.
+    ``run``: id of the training, the same in all its checkpoints.
     """
 
     training: TrainingState
@@ -88,9 +88,9 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays of a safetensors file, by name, each read on first use: a program that only acts reads no replay.
+    """The arrays in a safetensors file, by name. Each is read on access: a program that only acts reads no replay.
 
-    An open file stays readable when it is deleted. Raises OSError or SafetensorError for one that cannot be read.
+    An open file stays readable when it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +115,7 @@ class ArrayFile(Mapping[str, np.ndarray]):
 
 @attrs.frozen(kw_only=True)
 class _StateFile:
-    """The content of ``state.json`` that is used."""
+    """The keys of ``state.json`` that ``load`` needs."""
 
     run: str | None = None
     parts: dict[str, dict[str, Any]]
@@ -124,8 +124,8 @@ class _StateFile:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write the checkpoint, make it the latest, and return its folder.
 
-    Raises NotWritten; older checkpoints are then unchanged. Of the checkpoints of the same run, the last ``keep`` and
-    the best stay. Everything else in the directory stays too.
+    Then remove older checkpoints of the same run, except the last ``keep`` and the best. Nothing else is removed.
+    Raises NotWritten if writing fails; no older checkpoint is removed in that case.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -155,16 +155,16 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     name = f"{checkpoint.training.n_steps:012d}"
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
-    unfinished.mkdir()  # a new folder, so that it has no links
+    unfinished.mkdir()  # a new folder, so that no file in it is a symbolic link
     try:
         (unfinished / STATE).write_text(json.dumps(facts, indent=1))
         _flush(unfinished / STATE)
         for part, (arrays, _) in states.items():
             file = _arrays_in(unfinished, part)
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
-            file.chmod((unfinished / STATE).stat().st_mode)  # by the umask; safetensors uses 0600
+            file.chmod((unfinished / STATE).stat().st_mode)  # the umask's mode; safetensors uses 0600
             _flush(file)
-        # A name is taken when a training stopped where it was resumed.
+        # The name exists already if a training saves at the step at which it was resumed.
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         finished = next(directory / each for each in names if not os.path.lexists(directory / each))
         unfinished.rename(finished)
@@ -175,7 +175,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
 
 
 def prune(directory: Path, run: str | None, *, keep: int) -> None:
-    """Remove the checkpoints of a run before its last ``keep``, except the latest and the best."""
+    """Remove a run's checkpoints, finished or not, except its last ``keep``, the latest and the best."""
     own = _of_run(directory, run)
     finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
     kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
@@ -185,12 +185,12 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Make this checkpoint the best of its directory, with ``mean`` as its evaluated return. Raises NotWritten."""
+    """Record this checkpoint as the best of its directory. ``mean``: its mean return. Raises NotWritten."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the evaluated return of the best checkpoint of this run; None if there is none."""
+    """Return the mean return of this run's best checkpoint, as evaluated; None if there is none."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -201,7 +201,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 
 
 def named(file: Path) -> Path | None:
-    """Return the path of the checkpoint that ``latest`` or ``best`` names; None for a file that no training wrote."""
+    """Return the path of the checkpoint named in a file, ``latest`` or ``best``; None if no training wrote the file."""
     try:
         with file.open("rb") as opened:
             name = opened.readline(_LONGEST_NAME).decode().strip()
@@ -215,13 +215,13 @@ def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
 
 
 def _number(facts: Mapping[str, Any]) -> int:
-    """Return the number of a checkpoint in its run, counted from 1; 0 if it has none."""
+    """Return a checkpoint's number within its run, counted from 1; 0 if it has none."""
     number = facts.get("number")
     return number if isinstance(number, int) else 0
 
 
 def load_latest(directory: Path) -> Checkpoint:
-    """Return the newest checkpoint, as ``load`` does. Raises UsageError also when there is none."""
+    """Load the newest checkpoint. Raises UsageError if there is none, or it is damaged."""
     return load(latest(directory))
 
 
@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that the first line of a file names, or that a link leads to. Raises UsageError."""
+    """Return the folder that ``pointer`` names in its first line or, if it is a link, leads to. Raises UsageError."""
     try:
         name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
@@ -242,7 +242,7 @@ def pointed_at(pointer: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder. Each array is read from disk on first use.
+    """Load the checkpoint in a folder. Each array is read from disk on access.
 
     Raises UsageError for a damaged checkpoint; the message names the file and the mistake in it.
     """
@@ -265,7 +265,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return advice for a damaged checkpoint."""
+    """Return advice to use another checkpoint than ``path`` if that is damaged."""
     return (
         "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
         f"into {path.parent / LATEST}."
@@ -274,9 +274,9 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Replace any error in this context by a UsageError that begins with ``what``: damaged files can cause any error.
+    """Convert any exception in this context to a UsageError that begins with ``what``: a damaged file can cause any.
 
-    ``why``: the reason, if it is better known than the error tells.
+    ``why``: a reason to report instead of the exception's text.
     """
     try:
         yield
@@ -288,14 +288,14 @@ def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     text = str(getattr(error, "strerror", None) or error).strip()
-    if "Traceback (most recent call last)" in text:  # of a trainer that learns in a process of its own
+    if "Traceback (most recent call last)" in text:  # from a learner in its own process
         text = text.splitlines()[-1]
     text = " ".join(text.split()).removesuffix(".")
     return text if isinstance(error, EnvManagerError | OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the checkpoints under names that ``save`` gives. One under another name is a copy that the user keeps."""
+    """Return the ``state.json`` of each checkpoint whose name ``save`` made. Any other is a copy made by the user."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -309,7 +309,7 @@ def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return all checkpoints in a directory with their facts: finished or not, of any run, under any name."""
+    """Return the ``state.json`` of each checkpoint in a directory: finished or not, of any run, under any name."""
     found = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         facts = _facts_of(path)
@@ -319,7 +319,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove the files of a checkpoint, and its folder if nothing else is in it. What cannot be removed stays."""
+    """Remove the files of a checkpoint, and its folder if that is then empty. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -337,7 +337,7 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """Return the content of the ``state.json`` in a folder; None if this is not a checkpoint, or only a link to one."""
+    """Return the content of a folder's ``state.json``; None if the folder is no checkpoint, or a link to one."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:

@@ -1,13 +1,13 @@
-"""The file by which a person changes a training while it runs.
+"""The control file: a person edits it to change a training while it runs.
 
 ::
 
     # RUN/control.toml
     frozen = ["target"]       # these behaviors act greedily and do not learn, all others learn; [] freezes none
-    checkpoint = true         # write one now, once each time the file is changed
+    checkpoint = true         # write one now, once per change of the file
 
-The rule: a file is carried out once each time it is changed, and wholly or not at all. A mistake in it is logged once,
-and the training goes on unchanged.
+The rule: each version of the file is applied once, as a whole or not at all. A mistake in the file is logged once, and
+the training continues unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 EVERY_S = 1.0
-"""Shortest time between two looks at the file, in seconds."""
+"""Minimum time between two checks of the file, in seconds."""
 LARGEST = 65_536
 ALLOWED = 'Allowed are frozen = ["a behavior", …] and checkpoint = true or false.'
 _logger = logging.getLogger("envmanager")
@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """The requests of a control file. ``frozen``: all behaviors to freeze, or None for no change."""
+    """The requests in a control file. ``frozen``: all behaviors to freeze, or None for no change."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -51,13 +51,16 @@ class Control:
 
 @attrs.frozen
 class _Source:
-    """The text of a file; finds the line for an error message."""
+    """The text of a control file, from which ``wrong`` makes errors."""
 
     path: Path
     text: str
 
     def wrong(self, what: str, *sought: str) -> ConfigError:
-        """Return an error with the line of the first of ``sought`` that the text contains."""
+        """Return a ConfigError that says ``what`` and names a line of the file.
+
+        The words ``sought`` are tried in order; the line is the first that contains one, else line 1.
+        """
         lines = [line.partition("#")[0] for line in self.text.splitlines()]
         patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
         found = (number for pattern in patterns for number, line in enumerate(lines, 1) if re.search(pattern, line))
@@ -65,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """The control file at ``path``. ``seen``: the ``state`` of the version that was carried out already."""
+    """The control file at ``path``. ``seen``: ``state`` of the version that was applied before a resume."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
@@ -75,13 +78,13 @@ class ControlFile:
 
     @property
     def state(self) -> tuple[int, ...] | None:
-        """Time, size and inode of the file that was carried out last, for a checkpoint; None before any."""
+        """Modification time, size and inode of the version that was read last, for a checkpoint; None before any."""
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """Pass the file's requests to ``carry_out`` if the file was changed; look at most every ``EVERY_S`` seconds.
+        """If the file has changed, pass its requests to ``carry_out``. Check it at most every ``EVERY_S`` seconds.
 
-        ``now`` is from ``time.monotonic``. Mistakes in the file are logged, and so is a UsageError of ``carry_out``.
+        ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """
         if now < self._due:
             return
@@ -95,14 +98,14 @@ class ControlFile:
                 carry_out(control)
             except UsageError as error:
                 raise source.wrong(str(error), "frozen") from error
-        except ConfigError as error:  # the training goes on; the log reaches the person who wrote the file
+        except ConfigError as error:  # a mistake in the file must not end the training
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Return the file if it has changed since the last call, else None."""
+        """Read the file if it has changed since the last call, else return None. Raises ConfigError."""
         try:
             found = self._path.stat()
-        except OSError:  # mostly because there is no such file
+        except OSError:  # usually the file does not exist
             return None
         state = (found.st_mtime_ns, found.st_size, found.st_ino)
         if state == self._state:

@@ -6,8 +6,8 @@
           ▲                                                                                     │
           └──────────────────── acts from the next step on ─────────────────────────────────────┘
 
-The rule: a trainer is updated only when no step in flight would then be more than ``max_policy_lag`` versions old;
-until then it collects steps. No step is thrown away. Trainers are frozen and unfrozen only between two steps.
+The rule: a trainer is updated only if afterwards no step in flight is more than ``max_policy_lag`` versions old; until
+then the trainer collects steps. No step is discarded. Trainers are frozen and unfrozen only between two steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from envmanager.training.rounds import RoundCount, Rounds
 from envmanager.training.trainer import Trainer
 
 _EPISODES_KEPT = 1000
-"""Number of recent episodes kept for means; enough to include behaviors whose episodes end rarely."""
+"""Number of recent episodes kept for means, large enough to include behaviors whose episodes end rarely."""
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen
 class Update:
-    """One update of one trainer, after ``n_steps`` agent steps. ``figures`` are what ``Trainer.update`` returned."""
+    """One update of one trainer, after ``n_steps`` agent steps. ``figures``: the result of ``Trainer.update``."""
 
     behavior: str
     version: int
@@ -47,12 +47,12 @@ class Update:
 
 
 class TrainerController:
-    """Trains every behavior of a manager, each by a trainer of its own.
+    """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
-    Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: how many versions old a step may be
-    when a trainer learns from it; with 0 each update waits for all steps in flight. Each trainer has a default.
-    ``rounds``: which behaviors learn in which round; without rounds all that are not frozen learn. ``on_update`` is
-    called after each update, ``on_change`` when a behavior is frozen or learns again.
+    Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: maximum age, in policy versions, of a
+    step that a trainer learns from; with 0 each update waits for all steps in flight; None is each trainer's default.
+    ``rounds``: which behaviors learn in which round; without rounds all unfrozen behaviors learn. ``on_update`` is
+    called after each update, ``on_change`` when a behavior is frozen or unfrozen.
     ``step`` and ``train`` raise the manager's exceptions (a worker that failed for good, a bad action).
     """
 
@@ -72,7 +72,7 @@ class TrainerController:
         self.manager = manager
         self.trainers = dict(trainers)
         self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
-        """Returns of the episodes played for training. An evaluation with the same manager does not count."""
+        """Episodes played for training. Those of an evaluation with the same manager are not included."""
         self.n_steps = 0
         """Number of agent steps that the trainers have learned from or will learn from."""
         self.rounds = rounds
@@ -101,59 +101,59 @@ class TrainerController:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The behaviors that were frozen. Those that only wait for their round are not among them."""
+        """The behaviors frozen on request. Behaviors that only wait for their round are not included."""
         return frozenset(self._learners.frozen)
 
     @property
     def changes(self) -> list[LearnersChanged]:
-        """The last thousand changes of what is frozen, oldest first."""
+        """The last thousand changes of the learning behaviors, oldest first."""
         return list(self._learners.changes)
 
     @property
     def round(self) -> int | None:
-        """The number of the round, counted from 1; None without rounds."""
+        """Number of the current round, counted from 1; None without rounds."""
         return None if self.rounds is None else self._round.number
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether no step of the present round has been played; always True without rounds."""
+        """Whether any environment has yet to take its first step of the current round; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
-        """Let a behavior act greedily from the next step on; its trainer collects nothing and is not updated.
+        """Freeze a behavior: from the next step on it acts greedily, and its trainer gets no steps and no updates.
 
-        Call it between two steps. Raises UsageError for a behavior without a trainer, or when no other learns.
+        Call between two steps. Raises UsageError for a behavior without a trainer, or if no other learns.
         """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Let a behavior learn again, from steps chosen from now on; with rounds, when its round comes."""
+        """Let a behavior learn again, from the next step on; with rounds, only in its rounds."""
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and no others. Raises what ``freeze`` does; then nothing has changed."""
+        """Freeze these behaviors and unfreeze all others. Raises UsageError as ``freeze`` does, changing nothing."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
         self._change(behaviors, self._round, cause)
 
     def toggle(self, behavior: str) -> None:
-        """Freeze a behavior, or unfreeze a frozen one, before the next step. Any thread may call this.
+        """Freeze a behavior, or unfreeze a frozen one, before the next step. Thread-safe.
 
-        Raises UsageError for a behavior without a trainer. If no behavior would learn, a warning is logged later.
+        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` logs a warning instead.
         """
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
 
     def state(self) -> LearnersState:
-        """Return what is frozen, and how far the round is, for a checkpoint."""
+        """Return the frozen behaviors and the progress of the round, for a checkpoint."""
         count = None if self.rounds is None else RoundCount(self._round.number, self._n_played())
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore what ``state`` returned, before the first reset. Behaviors without a trainer are ignored."""
+        """Restore the result of ``state`` before the first reset. Behaviors without a trainer are ignored."""
         frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
         self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")
@@ -168,7 +168,7 @@ class TrainerController:
         self._take(infos)
 
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
-        """Step and update until ``n_steps`` agent steps in all have been taken, or ``until()`` returns True.
+        """Step and update until ``self.n_steps`` reaches ``n_steps`` agent steps, or ``until()`` returns True.
 
         Raises UsageError when all behaviors are frozen.
         """
@@ -211,7 +211,7 @@ class TrainerController:
     def _update_all(self, is_ready: Callable[[Trainer], bool]) -> list[Update]:
         updates = []
         for behavior, trainer in self.trainers.items():
-            # Many environments may bring enough for several updates at once; on_update may freeze the behavior.
+            # One step of many environments may suffice for several updates; on_update may freeze the behavior.
             while not trainer.frozen and is_ready(trainer):
                 updates.append(self._update(behavior, trainer))
         return updates
@@ -229,7 +229,7 @@ class TrainerController:
         return update
 
     def _note_dropped(self) -> None:
-        """Take dropped workers off the steps in flight, so that no update waits for them."""
+        """Remove dropped workers from the steps in flight, so that no update waits for them."""
         if self.manager.events.count(events.Dropped) != len(self._dropped):
             self._dropped = {worker.worker_id for worker in self.manager.stats().workers if worker.dropped}
             for worker_id in self._dropped:
@@ -238,7 +238,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze these behaviors. With rounds, go on to the next round in which an unfrozen behavior learns."""
+        """Freeze these behaviors and no others. Skip rounds in which no unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)
@@ -253,7 +253,7 @@ class TrainerController:
         )
 
     def _n_played(self) -> int:
-        """Number of steps that every environment has taken in this round."""
+        """Return the number of steps that every environment has taken in this round: the minimum over the workers."""
         return self._round.played(set(range(self.manager.n_workers)) - self._dropped)
 
     def _require_learners(self, frozen: Set[str]) -> None:
@@ -270,7 +270,7 @@ class TrainerController:
             behavior = self._toggles.popleft()
             try:
                 self.freeze_only(self.frozen ^ {behavior}, cause="toggle")
-            except UsageError as error:  # the call of toggle() returned long ago, so it cannot raise this
+            except UsageError as error:  # toggle() has returned already, so it cannot raise this
                 _logger.warning("%s", error)
 
 

@@ -1,11 +1,11 @@
 """Deep Q-learning (Mnih et al. 2015): double (van Hasselt et al. 2016), duelling (Wang et al. 2016), n-step returns
-(Sutton 1988) and prioritized replay (Schaul et al. 2016), each a switch.
+(Sutton 1988) and prioritized replay (Schaul et al. 2016), each optional.
 
 ::
 
     StepStore (every observation once) ── Replay: rows, n steps along their chain ──▶ batches ──▶ new version
 
-The rule: the replay holds steps in the order in which they came; the next step of the same agent is found by a link.
+The rule: the replay holds steps in the order of arrival; each row has a link to the next row of the same agent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DQNOptions(ReplayOptions):
 
 
 class QNetwork(nn.Module):
-    """A network of an encoder and one value per action; the value is ``FORBIDDEN`` where the mask forbids it."""
+    """An encoder followed by one value per action; actions that the mask forbids have the value ``FORBIDDEN``."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class QNetwork(nn.Module):
 
 
 class EpsilonGreedyPolicy:
-    """A policy that takes the allowed action of the highest value, or with probability ``epsilon`` a random one."""
+    """A policy that takes the allowed action of highest value, or with probability ``epsilon`` a random allowed one."""
 
     def __init__(
         self, model: QNetwork, heads: ActionHeads, n_actions: int, device: torch.device, seed: int, epsilon: float
@@ -97,9 +97,9 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; their numbers are in the outputs.
+        """Return actions for the environment; their indices are in the outputs.
 
-        Raises NothingAllowed when the mask of an agent forbids all actions.
+        Raises NothingAllowed if the mask of an agent forbids all actions.
         """
         allowed = self._model.mask.allowed(steps)
         explores = self.generator.random(len(steps)) < self.epsilon
@@ -130,7 +130,7 @@ class BestAction(nn.Module):
 
 
 class DQN(OffPolicyTrainer):
-    """A trainer by deep Q-learning, for one discrete action and any observations."""
+    """A deep Q-learning trainer, for one discrete action and any observations."""
 
     options: DQNOptions
     model: QNetwork
@@ -192,7 +192,7 @@ class DQN(OffPolicyTrainer):
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
         self._optimizer.step()
-        if options.prioritized:  # otherwise nothing here waits for a GPU
+        if options.prioritized:  # only then, as the copy to the CPU waits for the GPU
             self.replay.was_wrong_by(batch.rows, (value.detach() - goal).abs().cpu().numpy())
         if self._n_batches % options.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())

@@ -1,7 +1,7 @@
-"""Every episode of a training as a line of a CSV file, for plots of returns.
+"""The episode log of a training: a CSV file with one line per episode, for plots of returns.
 
-The rule: a resumed training keeps the episodes up to its checkpoint and drops those after it. The kept ones are written
-to a new file, which replaces the old one once it is complete.
+The rule: a resumed training keeps the episodes up to its checkpoint and drops later ones. The kept episodes are written
+to a new file, which replaces the old file once complete.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "len
 class EpisodeEnd:
     """One finished episode of one agent. ``total`` is its return.
 
-    ``steps``: agent steps of the whole training when it ended, ``seconds``: time since the training began.
-    ``length``: the agent's steps in the episode.
+    ``steps``, ``seconds``: agent steps and time of the whole training at the episode's end. ``length``: steps of the
+    agent in the episode.
     """
 
     steps: int
@@ -40,15 +40,15 @@ class EpisodeEnd:
 
     @property
     def env_id(self) -> int:
-        """Number of the environment in which the agent plays."""
+        """Id of the environment in which the agent plays."""
         return self.agent_id >> AGENT_BITS
 
 
 class EpisodeLog:
-    """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps the episodes up to that agent step.
+    """A writer of ``directory/episodes.csv``. With ``resumed_at`` it keeps the episodes up to that agent step.
 
-    ``seconds`` is the time of the last episode kept: add it to the times of new ones. Each line is flushed at once.
-    Raises NotWritten where no file can be made, UsageError where the file was not written by a training.
+    ``seconds``: time of the last kept episode, or 0; the caller adds it to the times of new ones. Each line is flushed
+    at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -68,7 +68,7 @@ class EpisodeLog:
             self._file.close()
 
     def write(self, end: EpisodeEnd) -> None:
-        """Append an episode. The first failure to write is logged; rows that cannot be written are left out."""
+        """Append an episode. A row that cannot be written is dropped; only the first such failure is logged."""
         with self._surviving():
             self._file.write(_row(end))
 
@@ -87,7 +87,7 @@ def _row(end: EpisodeEnd) -> tuple[object, ...]:
 
 
 def read(path: Path) -> list[EpisodeEnd]:
-    """Return the episodes in a file, in order; none without a file. An incomplete last line is left out.
+    """Return the episodes in a file, in order; an empty list without a file. An incomplete last line is skipped.
 
     Raises UsageError for a file that is not a list of episodes.
     """
@@ -103,14 +103,14 @@ def read(path: Path) -> list[EpisodeEnd]:
                 int(row["length"]),
             )
             for row in rows
-            if row["length"]  # else the last line is incomplete
+            if row["length"]  # empty in an incomplete last line
         ]
     except ValueError as error:
         raise UsageError(f"{path} cannot be read as a list of episodes: {error}.") from error
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no EpisodeLog wrote it. A symbolic link counts as not written by one."""
+    """Return whether ``path`` exists and no EpisodeLog wrote it. True for any symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)
 
 

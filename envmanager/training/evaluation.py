@@ -1,6 +1,6 @@
-"""Evaluation of policies over a number of episodes. Each environment gets its share of them before it begins.
+"""Evaluation of policies over a number of episodes, divided among the environments before the start.
 
-Taking the first episodes that end would favour short ones. Here the episodes count that each environment was to play,
+Counting the episodes that end first would favour short ones. Instead, every environment's assigned episodes count,
 however long they take.
 """
 
@@ -24,9 +24,9 @@ from envmanager.policy import Policy
 class Evaluation:
     """Returns and lengths of whole episodes, by behavior: the first episodes of every agent after a reset.
 
-    A return is the sum of one agent's rewards in one episode, a length its number of agent steps; both lists are in the
-    same order. ``n_episodes``: episodes that the environments played. With several agents each has a return per
-    episode.
+    A return is the sum of one agent's rewards in one episode; a length is the number of that agent's steps. The returns
+    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes of the environments. Each
+    episode has one return per agent.
     """
 
     returns_of: Mapping[str, list[float]]
@@ -60,7 +60,7 @@ def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Divide ``n_episodes`` evenly among the environments; the first ones get one more where there is a rest."""
+    """Divide ``n_episodes`` evenly among the environments; the first ones get one more if there is a remainder."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -72,10 +72,10 @@ def evaluate(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Reset ``manager``, then let ``policies`` play until every agent has ended its episodes.
+    """Reset ``manager``, then let ``policies`` play until every agent has finished its episodes.
 
-    ``episodes_per_env``: one number, or one for each environment. The call lasts until the slowest environment has
-    played its episodes. Episodes lost with a worker are played again; those of a dropped worker are left out.
+    ``episodes_per_env``: one number, or one for each environment. The call returns once the slowest environment has
+    played its episodes. Episodes lost with a failed worker are played again; a dropped worker's are left out.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None
@@ -90,14 +90,14 @@ def evaluate_until(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """Evaluate as ``evaluate`` does; return None as soon as ``is_over()``, which is called before each step."""
+    """Evaluate as ``evaluate`` does, but call ``is_over()`` before each step and return None if it is True."""
     wanted = [episodes_per_env] * manager.n_envs if isinstance(episodes_per_env, int) else list(episodes_per_env)
     if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
         raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
     ended: dict[int, list[Episode]] = {}
-    n_dropped = -1  # workers dropped before count too
+    n_dropped = -1  # so that the first check includes workers dropped earlier
 
     def note(episode: Episode) -> None:
         ended.setdefault(episode.agent_id, []).append(episode)

@@ -1,12 +1,12 @@
-"""Evaluates the policies of a training while it goes on, in environments of its own.
+"""Evaluation of a training's policies while the training is paused, in separate environments.
 
 ::
 
     training's manager    step ─ step ─ update ─ step ─ │            │ step ─ update ─ …
     evaluator's manager                                 │ 20 episodes │
 
-The rule: an evaluation does not affect the training. Its environments, their episodes, the steps in flight and all
-random generators are the same afterwards as before.
+The rule: an evaluation does not affect the training. The training's environments, their episodes, the steps in flight
+and all random generators are the same afterwards as before.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 _GENERATION = 2**31 - 1
-"""A generation that no worker has, so that evaluations share no seed with the training."""
+"""Seed generation that no worker reaches, so that evaluations share no seed with the training."""
 
 
 class Evaluator:
-    """Plays ``n_episodes`` with greedy policies, from the same seeds each time. A context manager.
+    """An evaluator of greedy policies over ``n_episodes``, with the same seeds each time. A context manager.
 
-    ``options`` are the options of the training's ``manager``. Raises what ``make_manager`` raises.
+    ``options``: options of the training's ``manager``. Raises what ``make_manager`` raises.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -56,9 +56,9 @@ class Evaluator:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
-        """Play the episodes and return the evaluation; None as soon as ``is_over()``."""
+        """Play the episodes and return the evaluation; return None once ``is_over()`` is True."""
         for trainer in trainers.values():
-            trainer.pause()  # one policy from beginning to end, the same as in a checkpoint written now
+            trainer.pause()  # the weights stay fixed, as in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
         before = generator_states()
         try:
@@ -74,7 +74,7 @@ class Evaluator:
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
-    """Return options of a manager like the training's ``manager``, with at most ``n_episodes`` environments.
+    """Return options for a manager like the training's ``manager``, with at most ``n_episodes`` environments.
 
     Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """

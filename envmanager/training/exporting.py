@@ -1,10 +1,10 @@
-"""Export of a greedy policy to a file that needs neither this library nor the environment: ONNX or TorchScript.
+"""Export of a greedy policy to ONNX or TorchScript. The file needs neither this library nor the environment.
 
 ::
 
     SavedPolicy ── module ── traced ──▶ bytes ── run on recorded observations ──▶ equal actions? ──▶ file
 
-The rule: no file is written that does not act as the policy does.
+The rule: a file is written only if it acts as the policy does on the recorded observations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPSET = 17
 OPSETS = range(11, 21)
 """Versions of the ONNX operator set that can be written."""
 RTOL, ATOL = 1e-4, 1e-5
-"""Tolerances between a continuous action of the file and of the policy. Discrete actions must be equal."""
+"""Relative and absolute tolerance for the continuous actions of the file. Discrete actions must be equal."""
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 """A function from the leaves of observations ``[n, …]`` to the leaves of actions ``[n, …]``."""
@@ -65,7 +65,7 @@ class Exported:
 
 
 def check_format(to: str, opset: int = OPSET) -> None:
-    """Raise UsageError for an unknown format or opset, and MissingExtra where a library for it is missing."""
+    """Raise UsageError for an unknown format or opset, and MissingExtra if a library for the format is missing."""
     if to not in SUFFIXES:
         raise UsageError(f"a policy is exported to {' or '.join(map(repr, SUFFIXES))}, not to {to!r}.")
     if opset not in OPSETS:
@@ -79,19 +79,19 @@ def check_format(to: str, opset: int = OPSET) -> None:
 def export_policy(
     policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
 ) -> Exported:
-    """Export the policy, check that it acts the same on ``observations``, a tree of ``[n, …]``, and write ``file``.
+    """Export a policy to ``file``, if the export acts as the policy does on ``observations``, a tree of ``[n, …]``.
 
     ``to``: ``"onnx"`` or ``"torchscript"``. The inputs are the leaves of an observation in the order of the spec, named
-    ``obs``, or ``obs_KEY`` where there are several. The outputs are the leaves of the action as the environment gets
-    them, ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset`` is for ONNX, 11 to
-    20.
+    ``obs``, or ``obs_KEY`` if there are several. The outputs are the leaves of the action for the environment, named
+    ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset``: version of the ONNX
+    operator set, 11 to 20.
 
-    Raises UsageError for a trainer that cannot be exported, and ExportFailed.
+    Raises UsageError if the trainer does not support export, and ExportFailed if the export fails or acts differently.
     """
     check_format(to, opset)
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
-    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may act on elsewhere
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may still be in use
     seen = _leaves_of(spec.observation, observations)
     example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
     try:
@@ -112,9 +112,9 @@ def export_policy(
 
 
 def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
-    """Play greedily in the environment of the training; return at least ``n`` observations of a behavior, ``[n, …]``.
+    """Play greedily in the training's environment; return at least ``n`` observations of a behavior, ``[n, …]``.
 
-    Raises UsageError when the behavior acts too rarely.
+    Raises UsageError if the behavior acts too rarely, or has no agent there.
     """
     options = training.manager_options(env=env)
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
@@ -136,7 +136,7 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
 
 _MOST_ENVS = 4
 _MOST_STEPS = 100
-"""Largest number of steps per observation wanted."""
+"""Maximum number of steps per requested observation."""
 
 
 class _Recorder:
@@ -154,12 +154,12 @@ class _Recorder:
 
 
 def leaf_names(spec: Tree, root: str) -> list[str]:
-    """Return a name for each leaf, made of its keys: ``obs``, ``obs_camera``, ``obs_0``."""
+    """Return a name for each leaf, made from its keys: ``obs``, ``obs_camera``, ``obs_0``."""
     names: list[str] = []
     for path in paths(spec, root):
         name = re.sub(r"\W+", "_", path.replace("'", "")).strip("_")
         number = 2
-        while name in names:  # {"a_b": …, "a": {"b": …}} has both
+        while name in names:  # {"a_b": …, "a": {"b": …}} gives one name twice
             name, number = f"{name}_{number}", number + 1
         names.append(name)
     return names
@@ -179,7 +179,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Convert an array to a dtype that tensors have."""
+    """Convert an array to the dtype that its tensor has."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -202,12 +202,12 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Export with the tracing exporter: the newer one needs two more libraries, and fixes the size of the batch."""
+    """Export with the tracing exporter: the newer one needs two more libraries, and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # it warns that it is the older exporter; errors in its output are found below
+        warnings.simplefilter("ignore")  # such as its deprecation; check_model finds errors
         torch.onnx.export(
             module,
             example,
@@ -260,9 +260,9 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Compare ``run`` with the policy, in batches of one and of several; return the number of observations.
+    """Compare ``run`` with the policy, in batches of several sizes; return the number of observations.
 
-    Raises ExportFailed for a difference.
+    Raises ExportFailed if an action differs.
     """
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]

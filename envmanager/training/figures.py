@@ -1,4 +1,4 @@
-"""Metrics of a training, passed to its writers: for each behavior every ``EVERY_S`` seconds, and at the end.
+"""Metrics of a training, written for each behavior every ``EVERY_S`` seconds, and with each checkpoint.
 
 ::
 
@@ -7,9 +7,9 @@
     default/frozen           0 or 1                                      training/steps_per_s
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Behaviors that learn together are updated at the same moment, so each has its own clock.
+Behaviors that learn together are updated at the same moment, so each behavior has its own clock.
 
-The rule: a writer that fails is removed with a warning, and the training goes on.
+The rule: a writer that fails is removed with a warning, and the training continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """A clock per key, each due every ``every_s`` seconds; the first time at once."""
+    """A set of clocks by key. Each is due at its first check, then every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -45,7 +45,7 @@ class Clocks:
 
 
 class Figures:
-    """Collects the metrics of a training and passes them to the writers."""
+    """A collector of a training's metrics, which passes them to the writers."""
 
     EVERY_S = 0.5
 
@@ -63,7 +63,7 @@ class Figures:
             self._try(name, lambda writer: writer.close())
 
     def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers, which get all metrics from now on and are closed at the end."""
+        """Add writers. They receive all later metrics, and are closed at the end."""
         self._writers.update(writers)
 
     def started(self, controller: TrainerController) -> None:
@@ -115,7 +115,7 @@ class Figures:
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 
     def _rate(self, controller: TrainerController, now: float) -> dict[str, float]:
-        """Agent steps per second since the last call, in this run."""
+        """Return the agent steps per second since the last call, as a metric; {} if no time has passed."""
         before, n_steps = self._rate_from, controller.n_steps
         self._rate_from = now, n_steps
         if before is None or now <= before[0]:
@@ -129,7 +129,7 @@ class Figures:
     def _try(self, name: str, use: Callable[[MetricsWriter], Any]) -> None:
         try:
             use(self._writers[name])
-        except Exception as error:  # a full disk or a service that is gone must not end hours of training
+        except Exception as error:  # a full disk or a service that is down must not end hours of training
             del self._writers[name]
             _logger.warning("the metrics of %s end here: %s: %s", name, type(error).__name__, error)
 
@@ -144,5 +144,5 @@ def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) ->
 
 
 def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Leave out those of ``names`` that are NaN because no episode has ended."""
+    """Drop the metrics in ``names`` that are NaN, because no episode has ended."""
     return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

@@ -1,12 +1,12 @@
-"""Stacks of frames with each frame kept once: a quarter of the memory for stacks of four.
+"""Storage of stacks of frames that keeps each frame once: stacks of four take a quarter of the memory.
 
 ::
 
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame is recognized by its content, in any stack, and shared while it is among the last ``WINDOW`` frames.
-So all frames of a row stay until newer frames fill the whole memory except the window.
+The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So all frames of a
+row stay until newer frames fill the whole memory except the window.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 from envmanager.training.named_arrays import copy_into
 
 WINDOW = 4096
-"""Number of latest frames among which equal ones are shared."""
+"""Number of the newest frames that a new row can share."""
 
 
 class FrameStacks:
-    """Rows ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
+    """A column ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
 
-    There is room for one new frame per row. Where a row brings several, as the first of an episode does, old rows are
-    lost earlier: see ``first_whole``.
+    It has room for one new frame per row. A row that adds several, such as the first of an episode, overwrites frames
+    of old rows earlier; see ``first_whole``.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
         self._window = WINDOW + shape[0]
         self._frames = np.zeros((capacity + self._window, *shape[1:]), dtype)
         self._numbers = np.zeros((capacity, shape[0]), np.int64)
-        self._n_before = np.zeros(capacity, np.int64)  # how many frames there were when the row was written
+        self._n_before = np.zeros(capacity, np.int64)  # number of frames when the row was written
         self._n_frames = 0
-        self._number_of: dict[int, int] = {}  # by the hash of the content
+        self._number_of: dict[int, int] = {}  # the newest frame by hash of its content
 
     def __getitem__(self, places: Any) -> np.ndarray:
         stacks: np.ndarray = self._frames[self._numbers[places] % len(self._frames)]
@@ -47,7 +47,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """Return the oldest row between ``first`` and ``n_rows`` whose frames are all still there."""
+        """Return the first row from ``first`` on whose frames are all still stored, or ``n_rows``."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1
@@ -83,7 +83,7 @@ class FrameStacks:
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
         """Restore what ``state`` returned. Rows added later share no frames with the restored ones.
 
-        Raises KeyError or ValueError for arrays of other stacks.
+        Raises KeyError or ValueError for arrays that do not fit.
         """
         n_frames = np.zeros(1, np.int64)
         copy_into(n_frames, arrays, "n_frames")

@@ -1,13 +1,13 @@
-"""Which trainers learn and which only act, and which steps each trainer gets.
+"""The trainers of a manager: which of them learn, which only act, and which steps each receives.
 
 ::
 
     frozen, or not in this round ──▶ its greedy policy acts; the trainer gets no steps
     learning                     ──▶ its own policy acts; the trainer gets every step that this policy chose
 
-The rule: a trainer gets a step only if its own policy chose the actions, and if it has got the observations that they
-were chosen for. So an unfrozen trainer begins new chains, as after a reset, and never gets the steps that were in
-flight when it was frozen or unfrozen.
+The rule: a trainer receives a step only if its own policy chose the actions, and only if the trainer has received the
+observations before them. So an unfrozen trainer begins new chains, as after a reset. It never receives the steps that
+were in flight when it was frozen or unfrozen.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from envmanager.training.rounds import RoundCount, unknown_behavior
 from envmanager.training.trainer import Trainer
 
 KEPT = 1000
-"""Number of changes kept in memory. The log has all."""
+"""Number of changes kept in memory. The log has all of them."""
 _NOTHING: Mapping[str, int] = {}
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen(kw_only=True)
 class LearnersChanged:
-    """A change of what learns: behaviors that were frozen or unfrozen. ``learning`` are all that learn from now on.
+    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all that learn from now on.
 
-    ``cause`` is in words: ``"control.toml"``, ``"freeze"``, ``"round 3"``. ``is_round``: the next round began; nothing
-    was asked to change.
+    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the change came
+    with the next round, without a request.
     """
 
     frozen: tuple[str, ...]
@@ -64,31 +64,31 @@ class LearnersState:
 
 @attrs.define
 class InFlight:
-    """The steps in flight: by worker, the version of each learning trainer whose policy chose the actions."""
+    """The steps in flight. ``versions``: by worker and behavior, the version of the policy that chose the actions."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
     def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """Record that the next step of these workers is chosen by trainers of these versions."""
+        """Record the versions of the policies that choose the next actions of these workers."""
         for worker_id in worker_ids:
             self.versions[worker_id] = versions
 
     def came(self, worker_id: int) -> Mapping[str, int]:
-        """Take the worker's step off the steps in flight; return the versions that chose it."""
+        """Remove the worker's step from the steps in flight; return the versions of the policies that chose it."""
         return self.versions.pop(worker_id, _NOTHING)
 
     def forget(self, behavior: str) -> None:
-        """Drop a behavior from all steps in flight: its trainer will not learn from them."""
+        """Remove a behavior from all steps in flight, so that its trainer does not learn from them."""
         for versions in self.versions.values():
             versions.pop(behavior, None)
 
     def oldest(self, behavior: str) -> float:
-        """Return the oldest version of a behavior in flight; ``inf`` when there is none."""
+        """Return the oldest version of a behavior's policy among the steps in flight; ``inf`` if there is none."""
         return min((versions.get(behavior, math.inf) for versions in self.versions.values()), default=math.inf)
 
 
 class Learners:
-    """The trainers of one manager. ``frozen`` behaviors were frozen on request; ``resting`` ones until their round."""
+    """The trainers of one manager. ``frozen``: behaviors frozen on request; ``resting``: behaviors out of the round."""
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
         self.trainers = dict(trainers)
@@ -99,7 +99,7 @@ class Learners:
         self.on_change: Callable[[LearnersChanged], Any] | None = None
         self._manager = manager
         self._seen: dict[str, set[int]] = {behavior: set() for behavior in self.trainers}
-        """Workers whose latest observations a trainer has got, by behavior."""
+        """Ids of the workers whose latest observations a behavior's trainer has received, by behavior."""
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Prepare for a reset of all environments: begin new chains, and set the policies of the manager."""
+        """Prepare for a reset of all environments: start new chains in all trainers, and set the manager's policies."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -120,7 +120,7 @@ class Learners:
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
-        """Freeze these behaviors and let all others learn. No changed trainer gets the steps in flight."""
+        """Freeze these behaviors and let all others learn. A changed trainer does not receive the steps in flight."""
         only_act = frozen | resting
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]
@@ -128,7 +128,7 @@ class Learners:
             self._stop(behavior)
         for behavior in resumed:
             self._resume(behavior)
-        # A resting behavior that is frozen or unfrozen goes on resting, but the request is reported.
+        # A resting behavior that is frozen or unfrozen keeps resting, but the request is reported.
         newly = [name for name in self.trainers if name in stopped or name in frozen - self.frozen]
         again = [name for name in self.trainers if name in resumed or name in self.frozen - frozen]
         self.frozen, self.resting = set(frozen), frozenset(resting)
@@ -145,12 +145,12 @@ class Learners:
             )
 
     def sent(self, worker_ids: Collection[int]) -> None:
-        """Record that these workers are about to get actions from the policies of now."""
+        """Record that the current policies choose the next actions of these workers."""
         versions = {name: trainer.version for name, trainer in self.trainers.items() if not trainer.frozen}
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass the steps to each learning trainer that may have them; return how many agent steps it can learn from."""
+        """Pass a step to learning trainers, by the module's rule; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

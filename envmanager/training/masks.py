@@ -1,11 +1,11 @@
-"""Masks of allowed actions: the key ``action_mask`` of an observation, as PettingZoo has it.
+"""Masks of allowed actions, under the key ``action_mask`` of an observation, as in PettingZoo.
 
 ::
 
     {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
 
-The rule: a mask is no input of the network. It is applied to the network's last output, so that every use of the output
-leaves out the forbidden actions.
+The rule: a mask is not an input of the network. It is applied to the network's outputs, so that no use of these can
+choose a forbidden action.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ with needed_by("envmanager.training", extra="torch"):
 
 KEY = "action_mask"
 FORBIDDEN: float = float(np.finfo(np.float32).min)
-"""Output of a network for a forbidden action. Multiplied by a probability of 0 it is 0; -inf would be NaN."""
+"""Network output for a forbidden action. It is finite because 0 * -inf, as in an entropy, is NaN."""
 
 
 class NothingAllowed(EnvManagerError):
-    """The action mask of agents that have to act forbids all their actions. ``agent_ids``, ``env_ids`` name them."""
+    """An action mask forbids all actions of agents that have to act: ``agent_ids``, in ``env_ids``."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -47,11 +47,11 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """The action mask in a behavior's observations: leaf ``place`` of the tree, or None for a behavior without.
+    """The action mask in a behavior's observations. ``place``: index of its leaf; None for a behavior without a mask.
 
-    A mask is an array under the key ``action_mask`` at the top of an observation that is a dict; zeros forbid.
-    ``counts``: number of choices of each of the action's numbers. The mask is one row of all these choices; otherwise
-    UsageError is raised.
+    A mask is an array under the key ``action_mask`` at the top level of a dict observation; zeros forbid. ``counts``:
+    number of choices for each integer in the action. Raises UsageError unless the mask is one row with an entry for
+    each of these choices.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
@@ -62,7 +62,7 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """Return bool[n, choices], or None without a mask. Raises NothingAllowed when an agent has no choice left."""
+        """Return the allowed choices, bool[n, choices]; None without a mask. Raises NothingAllowed."""
         if self.place is None:
             return None
         allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0
@@ -73,7 +73,7 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """Return bool[n, choices] from the leaves of observations, or None without a mask."""
+        """Return the allowed choices, bool[n, choices], from leaves of observations; None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 
@@ -83,7 +83,7 @@ def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _place_of_mask(observation: Any) -> int | None:
-    """Return the number of the leaf that is the mask."""
+    """Return the index of the mask among the leaves; None without a mask."""
     if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
         return None
     before = list(observation)[: list(observation).index(KEY)]

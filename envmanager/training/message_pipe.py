@@ -4,7 +4,7 @@
 
     send(message) ── queue ── exchange ──▶ socket ──▶ exchange ── inbox ──▶ receive()
 
-The rule: only ``exchange`` waits, for ``timeout_s`` at most. An interrupted call neither splits nor loses a message:
+The rule: only ``exchange`` blocks, for ``timeout_s`` at most. An interrupted call neither splits nor loses a message:
 unsent bytes stay queued, and bytes that were read are kept.
 """
 
@@ -52,7 +52,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until bytes can be written or read, and do both; return False after ``timeout_s`` without any."""
+        """Wait until the socket is ready, then write and read; return False after a timeout of ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
             while not self.hung_up:
@@ -68,7 +68,7 @@ class MessagePipe:
         return True
 
     def receive(self) -> Any:
-        """Return the next message, or None if none has arrived. Raises EOFError when no further one can arrive."""
+        """Return the next message; None if none has arrived. Raises EOFError once no more can arrive."""
         with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:

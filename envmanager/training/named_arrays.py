@@ -1,4 +1,4 @@
-"""Arrays by name, as a checkpoint keeps them. No PyTorch is needed here."""
+"""Dicts of arrays by name, as in a checkpoint. This module does not need PyTorch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part of a trainer with its name before theirs: ``"model.…"``."""
+    """Return the arrays of one part of a trainer, with its name as a prefix: ``"model.…"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part, without its name: the opposite of ``named``."""
+    """Return the arrays of one part, without its prefix: the inverse of ``named``."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` over ``place``. Raises ValueError for another shape or kind of numbers, else KeyError."""
+    """Copy ``arrays[name]`` into ``place``. Raises KeyError if it is missing, ValueError if shape or kind differ."""
     array = arrays[name]
     if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
         raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")

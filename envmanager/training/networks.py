@@ -18,21 +18,21 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 SMALLEST_IMAGE = 36
-"""Smallest height and width at which an array of three axes counts as an image; the convolutions need it."""
+"""Minimum height and width for a 3-D array to be treated as an image; the convolutions need this size."""
 CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-    "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019: a quarter of the time
+    "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019: takes a quarter of the time
 }
 """Convolutional layers by name: (number of filters, size, stride) each."""
 _MOST_ONE_HOT = 1000
 
 
 class Encoder(nn.Module):
-    """A network from a tree of observations to one vector of features ``[n, n_features]``.
+    """A network that turns a tree of observations into features ``[n, n_features]``.
 
-    Images go through ``CONVOLUTIONS[convolutions]``, whole numbers with few values become one-hot, everything else is
-    flattened. With ``normalize`` flat vectors are normalized by the mean and spread so far. ``unseen``: number of a
-    leaf to leave out.
+    Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and everything else is
+    flattened. With ``normalize`` flat vectors are normalized by the mean and spread so far. ``unseen``: index of a leaf
+    to leave out.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Encoder(nn.Module):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether any part has a scale."""
+        """Whether any part of the observations is normalized."""
         return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
-        """Add observations to the mean and spread that normalize."""
+        """Update the mean and spread for normalization with these observations."""
         for part, leaf in zip(self.parts, obs, strict=True):
             if _has_scale(part):
                 part.scale.update(leaf.flatten(1).float())
@@ -94,7 +94,7 @@ def as_rows(leaf: Tensor) -> Tensor:
 
 
 class Flat(nn.Module):
-    """Numbers flattened to a row, and perhaps normalized."""
+    """An encoder that flattens numbers to a row and, with ``normalize``, normalizes them."""
 
     def __init__(self, spec: ArraySpec, *, normalize: bool) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Flat(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Whole numbers between bounds, each as a row of zeros with a one."""
+    """An encoder that turns bounded integers into one-hot rows."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class OneHot(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """512 features of an image: ``[channels, height, width]`` or with the channels last, bytes or floats."""
+    """An encoder of images, ``[channels, height, width]`` or channels last, uint8 or float, to 512 features."""
 
     n_features = 512
 
@@ -148,7 +148,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """Normalizes values by the mean and spread of all values given to ``update`` (Welford 1962, in batches)."""
+    """A normalizer by the mean and spread of all values passed to ``update`` (Welford 1962, in batches)."""
 
     mean: Tensor
     variance: Tensor
@@ -164,7 +164,7 @@ class Scale(nn.Module):
         return ((values - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
 
     def update(self, values: Tensor) -> None:
-        """Add ``[n, …]`` values to the mean and spread."""
+        """Update the mean and spread with values ``[n, …]``."""
         n = len(values)
         variance, mean = torch.var_mean(values, dim=0, correction=0)
         total = self.count + n
@@ -176,7 +176,7 @@ class Scale(nn.Module):
 
 
 class Unseen(nn.Module):
-    """A leaf that the network does not see, such as an action mask."""
+    """A placeholder for a leaf that the network ignores, such as an action mask."""
 
     n_features = 0
 
@@ -206,14 +206,14 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """Return the layer, with its weights set to orthogonal ones and its bias to zero."""
+    """Initialize a layer with orthogonal weights and zero bias, and return it."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device of this name; for ``"auto"`` the GPU when there is one, else the CPU."""
+    """Return the device of this name; for ``"auto"`` the GPU if there is one, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)

@@ -1,12 +1,12 @@
-"""The common part of the off-policy trainers, DQN and SAC: they learn from a replay of old steps.
+"""The common base of the off-policy trainers, DQN and SAC, which learn from a replay of old steps.
 
 ::
 
     add ── StepStore, Replay ── draw ──▶ Batch ── the trainer's _learn ──▶ new version
                   raw                normalized by all steps so far
 
-The rule: the replay holds raw observations and rewards, which are normalized when they are drawn. So old steps are
-normalized by the same scale as new ones.
+The rule: the replay holds raw observations and rewards, which are normalized when they are drawn. So old and new steps
+are normalized by the same scale.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The common options of trainers with a replay. Some trainers change a default. Steps are agent steps."""
+    """The common options of trainers with a replay. Subclasses change some defaults. Steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
-    """Whether images are stacks of the last k frames, ``[k, height, width]``: each frame is then kept once."""
+    """Whether to keep each frame once, for images that are stacks of the last k frames, ``[k, height, width]``."""
     learning_starts: int = 1_000
     train_every: int = 4
     """Number of agent steps between updates."""
@@ -59,7 +59,7 @@ class ReplayOptions:
     gamma: float = 0.99
     n_step: int = 1
     hidden: Sequence[int] = (256, 256)
-    """Sizes of the hidden layers behind the encoder; images usually need none."""
+    """Sizes of the hidden layers after the encoder. With images, usually none are needed."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     normalize_observations: bool = False
@@ -67,7 +67,7 @@ class ReplayOptions:
     normalize_rewards: bool = False
     """Whether to divide rewards by the spread of the discounted returns so far."""
     reward_clip: float | None = None
-    """Bound of the normalized rewards: they are clipped to between minus this and this."""
+    """Absolute bound to which rewards are clipped. Normalized rewards are clipped to 10 in any case."""
     pinned_copies: bool = True
     """Whether to copy batches to a GPU from pinned memory, without waiting. No effect on the CPU."""
 
@@ -85,7 +85,7 @@ def require_at_least_one(options: Any, name: str) -> None:
 
 
 class Batch(NamedTuple):
-    """A batch of the replay as tensors on the device; see ``Drawn``. ``rows`` are numbers of rows in the store."""
+    """A batch of the replay as tensors on the device; see ``Drawn``. ``rows``: row numbers in the store."""
 
     rows: np.ndarray
     obs: list[Tensor]
@@ -97,17 +97,16 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """A policy that explores, with the weights being trained."""
+    """An exploring policy, which uses the weights being trained."""
 
     version: int
     generator: np.random.Generator
 
 
 class OffPolicyTrainer(Trainer):
-    """A trainer that keeps steps in a replay and learns from batches. A subclass makes ``model``, ``target``,
-    ``policy``.
+    """A trainer that learns from batches of a replay. A subclass makes ``model``, ``target`` and ``policy``.
 
-    ``encoder``: the part of the model whose scale all encoders of the model share.
+    ``encoder``: the encoder in ``model`` whose normalization all encoders of ``model`` and ``target`` share.
     """
 
     max_policy_lag = math.inf
@@ -147,7 +146,7 @@ class OffPolicyTrainer(Trainer):
         self._n_since_update = 0
         self._n_batches = 0
         self._n_in_scale = 0
-        """Number of rows of the replay that the scale of observations has learned from."""
+        """Number of rows of the store that the normalization of observations has learned from."""
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
@@ -157,7 +156,7 @@ class OffPolicyTrainer(Trainer):
         n = self.replay.add(info, self.behavior)
         self._return_spread.add(info, self.behavior)
         self._n_steps += n
-        if self._n_steps >= self.options.learning_starts:  # no updates are made up for the steps before
+        if self._n_steps >= self.options.learning_starts:  # earlier steps do not lead to updates
             self._n_since_update += n
         self.collected(self._n_steps)
         return n
@@ -186,7 +185,7 @@ class OffPolicyTrainer(Trainer):
         return self._learn(self._draw(progress))
 
     def _importance_exponent(self, progress: float) -> float:
-        """Exponent of the importance-sampling weights (0 without priorities)."""
+        """Return the exponent of the importance-sampling weights (0 without priorities)."""
         return 0.0
 
     def _draw(self, progress: float) -> Batch:
@@ -212,7 +211,7 @@ class OffPolicyTrainer(Trainer):
         )
 
     def _learn_scale(self) -> None:
-        """Add the observations since the last update to the scale, each once."""
+        """Update the normalization of observations with the rows added since the last call."""
         store = self.replay.store
         rows = np.arange(max(self._n_in_scale, store.first), store.n_rows)
         self._n_in_scale = store.n_rows
@@ -247,14 +246,13 @@ class OffPolicyTrainer(Trainer):
         self.collected(self._n_steps)
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards."""
         load_module(self.model, of_part("model", arrays))
         self.version = self.policy.version = from_plain(_Facts, facts).version
 
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The plain data of a trainer in a checkpoint, beside its arrays."""
+    """The state of a trainer in a checkpoint, except arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))

@@ -1,6 +1,6 @@
-"""Objects as JSON data, for files: what ``to_plain`` writes, ``from_plain`` reads.
+"""Conversion of attrs objects to JSON data (``to_plain``) and back (``from_plain``), for files.
 
-The rule: every mistake in a file is named. An unknown key is ignored, since a later version may have written it.
+The rule: errors name every mistake in a file. Unknown keys are ignored, since a later version may have written them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError; unknown keys are ignored."""
+    """Return the object from which ``to_plain`` made ``plain``. Ignore unknown keys. Raises ConfigError."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
 
 
 def to_plain(value: Any) -> Any:
-    """Return an object of an attrs class as JSON data: dicts, lists, texts and numbers."""
+    """Return an attrs object as JSON data: dicts, lists, strings and numbers."""
     return _OF_FILES.unstructure(value)
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """Return ``spec`` as JSON data, from which ``spec_from_plain`` makes an equal spec with bounds of equal dtype."""
+    """Return ``spec`` as JSON data, which ``spec_from_plain`` converts back, with bounds of the same dtype."""
     return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
 
 
@@ -43,7 +43,7 @@ def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
 
 
 def _to_plain(tree: Tree) -> dict[str, Any]:
-    if isinstance(tree, dict):  # in pairs: a key may be a number, and the order counts
+    if isinstance(tree, dict):  # pairs keep integer keys and the order
         return {"dict": [[key, _to_plain(child)] for key, child in tree.items()]}
     if isinstance(tree, tuple):
         return {"tuple": [_to_plain(child) for child in tree]}
@@ -52,9 +52,9 @@ def _to_plain(tree: Tree) -> dict[str, Any]:
     for name in ("minimum", "maximum"):
         bound = getattr(leaf, name)
         if bound is not None:
-            # JSON has no infinite number and no NaN: their texts stand for them.
+            # JSON has neither infinity nor NaN, so they are written as strings.
             numbers = [str(x) if isinstance(x, float) and not math.isfinite(x) else x for x in bound.ravel().tolist()]
-            is_one = numbers and numbers.count(numbers[0]) == len(numbers)  # an image has a bound for each pixel
+            is_one = numbers and numbers.count(numbers[0]) == len(numbers)  # an image has equal bounds for all pixels
             values = numbers[0] if is_one else numbers
             plain[name] = {"shape": list(bound.shape), "dtype": bound.dtype.str, "values": values}
     return {**plain, "name": leaf.name} if leaf.name else plain
@@ -77,7 +77,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Tree:
 
 
 def _dtype_name(plain: Mapping[str, Any]) -> str:
-    """Return the name of the dtype; refuse dicts, lists and None, from which NumPy makes dtypes too."""
+    """Return the dtype's name. Raises TypeError for dicts, lists and None, which NumPy would accept."""
     if not isinstance(plain["dtype"], str):
         raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
     return plain["dtype"]
@@ -86,7 +86,7 @@ def _dtype_name(plain: Mapping[str, Any]) -> str:
 def _converter_of_files() -> cattrs.Converter:
     converter = make_converter(forbid_extra_keys=False)
 
-    # cattrs would take a text for a list of texts, and the keys of a mapping for a list.
+    # cattrs would accept a string or a mapping where a list belongs, as a list of its characters or keys.
     def as_tuple(value: Any, wanted: Any) -> Any:
         if not isinstance(value, list):
             raise Misfit("a list", value)

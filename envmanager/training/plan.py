@@ -4,7 +4,7 @@
 
     tables manager, training, trainers ── TrainingPlan.parse ──▶ TrainingPlan
 
-The rule: every mistake that can be found without an environment is found here, before one is made.
+The rule: every mistake that can be found without an environment is found here, before any environment is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envmanager.training.rounds import Rounds
 CHECKPOINTS = "checkpoints"
 """Name of the folder of checkpoints in a training's folder."""
 CONTROL = "control.toml"
-"""Name of the file by which a person changes a running training. The training only reads it."""
+"""Name of the file that a person edits to change a running training. The training only reads the file."""
 ANY_BEHAVIOR = "*"
 """Key in the table ``trainers`` for every behavior without an entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
@@ -54,7 +54,7 @@ class TrainingOptions:
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
     """Metrics writers: names, or ``{name: options}``, of tensorboard, csv, wandb, mlflow."""
     rounds: Rounds | None = None
-    """Rounds in which behaviors learn in turn; without them all that are not frozen learn at once."""
+    """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
 
     def __attrs_post_init__(self) -> None:
         if self.steps < 1:
@@ -72,10 +72,10 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class SavedPlan:
-    """The manager's options and the trainers as plain data, for a checkpoint whose policies play later.
+    """The manager's options and the trainers' tables as JSON data, saved so that the policies can play later.
 
-    ``manager`` is None when the environment was not given as text. ``directory`` is the working directory, to which the
-    environment's name may be relative.
+    ``manager`` is None if the environment was not given as text. ``directory``: working directory of the training; the
+    environment's name may be a path relative to it.
     """
 
     manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
@@ -92,9 +92,9 @@ class TrainingPlan:
     trainers: Mapping[str, Mapping[str, Any]]
     directory: Path
     resume: bool = False
-    """Whether to go on with the training in ``directory``."""
+    """Whether to resume the training in ``directory``."""
     force: bool = False
-    """Whether to delete the files of an earlier training in ``directory``, and nothing else, and begin again."""
+    """Whether to delete the files of an earlier training in ``directory``, and no others, and begin again."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
@@ -122,14 +122,14 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
-        """Return the plan as a checkpoint has it; None when a trainer's options are objects."""
+        """Return the plan as saved in checkpoints; None if options are objects that JSON cannot hold."""
         try:
             manager = None
             if isinstance(self.manager.env, str):
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
-        except (TypeError, ValueError, FileNotFoundError):  # the last: the directory was deleted
+        except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the directory was deleted
             return None
 
     @property
@@ -139,7 +139,7 @@ class TrainingPlan:
 
     @property
     def control(self) -> Path:
-        """Path of the control file, which a person may write to change the training while it runs."""
+        """Path of the control file, which a person may edit to change the training while it runs."""
         return self.directory / CONTROL
 
 
@@ -148,12 +148,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _without_rounds(tables: Any) -> Any:
-    """Leave out ``rounds``, which are structured separately: their own check gives better errors."""
+    """Return the table without ``rounds``, which is structured separately: its own check gives better errors."""
     return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Structure the rounds, and check them against the trainers if all are named."""
+    """Structure the rounds. Check their behaviors against the trainers, unless one trainer is for all (``*``)."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

@@ -1,12 +1,12 @@
-"""Playing one environment with the policies of a training, in a window or for a video.
+"""Playback of a training's policies in one environment, in a window or for a video.
 
 ::
 
     SavedTraining ── policies ──▶ manager of one environment, in this process ── PlayedEpisode ──▶ the caller
                                         └── each reset and step is shown ──▶ a window, or frames
 
-The rule: a frame is taken right after each reset and step of the environment itself. Later the last frame of an episode
-would be lost: by then the manager has begun the next episode.
+The rule: a frame is rendered right after each reset and step of the environment itself. After a step of the manager it
+would be too late for an episode's last frame: the manager has begun the next episode by then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlayedEpisode:
     """An episode that has ended. ``number`` counts from 0; ``returns`` has one return per agent, by behavior.
 
     ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty for a window.
-    ``frames_per_s``: the speed at which they should be shown.
+    ``frames_per_s``: the speed at which to show the frames.
     """
 
     number: int
@@ -66,7 +66,7 @@ def play(
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. Raises UsageError when the environment cannot be rendered in this mode.
+    ``mode``: WINDOW or FRAMES. Raises UsageError if the environment cannot be rendered in this mode.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -102,7 +102,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder of frames, which renders an environment after each reset and step. A scene is an episode."""
+    """A recorder that wraps an environment's reset and step, to render after each. A scene is an episode."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -137,7 +137,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Make the environment of these options and render it once. Raises UsageError when it cannot be rendered."""
+    """Make the environment of these options and render it once. Raises UsageError if it cannot be rendered."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -145,7 +145,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
             "out.mp4), or run it where there is a screen."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mistakes are found here
+        warnings.simplefilter("ignore")  # mistakes are raised below
         try:
             environment = _make(options, mode)
         except (MissingExtra, UsageError):
@@ -184,7 +184,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Reset and render the environment once: only this shows whether it works. Raises UsageError."""
+    """Reset and render the environment once: only this shows whether rendering works. Raises UsageError."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None
@@ -199,13 +199,13 @@ def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
 
 
 def _frames_per_s(environment: Any) -> float:
-    """Return the environment's own frames per second, or else FRAMES_PER_S."""
+    """Return the environment's frames per second, else FRAMES_PER_S."""
     told = (getattr(environment, "metadata", None) or {}).get("render_fps")
     return float(told) if told else FRAMES_PER_S
 
 
 def require_video() -> None:
-    """Raise MissingExtra when the library that writes videos is missing."""
+    """Raise MissingExtra if the library that writes videos is missing."""
     with needed_by("a video", extra="video"):
         import moviepy  # noqa: F401
 
@@ -222,7 +222,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Repeat the last frame where moviepy, which rounds the length of a video down, would lose it."""
+    """Return frames with the last one repeated as needed: moviepy rounds a video's length down and would drop it."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout is a number of rows, from the agents that were ready first. Each agent's rows are a chain of their
-own, so their number and order make no difference.
+The rule: a rollout is a number of rows, from the agents that were ready first. Each agent's rows form a separate chain,
+so the number of agents, and the order in which their rows arrive, make no difference.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class PPOOptions:
     target_kl: float | None = None
     """KL divergence from the old policy at which the epochs of an update stop."""
     hidden: Sequence[int] = (64, 64)
-    """Sizes of the hidden layers behind the encoder, in policy and value each; images usually need none."""
+    """Sizes of the hidden layers after the encoder, for policy and value alike. Images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     policy_gain: float = 0.01
-    """Scale of the policy's last weights at the start. Near 0 all actions are equally likely for every observation;
-    with 1 or more some are likelier, which helps agents that have to learn to communicate."""
+    """Initial scale of the weights in the policy's last layer. Near 0 all actions are equally likely at first; with 1
+    or more some are likelier, which helps agents that have to learn to communicate."""
     normalize_observations: bool = False
     """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
     normalize_rewards: bool = False
@@ -79,7 +79,7 @@ class PPOOptions:
 
 
 class ActorCritic(nn.Module):
-    """A network of an encoder, a policy and a value."""
+    """An encoder that a policy network and a value network share."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy with the weights being trained. ``greedy``: it takes the likeliest action."""
+    """A policy that uses the weights being trained. ``greedy``: take the likeliest action instead of drawing one."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -122,7 +122,7 @@ class ActorCriticPolicy:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return actions for the environment; the outputs have the raw actions, their log-probabilities and the values.
 
-        Raises NothingAllowed when the mask of an agent forbids all actions.
+        Raises NothingAllowed if the mask of an agent forbids all actions.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
@@ -154,7 +154,7 @@ class LikeliestAction(nn.Module):
 
 
 class PPO(Trainer):
-    """A trainer by proximal policy optimization, for discrete, multi-discrete and continuous actions."""
+    """A proximal policy optimization trainer, for discrete, multi-discrete and continuous actions."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class PPO(Trainer):
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
-        # Open rows, and rows that only end an episode, come on top of a rollout; a round may bring more.
+        # The store also holds open rows and rows that only end an episode; a round may need still more.
         self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096, grows=True)
         self._return_spread = ReturnSpread(self.options.gamma, enabled=self.options.normalize_rewards)
         self._n_in_rollout = 0
@@ -261,7 +261,7 @@ class PPO(Trainer):
         figures: list[dict[str, Tensor]] = []
         for _ in range(options.epochs):
             order = torch.randperm(n, generator=self._generator)
-            # Minibatches of the same size, give or take one.
+            # Minibatches of equal size; the last may be smaller.
             for chosen in order.chunk(max(1, round(n / options.minibatch))):
                 figures.append(self._step(rollout.take(chosen.to(self._device))))
             if options.target_kl is not None and figures[-1]["kl"] > options.target_kl:
@@ -311,7 +311,7 @@ class PPO(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The plain data of a trainer in a checkpoint, beside its arrays."""
+    """The state of a trainer in a checkpoint, except arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_in_rollout: int = attrs.field(validator=at_least(0))
@@ -349,9 +349,9 @@ def advantages(
     gamma: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    """Generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
+    """Return the generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
 
-    Row i is followed by row ``successor[i]`` > i, or by none (-1). A row without an action ends a chain; its value
+    ``successor[i]`` > i is the row that follows row i, or -1 for none. A row without an action ends a chain; its value
     stands for the rewards that would have followed.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()

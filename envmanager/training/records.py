@@ -5,7 +5,7 @@
     run/config.json      the whole config, with every default and every behavior's trainer; `envmanager train` reads it
     run/versions.json    versions of Python and of every installed package
 
-The rule: each file is complete or absent. A file was written by a training if it has the table ``envmanager``.
+The rule: each file is complete or absent. A file counts as a training's if it has the table ``envmanager``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write both files. Raises NotWritten, and UsageError rather than replace a file that no training wrote."""
+    """Write both files. Raises NotWritten, and UsageError if a file exists that no training wrote."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -48,13 +48,13 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """Return the config of the training in this folder; None when no training has written one."""
+    """Return the config of the training in this folder; None if no training has written one."""
     content = _content(directory / CONFIG)
     return None if content is None else {name: table for name, table in content.items() if name != OURS}
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it. A symbolic link counts as not written by one."""
+    """Return whether ``path`` exists and no training wrote it. True for any symbolic link."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     return path.exists() and _content(path) is None
@@ -68,7 +68,7 @@ def versions() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as JSON data, as a config would have it. Objects become text, such as their import name.
+    """Return ``value`` as JSON data, in the form of a config. Objects become text, such as their import path.
 
     Options that may hold secrets (``worker_env``) are left out.
     """
@@ -116,5 +116,5 @@ def _content(path: Path) -> dict[str, Any] | None:
 def _directory() -> str | None:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was deleted
+    except FileNotFoundError:  # the working directory was deleted
         return None

@@ -18,9 +18,9 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch of rows. ``obs``, ``next_obs`` are leaves ``[n, …]``; ``next_obs`` is up to ``n_step`` steps later.
+    """A batch of rows. ``obs``, ``next_obs``: leaves ``[n, …]``; ``next_obs`` is from up to ``n_step`` steps later.
 
-    ``reward``: discounted sum over these steps. ``discount``: factor of the value of ``next_obs``, 0 where the episode
+    ``reward``: discounted sum over these steps. ``discount``: factor for the value of ``next_obs``, 0 where the episode
     terminated. ``weight``: importance-sampling weight.
     """
 
@@ -34,11 +34,11 @@ class Drawn(NamedTuple):
 
 
 class Replay:
-    """The last ``capacity`` rows. Each observation is kept once, in its own dtype; with ``share_frames`` each frame
-    of stacked images is kept once.
+    """A buffer of the last ``capacity`` rows, from which batches are drawn.
 
-    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. An agent's
-    last step is drawn only once the observation after it is known.
+    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. A step is
+    drawn only once the observation after it is known. Each observation is kept once, in its own dtype; with
+    ``share_frames`` each frame of stacked images is kept once.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """Draw ``n`` rows whose next observation is known; the store must hold at least one.
+        """Draw ``n`` rows whose next observation is known; the store must hold at least one such row.
 
-        Raw rewards are multiplied by ``reward_factor``, then clipped to ``reward_clip``, then summed.
+        Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then summed.
         """
         store = self.store
         rows, weight = self._draw(n, importance_exponent)
@@ -95,7 +95,7 @@ class Replay:
         )
 
     def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of these rows from the errors of their predictions, float[n] ≥ 0."""
+        """Set the priorities of these rows from their absolute TD errors, float[n]."""
         if self._tree is not None and self._exponent is not None:
             priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent
             self._highest = max(self._highest, float(priorities.max()))
@@ -116,11 +116,11 @@ class Replay:
         store = self.store
         if self._tree is None:
             return self._generator.integers(store.first, store.n_rows, n)
-        # One from each of n equal parts of the total.
+        # Stratified: one mark in each of n equal parts of the total.
         marks = (np.arange(n) + self._generator.random(n)) / n * self._tree.total
         places = self._tree.find(marks)
         newest = store.n_rows - 1
-        rows: np.ndarray = newest - (newest - places) % store.capacity  # the last row written at this place
+        rows: np.ndarray = newest - (newest - places) % store.capacity  # the last row written at this index
         return rows
 
     def _usable(self, rows: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each chain for up to n steps; return the discounted reward, the last row, and its value's discount."""
+        """Follow each chain for up to n steps; return the discounted reward, the last row and its value's discount."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -157,14 +157,14 @@ class Replay:
         return total, at, discount
 
     def state(self) -> tuple[dict[str, np.ndarray], ReplayState]:
-        """Return the state for a checkpoint: arrays by name, and the rest."""
+        """Return the state for a checkpoint: arrays by name, and plain data."""
         arrays = dict(self.store.state())
         if self._tree is not None:
             arrays["priorities"] = self._tree.values(np.arange(min(self.store.n_rows, self.store.capacity)))
         return arrays, ReplayState(generator=dict(self._generator.bit_generator.state), highest=self._highest)
 
     def restore(self, arrays: Mapping[str, np.ndarray], state: ReplayState) -> None:
-        """Restore what ``state`` returned. Raises KeyError, TypeError or ValueError for the state of another replay."""
+        """Restore what ``state`` returned. Raises KeyError, TypeError or ValueError if it does not fit this replay."""
         self.store.restore(arrays)
         self._generator.bit_generator.state = state.generator
         self._highest = state.highest
@@ -178,7 +178,7 @@ class Replay:
 
 @attrs.frozen(kw_only=True)
 class ReplayState:
-    """The plain data of a replay in a checkpoint, beside its arrays."""
+    """The state of a replay in a checkpoint, except arrays."""
 
     generator: dict[str, Any]
     highest: float
@@ -189,7 +189,7 @@ class ReplayState:
 
 
 class SumTree:
-    """Numbers ≥ 0 in a binary tree of sums: the place at which a running sum passes a mark is found in log time."""
+    """A binary tree of the sums of non-negative numbers. ``find`` searches the running sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -201,12 +201,12 @@ class SumTree:
         return float(self._sums[1])
 
     def values(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at these places."""
+        """Return the numbers at these indices."""
         values: np.ndarray = self._sums[places + self._n_leaves]
         return values
 
     def set(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Set the numbers at these places. Where a place is given twice, the last number counts."""
+        """Set the numbers at these indices. If an index occurs twice, the last number counts."""
         nodes = places + self._n_leaves
         self._sums[nodes] = values
         while nodes[0] > 1:
@@ -214,7 +214,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """Return, for each mark between 0 and the total, the place whose share of the running sum contains it."""
+        """Return, for each mark in [0, total), the index at which the running sum of the numbers passes it."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

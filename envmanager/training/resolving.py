@@ -1,6 +1,6 @@
-"""The whole config of a training, with every default filled in, and its comparison with the config at a resume.
+"""The whole config of a training, with every default filled in, and its comparison with a new config on a resume.
 
-The rule: a change that the checkpoint cannot go on with is refused before anything is started. Any other change takes
+The rule: a change that does not fit the checkpoint raises an error before anything is started. Any other change takes
 effect, with a warning in the log.
 """
 
@@ -21,7 +21,7 @@ _OF_RUNNING = frozenset(
     {"kind", "n_envs", "n_workers", "local_envs", "wait", "timeouts", "restarts", "zero_copy", "start_method", "trace"}
     | {"log_dir", "check_values", "infos", "seed"}
 )
-"""Manager options that change how environments are run, and not what is played."""
+"""Manager options that change only how environments are run, not what is played."""
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
@@ -33,12 +33,12 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
         of_trainers[name] = {"kind": None, **filled_in, **records.plain(table_for(name, plan.trainers))}
     manager, training = records.plain(plan.manager), records.plain(plan.training)
     if manager["seed"] == training["seed"]:
-        del manager["seed"]  # the default; left out, so that a change of the training's seed changes both
+        del manager["seed"]  # left out as the default, so that a change of the training's seed changes both
     return {"manager": manager, "training": training, "trainers": of_trainers}
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError when ``plan`` cannot go on with the training in its folder."""
+    """Raise UsageError if ``plan`` cannot resume the training in its folder."""
     before = records.read(plan.directory)
     if before is None:
         return
@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each change of the environments and of the trainers."""
+    """Return a phrase for each changed option of the environments and the trainers."""
     if before is None:
         return []
     was_played, is_played = (

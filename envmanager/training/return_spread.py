@@ -1,11 +1,11 @@
-"""Normalization of rewards by the spread of the discounted return.
+"""Normalization of rewards by the spread (standard deviation) of the discounted returns.
 
 ::
 
     agent 3   reward 2  1  4 │ end │ 3        running return   2   1 + 2γ   4 + γ + 2γ²  │ 3
 
-The rule: each agent has its own running return. It restarts at 0 with an episode, after a lost step, and after a reset
-of the environments. So it makes no difference which agents' steps came together.
+The rule: each agent has its own running return, so it makes no difference which agents' steps arrive together. The
+running return restarts at 0 with an episode, after a lost step, and after a reset of the environments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.errors import UsageError
 
 LIMIT = 10.0
-"""Bound of normalized rewards, which are clipped to between minus this and this, as in VecNormalize of SB3."""
+"""Absolute bound to which normalized rewards are clipped, as in VecNormalize of Stable-Baselines3."""
 _EPSILON = 1e-8
 
 
@@ -51,11 +51,11 @@ class ReturnSpread:
 
     @property
     def factor(self) -> float:
-        """Factor by which a reward is normalized."""
+        """Factor that normalizes a reward."""
         return 1.0 / math.sqrt(self.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
-        """Return rewards normalized by the present spread and clipped to ``LIMIT``."""
+        """Return rewards normalized by the current spread and clipped to ±``LIMIT``."""
         if not self.enabled:
             return reward
         scaled: np.ndarray = (reward * self.factor).clip(-LIMIT, LIMIT)
@@ -82,13 +82,13 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Advance the running returns; return those of the agents that acted."""
+        """Add the new rewards to the running returns; return the running returns of the agents that acted."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
                 self._returns[agent_id] = self.gamma * self._returns.get(agent_id, 0.0) + reward
                 found.append(self._returns[agent_id])
-            elif agent_id in self._returns:  # a reward in another agent's turn belongs to its own last action
+            elif agent_id in self._returns:  # a reward received in another agent's turn is for the agent's last action
                 self._returns[agent_id] += reward
             if ended:
                 self._returns.pop(agent_id, None)
@@ -115,7 +115,7 @@ class ReturnSpread:
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore what ``state`` returned. Raises ValueError if normalization was on and is off now, or reverse."""
+        """Restore what ``state`` returned. Raises ValueError if normalization was on and is off now, or vice versa."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

@@ -25,7 +25,7 @@ _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [
 
 
 def _groups(value: Any) -> Any:
-    """Turn lists into tuples; leave any other value for the check."""
+    """Convert lists of lists to tuples; return any other value unchanged, for the validator."""
     if not _is_list(value) or not all(_is_list(group) for group in value):
         return value
     return tuple(tuple(group) for group in value)
@@ -55,12 +55,12 @@ def _is_group(group: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Rounds:
-    """The table ``training.rounds`` of a config: length of a round, and which behaviors learn in each, repeated."""
+    """The table ``training.rounds`` of a config: the length of a round, and the behaviors that learn in each."""
 
     steps: int = attrs.field(default=0, validator=_check_steps)
-    """Least number of steps that every environment takes in a round."""
+    """Minimum number of steps that each environment takes in a round."""
     train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
-    """One list of behaviors per round. All others are frozen during that round."""
+    """One list of behaviors per round, repeated in turn. All other behaviors are frozen during the round."""
 
     @property
     def behaviors(self) -> set[str]:
@@ -68,16 +68,16 @@ class Rounds:
         return {behavior for group in self.train for behavior in group}
 
     def group(self, number: int) -> tuple[str, ...]:
-        """Return the behaviors that learn in this round, counted from 1."""
+        """Return the behaviors that learn in round ``number``, counted from 1."""
         group: tuple[str, ...] = self.train[(number - 1) % len(self.train)]
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round from ``number`` on in which one of ``learners`` learns. There must be one."""
+        """Return the first round from ``number`` on in which one of ``learners`` learns. There must be such a round."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
-        """Raise UsageError when a behavior is named that is not among these."""
+        """Raise UsageError if ``train`` names a behavior that is not in ``behaviors``."""
         known = list(behaviors)
         for behavior in sorted(self.behaviors):
             if behavior not in known:
@@ -86,18 +86,18 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """Progress of a round. ``steps``: environment steps of the round played before the training was resumed."""
+    """The progress of a round. ``steps``: steps per environment that were played in it before a resume."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
     _steps_of: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, worker_id: int) -> None:
-        """Count a step of all environments of a worker."""
+        """Count one step of a worker, in which all its environments step."""
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the number of steps that each of these workers has taken at least."""
+        """Return the minimum number of steps that these workers have taken."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 

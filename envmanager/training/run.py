@@ -1,4 +1,4 @@
-"""A whole training from a config: the manager, the trainers, checkpoints, evaluation, figures.
+"""A whole training from a config: the manager, the trainers, checkpoints, evaluations and metrics.
 
 ::
 
@@ -106,7 +106,7 @@ class Report(Protocol):
     """Receives progress reports of a training."""
 
     def started(self, run: TrainingRun) -> None:
-        """Report that the environments run and the trainers have been made."""
+        """Report that the environments are running and the trainers have been made."""
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         """Report an update of a trainer."""
@@ -118,14 +118,14 @@ class Report(Protocol):
         """Report a new checkpoint."""
 
     def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        """Report an evaluation during training. ``is_best``: its mean return is the highest so far."""
+        """Report an evaluation during training. ``is_best``: whether its mean return is the highest so far."""
 
     def evaluating(self, n_episodes: int) -> None:
         """Report that training has ended and the final evaluation begins."""
 
 
 class TrainingRun:
-    """A training. ``stop()`` may be called from a signal handler."""
+    """One run of a training plan. ``stop()`` may be called from a signal handler."""
 
     def __init__(self, plan: TrainingPlan, report: Report) -> None:
         self.plan = plan
@@ -135,7 +135,7 @@ class TrainingRun:
         self.began = 0.0
         self.n_steps_before = 0
         """Number of agent steps that earlier runs of this training have taken."""
-        # The id in every checkpoint, also after a resume.
+        # Id of the training in every checkpoint; a resume restores it.
         self._id: str = secrets.token_hex(8)
         self._plan = plan.saved()
         self._report = report
@@ -149,11 +149,11 @@ class TrainingRun:
         self._log: EpisodeLog | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
-        # Requested changes of the frozen behaviors, also of earlier runs, for plots.
+        # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
-        """Stop after the step in progress, and save."""
+        """Make ``go`` stop after the step in progress, and save."""
         self._stops = True
 
     @property
@@ -164,8 +164,8 @@ class TrainingRun:
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``.
 
-        A resumed training that has taken its steps already starts nothing and writes nothing; its result is
-        ``"over"``. Raises UsageError for a folder with other files under its names, or in which a training still runs.
+        A resumed training that has taken all its steps already starts nothing and writes nothing; its result is
+        ``"over"``. Raises UsageError if a training still runs in the folder, or other files there have the same names.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
@@ -177,7 +177,7 @@ class TrainingRun:
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         with run_lock.held(directory):
-            # Another training may have written there since.
+            # Checked again under the lock: another training may have written there since.
             run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
             return self._train(training)
 
@@ -192,7 +192,7 @@ class TrainingRun:
             self._figures.started(controller)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
-                controller.step(Wait.all())  # the trainers learn from the steps in flight too
+                controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
             wall_s = time.monotonic() - self.began
             self._save(controller)
             means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
@@ -210,7 +210,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make everything that the training needs; delete an earlier training's files only after all else succeeded."""
+        """Make all that the training needs. With ``force``, delete old files after all that is likely to fail."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
@@ -323,7 +323,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Evaluate the last checkpoint; return None if no evaluation is wanted, or it was stopped."""
+        """Evaluate the trained policies; return None if no evaluation is wanted, or if ``stop()`` was called."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
@@ -394,15 +394,15 @@ class TrainingRun:
             restore_generators(checkpoint.generators)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
-        if self.plan.manager.seed is not None:  # new seeds: the first episodes have been played already
+        if self.plan.manager.seed is not None:  # new seeds: the old ones' episodes have been played already
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors, except those whose ``frozen`` in the config has changed since."""
+        """Restore which behaviors are frozen. Where ``frozen`` has changed in the config, the config wins."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)
         frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
         controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
-        self._changes = deque(training.changes, maxlen=KEPT)  # a resume is not a change
+        self._changes = deque(training.changes, maxlen=KEPT)  # the resume itself is not recorded as a change
         self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)

@@ -1,12 +1,12 @@
-"""The folder of a training: what is in it, and what may be deleted.
+"""The folder of a training: which files it has, and which may be deleted.
 
 ::
 
     run/episodes.csv, run/metrics.csv, run/tensorboard/…
     run/config.json, run/versions.json     its config and the versions of its libraries
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
-    run/control.toml                       written by a person, if at all
-    run/.training.lock                     locked while a training runs; stays
+    run/control.toml                       written by a person; optional
+    run/.training.lock                     locked while a training runs; kept afterwards
 
 The rule: a folder holds one training. Files of an earlier training are deleted only on request, and files that no
 training has written are never deleted.
@@ -29,11 +29,11 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""Files of a training beside its checkpoints, each with a function that tells whether no training wrote it."""
+"""Files of a training except checkpoints. Each function returns whether a file exists that no training wrote."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError when a training in ``directory`` would destroy something there."""
+    """Raise UsageError if a training in ``directory`` would overwrite something there."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
     for path in _of_others(directory):
@@ -49,12 +49,12 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 def clear(directory: Path) -> None:
     """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError."""
-    for name in _names(directory):  # first, so that they never name a half-deleted checkpoint
+    for name in _names(directory):  # first, so that no file names a half-deleted checkpoint
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
     for path, facts in checkpoints.own(directory / CHECKPOINTS).items():
         checkpoints.remove(path, facts)
-    with contextlib.suppress(OSError):  # it holds files of others, or does not exist
+    with contextlib.suppress(OSError):  # it has other files, or does not exist
         (directory / CHECKPOINTS).rmdir()
     for file, is_of_others in _FILES.items():
         if not is_of_others(directory / file):
@@ -67,12 +67,12 @@ def _latest(directory: Path) -> Path:
 
 
 def _names(directory: Path) -> list[Path]:
-    """The files that name a checkpoint."""
+    """Return the paths of the files that name a checkpoint."""
     return [directory / CHECKPOINTS / name for name in (checkpoints.LATEST, checkpoints.BEST)]
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield files under a training's names that no training wrote; links are among them, as they lead elsewhere."""
+    """Yield files with a training's names that no training wrote. Links are included, because they lead elsewhere."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

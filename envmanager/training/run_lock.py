@@ -3,8 +3,8 @@
 The kernel's lock on a file (``flock``) ends with the process, even when it is killed. The file stays in the folder: if
 it were deleted, two trainings could each lock a file of their own.
 
-The rule: no child process holds the lock. A child that was forked closes its copy of the descriptor at once, and any
-other child never gets one.
+The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once, and any other child
+never inherits one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _logger = logging.getLogger("envmanager")
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the lock of ``directory`` until the context ends. A folder made for it is removed if it stays empty.
+    """Hold the lock of ``directory`` until the context ends. A folder made for the lock is removed if it stays empty.
 
-    Raises UsageError when another training, perhaps in this process, holds the lock, and NotWritten where no file can
-    be made. On a file system without locks a warning is logged, and the context runs without a lock.
+    Raises UsageError if another training, perhaps in this process, holds the lock, and NotWritten if the lock file
+    cannot be made. On a file system without locks a warning is logged, and the context runs without a lock.
     """
     is_new = not directory.exists()
     with _locked(directory / FILE) as file:
@@ -56,12 +56,12 @@ def held(directory: Path) -> Iterator[None]:
                         (directory / FILE).unlink()
                         directory.rmdir()
                 with contextlib.suppress(OSError):
-                    if fcntl is not None:  # a child that was forked just now may not have closed its descriptor yet
+                    if fcntl is not None:  # a child forked just now may not have closed its copy of the descriptor yet
                         fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open and lock the file; again if the training that held it has removed it meanwhile with its empty folder."""
+    """Open and lock the file. Retry if the previous holder has meanwhile deleted it and its empty folder."""
     while True:
         file = _opened(path)
         try:
@@ -109,7 +109,7 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the content. It only serves the message above: on a full disk the lock holds without it."""
+    """Replace the content. Only the error message of ``_lock`` needs it, so a full disk is ignored."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

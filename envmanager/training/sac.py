@@ -1,5 +1,5 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics of which the
-lower counts, and a learned temperature, the weight of the entropy.
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics whose lower
+value counts, and a learned temperature, which is the weight of the entropy.
 
 ::
 
@@ -42,20 +42,20 @@ class SACOptions(ReplayOptions):
 
     capacity: int = 1_000_000
     learning_starts: int = 100
-    """Number of agent steps with actions drawn uniformly, before learning begins."""
+    """Number of agent steps with uniformly random actions, before learning begins."""
     train_every: int = 1
     batch: int = 256
     learning_rate: float = 3e-4
     """Learning rate of the actor, the critics and the temperature."""
     tau: float = 0.005
-    """Share of the way to the critics that the targets move in one update."""
+    """Fraction of the distance to the critics by which the targets move in one update."""
     target_every: int = 1
     """Number of batches between two updates of the targets."""
     temperature: float | None = None
     """Weight of the entropy; None to learn it."""
     initial_temperature: float = 1.0
     target_entropy: float | None = None
-    """Entropy at which a learned temperature keeps the policy; None is minus the number of numbers in an action."""
+    """Policy entropy that a learned temperature aims at; None for minus the number of floats in an action."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -69,7 +69,7 @@ class SACOptions(ReplayOptions):
 
 
 class Actor(nn.Module):
-    """A network of an encoder and the mean and spread of each number of an action."""
+    """An encoder followed by the mean and log spread of each float in an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """A network of an encoder and two values of an observation and an action."""
+    """An encoder followed by two networks for the value of an observation and an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that draws from a squashed Gaussian, or greedily takes its middle; while ``is_blind``, uniformly."""
+    """A policy that draws from a squashed Gaussian. ``greedy``: take the median; ``is_blind``: draw uniformly."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -150,7 +150,7 @@ class MiddleAction(nn.Module):
 
 
 class SAC(OffPolicyTrainer):
-    """A trainer by soft actor-critic, for continuous actions with bounds (trees of them too) and any observations."""
+    """A soft actor-critic trainer, for bounded continuous actions (or trees of them) and any observations."""
 
     options: SACOptions
     model: SACModel
@@ -177,7 +177,7 @@ class SAC(OffPolicyTrainer):
         self.target.encoder.share_scale(self.encoder)
         self._followers = list(self.target.parameters())
         self._leaders = list(self.model.critics.parameters())
-        # One optimizer for all: it does not change weights without gradients.
+        # One optimizer for all weights: a step skips those without gradients.
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, fused=True)
         self._target_entropy = -float(squashed.n) if options.target_entropy is None else options.target_entropy
         self.policy = SquashedPolicy(self.model.actor, squashed, self._device, seed=seed)
@@ -190,7 +190,6 @@ class SAC(OffPolicyTrainer):
         return SquashedPolicy(self.model.actor, self._squashed, self._device, greedy=True)
 
     def greedy_module(self) -> nn.Module:
-        """Return the greedy policy as a module that can be traced, from leaves of observations to leaves of actions."""
         return MiddleAction(self.model.actor, self._squashed)
 
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
@@ -229,7 +228,7 @@ class SAC(OffPolicyTrainer):
 
 @contextmanager
 def _held(module: nn.Module) -> Iterator[None]:
-    """Compute no gradients for the module's weights within this context."""
+    """Disable gradients for the module's weights within this context."""
     module.requires_grad_(False)
     try:
         yield

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to read a checkpoint: a running training may remove it, and then there is a newer one."""
+"""Number of attempts to read a checkpoint, which a running training may remove after it has written a newer one."""
 
 
 def load_policy(
@@ -52,8 +52,8 @@ def load_policy(
 
     ``path``: folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, the
     number of agent steps after which it was written, or its name. ``behavior`` may be left out if there is only one.
-    ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if it cannot be found; the message lists what
-    can.
+    ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if there is no such checkpoint or behavior; the
+    message lists the existing ones.
     """
     return SavedTraining.open(path, checkpoint).policy(behavior, device=device)
 
@@ -61,9 +61,9 @@ def load_policy(
 class SavedPolicy:
     """The greedy policy of one behavior, from a checkpoint.
 
-    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` the steps of a manager. ``spec``: specs of its
-    observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls are independent,
-    unless the trainer's documentation says otherwise.
+    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` the steps of a manager. ``spec``: specs of the
+    observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls are independent of
+    each other, unless the trainer's documentation says otherwise.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
@@ -88,7 +88,7 @@ class SavedPolicy:
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return one action per row, as any Policy does."""
+        """Return one action per row, as every Policy does."""
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
@@ -118,7 +118,7 @@ class SavedTraining:
 
     @property
     def name(self) -> str:
-        """Name of the training's folder; name of the checkpoint if it is not in such a folder."""
+        """Name of the training's folder, or of the checkpoint itself if it is outside a training's folder."""
         folder = self.path.resolve().parent
         return folder.parent.name if folder.name == CHECKPOINTS else self.path.name
 
@@ -154,7 +154,7 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of a behavior, or of the only one. Raises UsageError."""
+        """Return the policy of a behavior, which may be left out if there is only one. Raises UsageError."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
@@ -168,7 +168,7 @@ class SavedTraining:
     def manager_options(
         self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
     ) -> ManagerOptions:
-        """Return the manager options of the training, with the given ones in place of its own.
+        """Return the manager options of the training, overridden by the given ones.
 
         Raises UsageError if the checkpoint does not name its environment and ``env`` is not given.
         """
@@ -189,7 +189,7 @@ class SavedTraining:
         return options if n_envs is None else with_n_envs(options, n_envs)
 
     def _from_here(self, name: str) -> str:
-        """Return ``name`` as a path from the working directory of the training, if there is such a path."""
+        """Return ``name`` joined to the training's working directory if that path exists, else unchanged."""
         there = os.path.join(self.plan.directory, name)
         return there if os.path.exists(there) else name
 
@@ -221,7 +221,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint, which is not read. Raises UsageError; the message lists all checkpoints."""
+    """Return the folder of a checkpoint without reading it. Raises UsageError, which lists the existing checkpoints."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -260,7 +260,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint of this name, or the last one of this agent step: ``…2000``, ``…2000-2``, …"""
+    """Return the checkpoint of this name; for a number, the last one of this agent step (``…2000-2``)."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -300,7 +300,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return ``value``, of one or several observations, in the dtype of ``spec``. Floats may be rounded."""
+    """Return one leaf of one or several observations in the dtype of ``spec``. Floats may be rounded."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
@@ -317,5 +317,5 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
 
 
 def _first(actions: np.ndarray) -> Any:
-    """Return the only action of a batch: for Gymnasium's Discrete a scalar, for its Box an array."""
+    """Return the only row of a batch: a scalar for Gymnasium's Discrete, an array for its Box."""
     return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

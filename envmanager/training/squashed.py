@@ -4,7 +4,7 @@
 
     network ── mean, log of the spread ──▶ u ~ Gaussian ──▶ tanh(u), -1 to 1 ──▶ stretched to the bounds of each leaf
 
-The rule: the trainer sees actions between -1 and 1; only the environment gets them stretched to its bounds.
+The rule: the trainer sees actions between -1 and 1; only the environment receives actions stretched to its bounds.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ with needed_by("envmanager.training", extra="torch"):
 COLUMN = "raw"
 """Name of the raw action, float32[n_numbers] between -1 and 1, in a policy's outputs and in the replay."""
 _LOG_STD = (-20.0, 2.0)
-"""Lower and upper bound of the logarithm of the spread, as in the authors' program."""
+"""Lower and upper bound of the log standard deviation, as in the authors' program."""
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SquashedGaussian:
-    """A distribution over all leaves of an action spec, as one row of ``n`` numbers.
+    """A distribution over all leaves of an action spec, flattened to rows of ``n`` floats.
 
-    ``inputs`` of its methods, ``[n_rows, 2 n]``: means and logarithms of the spreads, from a network. Raises UsageError
+    The methods take ``inputs`` ``[n_rows, 2 n]``: means and log standard deviations, from a network. Raises UsageError
     unless all leaves are floats with finite bounds.
     """
 
@@ -52,7 +52,7 @@ class SquashedGaussian:
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
         gaussian = -0.5 * noise.square() - log_std - _LOG_SQRT_2_PI
-        # log(1 - tanh(u)²) without the difference, which is 0 where tanh(u) rounds to 1.
+        # log(1 - tanh(u)²), computed without the difference, which is 0 where tanh(u) rounds to 1.
         squashing = 2.0 * (_LOG_2 - u - softplus(-2.0 * u))
         return torch.tanh(u), (gaussian - squashing).sum(-1)
 
@@ -70,7 +70,7 @@ class SquashedGaussian:
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """Return the leaves of what ``to_environment`` returns, with operations that can be exported."""
+        """Return the same leaves as ``to_environment``, from tensor operations, which can be exported."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 

@@ -18,7 +18,7 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 _SCALE = ".scale."
-"""Part of the names of an encoder's mean and spread."""
+"""Substring that marks the names of an encoder's normalization tensors."""
 
 
 def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
@@ -30,7 +30,7 @@ def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dic
 
 
 def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load what ``learner_state`` returned; other arrays are ignored. Raises what ``load_module`` does."""
+    """Load the result of ``learner_state``; ignore other arrays. Raises what the loaders of its parts raise."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))
@@ -42,7 +42,7 @@ def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError when they belong to another model."""
+    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError if they belong to another model."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
@@ -62,14 +62,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
     """Load what ``optimizer_state`` returned. Raises ValueError or IndexError for arrays of other parameters.
 
-    PyTorch does not compare their shapes, and its fused step then writes beyond the end of the smaller one.
+    PyTorch does not compare the shapes; its fused step would write beyond the end of an array that is too small.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
         number, _, key = name.partition(".")
         shape = () if key == "step" else tuple(parameters[int(number)].shape)
-        if (array.shape or (1,)) != (shape or (1,)):  # files hold one number as an array of one
+        if (array.shape or (1,)) != (shape or (1,)):  # files hold a scalar as an array of one number
             raise ValueError(f"optimizer.{name} should have the shape {list(shape)}, but is {describe_value(array)}")
         state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array)).reshape(shape)
     if len({frozenset(own) for own in state.values()}) > 1:
@@ -78,7 +78,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.nda
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
-    """Set the learning rate, which falls to zero as ``progress`` goes from 0 to 1."""
+    """Set the learning rate, which falls linearly to zero as ``progress`` goes from 0 to 1."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 

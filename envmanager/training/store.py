@@ -1,12 +1,12 @@
-"""Steps of many agents as rows, each linked to the row that came after it.
+"""A store of many agents' steps as rows, each linked to the same agent's next row.
 
 ::
 
     row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
 
 An agent's observation opens a row. The action and its reward close the row when the next step arrives. A row without an
-action is only the last observation of its predecessor: after a truncated episode, a lost step, or with a step still in
-flight. So every observation is kept once, and steps of different workers cannot mix.
+action only holds the observation after its predecessor: the episode was truncated, the next step was lost, or it is
+still in flight. So every observation is kept once, and steps of different workers cannot mix.
 
 The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows; rows from ``first`` on are
 valid.
@@ -34,7 +34,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 class StepStore:
     """The last ``capacity`` rows of one behavior. ``share_frames``: images are stacks of frames; keep each frame once.
 
-    ``grows``: ``capacity`` is the initial one; no row is overwritten, and only ``clear`` removes rows.
+    ``grows``: whether to enlarge ``capacity`` instead of overwriting rows; then only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
     float32; ``terminated``, ``acted``: bool; ``successor``: int64, number of the next row or ``NOWHERE``.
     """
@@ -60,9 +60,9 @@ class StepStore:
         self.capacity = capacity
         self._grows = grows
         self.n_rows = 0
-        """Number of rows ever added, and the number of the next row."""
+        """Number of rows ever added, which is also the number of the next row."""
         self.n_acted = 0
-        """Number of rows that ever got an action and its reward."""
+        """Number of rows ever closed by an action and its reward."""
         self.obs: Tree = _with_stacks(observation, capacity) if share_frames else zeros(observation, capacity)
         self._stacks = [leaf for leaf in leaves(self.obs) if isinstance(leaf, FrameStacks)]
         self.columns = {name: zeros(spec, capacity) for name, spec in columns.items()}
@@ -88,7 +88,7 @@ class StepStore:
         return places
 
     def add(self, info: StepInfo, behavior: str) -> np.ndarray:
-        """Add the steps of one worker; return the rows that got their action, int64."""
+        """Add one worker's step; return the numbers of the rows that it closed, int64."""
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
@@ -102,7 +102,7 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """Give up all open rows, because the environments were reset."""
+        """Abandon all open rows, because the environments were reset."""
         self._open.clear()
         self._unlinked.clear()
 
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add to an agent's last action the rewards, and the end, that came while another agent had its turn."""
+        """Add rewards and ends that arrived in another agent's turn to the rows of the waiting agents' last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -161,7 +161,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """Link truncated rows to their final observations; note the others, to be linked when their agents act next."""
+        """Link truncated rows to their final observations; remember unfinished ones until their agents act next."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and the capacity."""
+        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they cannot be right."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")

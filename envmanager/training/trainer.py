@@ -21,8 +21,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Trainer(ABC):
-    """A trainer of one behavior. The controller passes every StepInfo to ``add``, and calls ``update`` when it is
-    ready.
+    """A trainer of one behavior. The controller passes every StepInfo to ``add``, and calls ``update`` if ``is_ready``.
 
     ``version`` counts the updates; the policy puts it into every ActionInfo.
     """
@@ -32,15 +31,15 @@ class Trainer(ABC):
     """Policy that acts during training."""
     version: int = 0
     max_policy_lag: float = 1
-    """Greatest age of a step to learn from, in versions, unless the controller sets another."""
+    """Maximum age of a step to learn from, in policy versions. The controller's option overrides it."""
     frozen: bool = False
-    """Whether the behavior only acts, greedily. ``TrainerController.freeze`` changes this."""
+    """Whether the behavior only acts, greedily. ``TrainerController.freeze`` sets this."""
     learns_while_playing: bool = False
-    """Whether the weights of the policy change between updates too."""
+    """Whether the weights of the policy also change between calls of ``update``."""
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Take one worker's steps; return how many can be learned from. Copy the arrays: the manager reuses them."""
+        """Add one worker's step; return the number of agent steps to learn from. Copy the arrays: they are reused."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -48,7 +47,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
-        """Learn, and give the policy a new version. ``progress``: 0 at the beginning of training, 1 at its end.
+        """Learn, and increment the policy's version. ``progress``: 0 at the beginning of training, 1 at its end.
 
         Returns figures for displays and metrics, by name.
         """
@@ -68,17 +67,17 @@ class Trainer(ABC):
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.
 
-        Each array is read from disk on first use, so a replay that is not used takes no time.
+        Each array is read from disk on access, so a replay that is not used takes no time.
         """
         self.restore(arrays, facts)
 
     def greedy_module(self) -> nn.Module:
-        """Return the greedy policy as a module, for export. Later updates may leave it unchanged.
+        """Return the greedy policy as a module, for export. The module need not follow later updates.
 
         ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec. It returns
-        a tuple of the leaves of the action as the environment gets them: shifted, scaled, clipped and in its dtypes. It
-        includes the policy's normalization, can be traced (``torch.jit.trace``), and does not depend on n. The default
-        raises UsageError.
+        a tuple of the leaves of the action for the environment: shifted, scaled, clipped, and in the spec's dtypes. The
+        module includes the policy's normalization, can be traced (``torch.jit.trace``), and does not depend on n. The
+        default raises UsageError.
         """
         raise UsageError(
             f"the trainer of {self.behavior!r} cannot be exported: {type(self).__name__} has no greedy_module(), which "
@@ -93,16 +92,16 @@ class Trainer(ABC):
         return self.is_ready()
 
     def pause(self) -> None:  # noqa: B027  (not needed by trainers that learn only in update())
-        """Stop learning, before the trainer is frozen: the weights must not change until the next ``add``."""
+        """Stop learning, for a freeze or an evaluation: the weights must not change until the next ``add``."""
 
     def collected(self, n_steps: int) -> None:  # noqa: B027  (not needed with constant exploration)
-        """Set the policy's exploration for ``n_steps`` agent steps taken so far."""
+        """Adapt the policy's exploration to the ``n_steps`` agent steps taken so far."""
 
     def close(self) -> None:  # noqa: B027
-        """Release processes, files and the like. May be called any number of times."""
+        """Release processes, files and other resources. Must be idempotent."""
 
     def environments_were_reset(self) -> None:  # noqa: B027  (not needed by trainers that keep nothing between steps)
-        """Give up the steps in flight, because the environments were reset."""
+        """Discard the steps in flight, because the environments were reset."""
 
 
 def require_can_learn_apart(trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Creation of trainers by name, also of other packages, from the tables of a config."""
+"""Creation of trainers from the tables of a config. Other packages can add kinds of trainers as plugins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTRY_POINT_GROUP = "envmanager.trainers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "trainer")
 
 MakeTrainer = Callable[..., Trainer]
-"""A function ``make(behavior, spec, options, seed=…, device=…)``; ``options`` is the table without ``kind``."""
+"""A factory ``make(behavior, spec, options, seed=…, device=…)``; ``options``: the kind's own options in the table."""
 
 
 def _make(
@@ -49,10 +49,10 @@ KINDS: dict[str, MakeTrainer] = {
 
 
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    """Return the trainer of a table such as ``{"kind": "ppo", "rollout": 512}``; close it. Raises ConfigError.
+    """Make the trainer for a table such as ``{"kind": "ppo", "rollout": 512}``. Raises ConfigError.
 
-    With ``frozen: true`` in the table it only acts until it is unfrozen. With ``apart: N`` it learns in a process of
-    its own, which may be N agent steps behind and take ``learner_timeout_s`` to respond.
+    The caller must close the trainer. With ``frozen: true`` it only acts until it is unfrozen. With ``apart: N`` it
+    learns in its own process, which may be N agent steps behind and take ``learner_timeout_s`` to respond.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -78,7 +78,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return the maker of a trainer, its options, whether it is frozen, and the options of ``Apart``, if any."""
+    """Return the factory of a trainer, its options, whether it is ``frozen``, and the ``Apart`` options or None."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
@@ -95,7 +95,7 @@ def _understood(
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the table of a behavior's trainer, or else the one for any behavior. Raises ConfigError without one."""
+    """Return the table for a behavior, else the one for any behavior. Raises ConfigError if there is neither."""
     table = tables.get(behavior, tables.get(ANY_BEHAVIOR))
     if table is None:
         raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
@@ -105,9 +105,9 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
 def restore(
     trainer: Trainer, spec: BehaviorSpec, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False
 ) -> None:
-    """Restore a trainer from a checkpoint, which was read at ``where``. Raises UsageError if it does not fit.
+    """Restore a trainer from a checkpoint that was read from ``where``. Raises UsageError if they do not fit.
 
-    ``spec``: present specs of the behavior. ``to_act``: restore only the greedy policy.
+    ``spec``: current specs of the behavior. ``to_act``: whether to restore only the greedy policy.
     """
     behavior = trainer.behavior
     if behavior not in checkpoint.trainers:
@@ -120,7 +120,7 @@ def restore(
 
 
 def known_kinds() -> list[str]:
-    """Return the names of all trainers, including those of other packages."""
+    """Return the names of all kinds of trainers, including those of other packages."""
     return _ADDED.names_with(KINDS)
 
 

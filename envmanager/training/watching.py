@@ -1,12 +1,12 @@
-"""Watching a training: its latest policies play its Godot game in a window while it goes on.
+"""A view of a running training: its newest policies play its Godot game in a window.
 
 ::
 
     run/checkpoints/latest ── its plan, its trainers ──▶ greedy policies ──▶ one engine, in real time
              └── read once a second, between two steps
 
-The rule: nothing is written into the training's folder. When a newer checkpoint cannot be played, a warning says so and
-the policies before it go on.
+The rule: nothing is written into the training's folder. If a newer checkpoint cannot be played, a warning is logged and
+the earlier policies keep playing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LOOK_EVERY_S = 1.0
-"""Seconds between looks for a newer checkpoint, and between reports of finished episodes."""
+"""Seconds between checks for a newer checkpoint, and between reports of finished episodes."""
 _CLOSED_BY_HAND = "EXIT(0)"
 
 _logger = logging.getLogger("envmanager")
@@ -42,11 +42,11 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class WatchPlan:
-    """Which training to watch, and how. ``directory`` is the training's folder.
+    """The options of watching a training. ``directory``: the training's folder.
 
-    ``checkpoint``: name of a checkpoint there, or folder of one elsewhere, to play all the time; None follows the
-    newest. ``shown``: number of arenas. ``binary``: another engine than the training's. ``headless``: without a window.
-    ``steps``: steps of each environment to play; None for no end.
+    ``checkpoint``: the one checkpoint to play, as its name there or its folder elsewhere; None for always the newest.
+    ``shown``: number of arenas. ``binary``: an engine to use instead of the training's. ``headless``: whether to run
+    without a window. ``steps``: number of steps to play in each environment; None for no limit.
     """
 
     directory: Path
@@ -79,7 +79,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play until the end. Raises UsageError when there is nothing to play, and the errors of the engine."""
+        """Play until the end. Raises UsageError if there is nothing to play, and the errors of the engine."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
@@ -147,12 +147,12 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return a checkpoint that was not returned before, or None. Raises UsageError once for an unreadable one."""
+        """Return the newest checkpoint if it is new, else None. Raises UsageError once for an unreadable one."""
         if self._name is not None:
             return None
         try:
             found = find(self._directory)
-        except UsageError:  # the training is beginning again
+        except UsageError:  # the training is starting over, without checkpoints
             return None
         if found == self._seen:
             return None
@@ -166,7 +166,7 @@ class Source:
 
 
 def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
-    """Return options of one engine with the training's game, in real time. Raises UsageError if it is no Godot game."""
+    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is not Godot's."""
     options = saved.manager_options()
     if options.kind != "godot":
         raise UsageError(
