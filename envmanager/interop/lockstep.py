@@ -161,7 +161,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, ``{}`` without ``infos=True``; LOST is set if a worker was replaced."""
+    """Return copies of the step infos by env_id, ``{}`` without ``infos=True``. LOST marks a replaced worker."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
