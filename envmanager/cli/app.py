@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return the list ``metrics`` with TensorBoard in this directory. Anything but a list is kept, and refused later."""
+    """Return the list ``metrics`` with TensorBoard in this directory. Anything but a list is kept and refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]

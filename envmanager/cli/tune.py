@@ -68,7 +68,7 @@ LEAST_PATIENCE_S = 10.0
 """Timeout in seconds of a reset or a step of the probe; a longer ``--seconds`` is the timeout instead."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
-"""Restart budget of a trial's workers. An environment that dies once in a thousand steps needs ten restarts a second."""
+"""Restart budget of a trial's workers: an environment that dies every thousand steps needs ten restarts a second."""
 
 
 @attrs.frozen(kw_only=True)

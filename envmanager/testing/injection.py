@@ -12,7 +12,7 @@
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
 were delivered after its pidfd was opened. The second step was requested after that moment, so this process has taken
-it: the worker is not being replaced, and its last replacement was reported. Exact only if nothing else ends workers.
+it: the worker is not being replaced, and its last replacement was reported. This holds if nothing else ends workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Seconds between two looks for a worker that may get a signal, while there is none."""
+"""Seconds between looks while no worker may get a signal: all have just had one, or the trainer does not step."""
 
 
 @attrs.frozen
