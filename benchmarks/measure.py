@@ -21,7 +21,7 @@ CHUNK_S = 0.005
 
 
 def cpu_of_descendants() -> float:
-    """Return the CPU seconds of all living descendants of this process, each to 0.01 s; 0 without /proc."""
+    """Return the CPU seconds of all living descendants, each with a resolution of 0.01 s; 0 without /proc."""
     ticks = 0
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:

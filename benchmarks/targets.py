@@ -24,7 +24,7 @@ NOT_WAITING_FOR_ALL = ("ours-any",)
 BY_HAND = ("ours-simple", "ours-processes", "ours-workers", "ours-any")
 """Placements from which ``kind="auto"`` chooses. Views and local environments have options of their own."""
 GODOT_RL = ("godot_rl-fixed", "godot_rl-fastest")
-"""Settings of godot_rl_agents that do not wait for real time, the fastest ones."""
+"""The fastest settings of godot_rl_agents: they do not wait for real time."""
 BY_STEP = ("ours-engine", "ours-engine-frames")
 PUFFERLIB = ("pufferlib-serial", "pufferlib-processes", "pufferlib-workers")
 

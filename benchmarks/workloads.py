@@ -48,7 +48,7 @@ class Workload:
     """Whether steps only sleep, so that ``n`` environments can at best be ``n`` times as fast."""
 
     def limit(self, bare_rate: float, n_envs: int) -> float | None:
-        """Return the maximum steps/s of ``n_envs`` environments; ``bare_rate``: steps/s of one, but not the bad one."""
+        """Return the maximum steps/s of ``n_envs`` environments, computed from the steps/s of one that is not bad."""
         if not self.sleeps:
             return None
         return (n_envs - 1) * bare_rate + 1 / self.bad_s if self.bad_s else n_envs * bare_rate

@@ -3,9 +3,9 @@
     python tools/compare_ppo.py docs/examples/ppo_lunarlander.yaml [--seeds 0 1 2] [--steps N] [--at-once 2]
         [--sb3 .venv-bench-sb3/bin/python] [--cleanrl PYTHON SCRIPT [--cleanrl-env LunarLander-v2]]
 
-All libraries get the hyperparameters of the config, one thread, one core, and their environments in the trainer's
-process; each training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or ``ppo_continuous_action.py`` where actions are
-continuous; PYTHON has Gymnasium 0.29, for which SCRIPT was written, and whose environments may have other versions:
+All libraries get the hyperparameters of the config, one thread and one core; all environments are in the trainer's
+process; each training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or its ``ppo_continuous_action.py`` for
+continuous actions. PYTHON has Gymnasium 0.29, for which SCRIPT was written; its environments may have other versions:
 
     pip install torch gymnasium==0.29.1 'numpy<2' tyro tensorboard box2d pygame mujoco imageio
 

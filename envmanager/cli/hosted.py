@@ -1,4 +1,4 @@
-"""A SimpleEnvManager in a worker process: there, its environments cannot crash ``envmanager tune``, which measures it.
+"""A SimpleEnvManager in a worker process, where ``envmanager tune`` measures it: crashes then end only the worker.
 
 ::
 

@@ -1,6 +1,6 @@
-"""The plan of one call of ``envmanager run``, checked.
+"""The plan of one call of ``envmanager run``, and its checks.
 
-Everything that can be checked without starting anything is checked here, so that a long run does not end with "no such
+Everything that can be checked before the start is checked here, so that a long run does not end with "no such
 directory".
 """
 

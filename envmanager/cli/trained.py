@@ -216,7 +216,7 @@ class Show:
             self._write(next(file for file in files if not file.exists()))
 
     def finish(self) -> None:
-        """Write the video of all episodes, if it is one file."""
+        """Write the video of all episodes, unless each episode has a video of its own."""
         if self._video is not None and self._frames:
             self._write(self._video)
 

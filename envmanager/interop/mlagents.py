@@ -122,7 +122,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """A policy for a manager that calls a policy of ML-Agents."""
+    """A manager's policy that calls a policy of ML-Agents."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy

@@ -175,8 +175,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
         """Begin new episodes in some environments; return the observations of all and the infos of these.
 
-        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed or
-        options are given.
+        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed is
+        given, or options are given here or were given to the last reset of all.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
@@ -251,8 +251,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
         """Replace the rows of lost environments by the observations returned last; their next reset is a real one.
 
-        The manager does not record resets of single environments. So its last observations may be older than such a
-        reset, and so may the episodes that it began in the new generation.
+        The manager does not record resets of single environments. So its last observation of an environment may be
+        older than such a reset, and such a reset may have ended the episode that began with the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]

@@ -61,7 +61,7 @@ class FakeWorker:
             self._step_queue.put(response)
 
     def recv(self) -> EnvironmentResponse:
-        """Return the oldest response that is not a step's."""
+        """Remove and return the oldest response to a command other than a step."""
         return self._responses.pop(0)
 
     def release(self) -> None:
