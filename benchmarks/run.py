@@ -111,7 +111,7 @@ class _Course:
                 show(self.console, warning)
 
     def _show_progress(self, cell: Cell, number: int, came: Turn | LeftOut) -> None:
-        """In a terminal, print a line that the next line overwrites."""
+        """Print a line that the next line overwrites; in a file or a pipe, print nothing."""
         if not self.console.is_terminal:
             return
         total = self.plan.pace.rounds * (len(cell.contenders) + 1)
