@@ -7,9 +7,9 @@
        │                   └──── Measured ◀──── lines ────────┘
     summary, targets ──▶ table, JSON, plots
 
-The rule: absolute figures are not compared. Every ratio is taken within one round, in which the bare environment runs
+The rule: absolute figures are not compared. Every ratio is taken within one round. In a round the bare environment runs
 first and last and the contenders between in shuffled order, each alone on the machine and in its own process.
 
 The modules that a zygote imports (``zygote``, ``measure``, ``contender``, ``peers``, ``envs``, and the tables) need
-NumPy, Gymnasium and the measured library, but not attrs, because a peer's interpreter need not have it.
+NumPy, Gymnasium and the measured library, but not attrs, because a peer's interpreter may lack it.
 """

@@ -1,4 +1,4 @@
-"""The baseline of all measurements: one environment alone; for a Godot game, one engine with all arenas, by hand."""
+"""The baseline of all measurements: one environment alone, or for a Godot game one engine with all arenas."""
 
 from __future__ import annotations
 

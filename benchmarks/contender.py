@@ -1,7 +1,7 @@
 """The contenders: each is one way to run many environments.
 
-A contender has returned its first observations when it is made. Its loop has only what a trainer's loop needs. Actions
-are drawn beforehand and are the same for all.
+The constructor of a contender returns when it has received the first observations. Its loop has only what a trainer's
+loop needs. Actions are drawn beforehand and are the same for all contenders.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from benchmarks.envs import make_env
 
 N_BATCHES = 256
-"""Number of batches of actions that are drawn; they repeat after that."""
+"""Number of batches of actions that are drawn and then repeated."""
 
 COUNT_FOR_S = 0.5
 
 N_ACTIONS = {"pong": 6}
-"""Number of actions of each environment that does not have two."""
+"""Number of discrete actions of each environment that does not have two."""
 
 
 class Contender(ABC):
-    """One way to run ``n_envs`` environments of one workload, started when it is made."""
+    """Base class of contenders. The constructor starts ``n_envs`` environments of one workload."""
 
-    def get_ready(self) -> None:  # noqa: B027  (most need nothing)
+    def get_ready(self) -> None:  # noqa: B027  (most contenders need nothing)
         """Prepare for the measurement, such as by counting restarts."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Contender(ABC):
 
 
 class Together(Contender):
-    """A vector environment of any library, with a ``step`` of all environments. Subclasses reset it."""
+    """A vector environment of any library, whose ``step`` steps all environments. Subclasses reset it."""
 
     def __init__(self, envs: Any, env: str, n_envs: int) -> None:
         self._envs = envs
@@ -80,11 +80,11 @@ class Bare(Contender):
 
 
 def share_of_steps(n_restarting: Callable[[], int], n_rows: int) -> float:
-    """Return the share of a library's rows that are environment steps, if a restart has a row of its own.
+    """Return the share of a library's rows that are environment steps, if restarts of episodes have rows of their own.
 
-    ``n_restarting()`` steps once, which gives ``n_rows`` rows, and returns the number of episodes that ended. For each
-    of these the library returns one row that is no environment step. They are counted before the measurement, which
-    counting would slow down.
+    ``n_restarting()`` steps once, which returns ``n_rows`` rows, and returns how many episodes ended. For each of these
+    the library later returns a row that is no environment step. Counting happens before the measurement, because it
+    would slow that down.
     """
     deadline, n_calls, n_restarts = time.monotonic() + COUNT_FOR_S, 0, 0
     while n_calls < N_BATCHES and (time.monotonic() < deadline or not n_calls):
@@ -94,7 +94,7 @@ def share_of_steps(n_restarting: Callable[[], int], n_rows: int) -> float:
 
 
 def env_fns(env: str, n_envs: int) -> list[Any]:
-    """Return one callable per environment, which any process can unpickle."""
+    """Return one factory per environment. Any process can unpickle it."""
     return [partial(make_env, env, env_id) for env_id in range(n_envs)]
 
 

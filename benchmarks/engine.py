@@ -1,6 +1,6 @@
 """One Godot engine driven by hand: the minimum for a trainer written in Python, with this library's addon.
 
-There is no manager, no worker and no epoll: engine and socket are measured, and the codec if a class uses it.
+There is no manager, no worker and no epoll. BareEngine measures engine and socket, Codec these and the codec.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from envmanager.hosts.spin import Spinner
 START_S = 60.0
 END_S = 5.0
 FRAME_PER_SECOND = 1
-"""Frames of the main loop per simulated second. One is fastest: the frame has all ticks of the second."""
+"""Frames of the main loop per simulated second. One is fastest: that frame runs all ticks of the second."""
 
 
 class Engine:
-    """An engine with ``n_envs`` arenas, and its answers to the configuration and to a first reset."""
+    """An engine with ``n_envs`` arenas, configured and reset. ``first``: the body of its response to the reset."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="envmanager-bench-"))
@@ -59,12 +59,12 @@ class Engine:
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
 
     def ask(self, kind: Kind, body: bytes) -> bytes:
-        """Send a request and return the body of the answer."""
+        """Send a request and return the body of the response."""
         self.socket.sendall(pack(kind, 1, body))
         return self.read()
 
     def await_bytes(self) -> None:
-        """Wait for bytes, in the same way as the manager."""
+        """Wait for bytes in the same way as the manager, which spins first."""
         self._spinner.wait(self._has_bytes, self._poll.poll)
 
     def _has_bytes(self) -> bool:
@@ -77,7 +77,7 @@ class Engine:
         return self.socket.recv(length, socket.MSG_WAITALL)
 
     def close(self) -> None:
-        """Close the connection, at which the engine exits; kill it if it does not."""
+        """Close the connection, so that the engine exits; kill the engine if it does not."""
         self.socket.close()
         try:
             self._process.wait(END_S)
@@ -88,7 +88,7 @@ class Engine:
 
 
 def _arrival(lobby: Lobby) -> socket.socket:
-    """Wait for the engine, and return its connection."""
+    """Wait for the engine to connect, and return the connection."""
     while (arrival := lobby.look()) is None:
         if not select.select([lobby.fd], [], [], START_S)[0]:
             raise TimeoutError(f"no engine has connected within {START_S:g} s")
@@ -99,7 +99,7 @@ def _arrival(lobby: Lobby) -> socket.socket:
 
 
 class BareEngine(Contender):
-    """An upper limit for all trainers: frames are made beforehand, and answers are read and discarded."""
+    """An upper limit for all trainers: requests are encoded beforehand, and responses are read and discarded."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs
@@ -121,7 +121,7 @@ class BareEngine(Contender):
 
 
 class Codec(Contender):
-    """Connection and codec: actions are encoded to frames, frames decoded to AgentSteps, with all checks."""
+    """Connection and codec: actions are encoded to frames, and frames are decoded to AgentSteps, with all checks."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._n_envs = n_envs

@@ -1,6 +1,6 @@
 """Environments of the workloads, the same for this library and for every peer.
 
-``make_env(name, env_id)`` makes them. It is pickled by name, so that any library can call it in any process.
+``make_env(name, env_id)`` makes an environment. It is pickled by name, so that any library can call it anywhere.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _noop(_: int) -> Any:
 
 
 def _bigobs(env_id: int) -> Any:
-    # Not zeros: unwritten ones share one page of memory, whatever their size, and reading them would be free.
+    # Not np.zeros: its pages would all map to one page of memory until written, and reading them would be free.
     return Trivial(np.random.default_rng(env_id).integers(0, 256, 512 * 1024, np.uint8))
 
 
@@ -81,9 +81,9 @@ def _straggler(env_id: int) -> Any:
 
 
 def _one_in_ten(chance: random.Random) -> Iterator[float]:
-    """Yield sleeping times: in every ten steps a random one of 10 ms, the others of 1 ms.
+    """Yield the seconds to sleep: in every ten steps 10 ms in a random one, else 1 ms.
 
-    If each were drawn by itself, the mean over a second would be off by a tenth, and so would the limit.
+    If each time were drawn independently, the mean over a second, and with it the limit, would vary by a tenth.
     """
     while True:
         slow = chance.randrange(10)

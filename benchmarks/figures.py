@@ -1,4 +1,4 @@
-"""Data of the plots, without drawing, so that it can be used and tested without matplotlib."""
+"""The data of the plots. Without drawing, it can be used and tested without matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_TIMES = {
     "ours-workers": "hybrid: one process per core, waiting for all",
     "ours-any": "asynchronous: one process per environment, waiting for any",
 }
-"""Curves of the figure of step times, which articles about parallel Gym environments usually show."""
+"""Contenders and labels of the plot of step times, which articles about parallel Gym environments usually show."""
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class Curve:
 
 
 def step_times(summaries: Sequence[CellSummary], workload: str = "scaling") -> list[Curve]:
-    """Return curves of the seconds for one step of all environments; the last is linear, of the bare environment."""
+    """Return curves of the seconds for one step of all environments; the last is n times the bare environment's."""
     cells = sorted((each for each in summaries if each.workload == workload), key=lambda each: each.n_envs)
     curves = [
         Curve(label, tuple((cell.n_envs, cell.n_envs / line.rate) for cell in cells if (line := cell.line(name))))
@@ -39,7 +39,7 @@ def step_times(summaries: Sequence[CellSummary], workload: str = "scaling") -> l
 
 
 def worker_step_costs(summaries: Sequence[CellSummary], workload: str = "sleepers") -> Curve:
-    """Return the trainer's CPU time for one worker step, in microseconds."""
+    """Return a curve of the trainer's CPU time for one worker step, in microseconds."""
     cells = sorted((each for each in summaries if each.workload == workload), key=lambda each: each.n_envs)
     lines = [(cell.n_envs, cell.line("ours-any")) for cell in cells]
     return Curve("waiting for any", tuple((n, 1e6 * line.cores / line.rate) for n, line in lines if line))
@@ -47,7 +47,7 @@ def worker_step_costs(summaries: Sequence[CellSummary], workload: str = "sleeper
 
 @attrs.frozen
 class Bars:
-    """The contenders of one cell with their steps/s, fastest first; ``ours`` marks those of this library."""
+    """The contenders of one cell with their steps/s, fastest first; ``ours`` marks this library's contenders."""
 
     workload: str
     n_envs: int

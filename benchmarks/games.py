@@ -1,6 +1,6 @@
 """The game of the Godot workloads: the demo rolling_ball, and the same scene as a game of a peer.
 
-Standard library only, because a peer's interpreter imports it. All contenders use the same engine.
+All contenders use the same engine. Standard library only, because a peer's interpreter imports this module.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TICKS = {"ball": 1, "ball4": 4, "ball8": 8}
 """Physics ticks per action, by environment."""
 
 PLUGIN = "ENVMANAGER_BENCH_GODOT_RL"
-"""Environment variable with the folder of godot_rl_agents' plugin, which has ``addons/godot_rl_agents``."""
+"""Environment variable with the folder of godot_rl_agents' plugin. The folder contains ``addons/godot_rl_agents``."""
 
 _SCENE = Path(envmanager.__file__).parent / "godot" / "demos" / "rolling_ball" / "4" / "rolling_ball.tscn"
 _PEER_GAME = Path(__file__).with_name("godot_rl_game")
 
 
 def find_engine() -> str:
-    """Return the Godot 4 of all contenders: $ENVMANAGER_GODOT, else one on PATH."""
+    """Return the path of the Godot 4 that all contenders use: $ENVMANAGER_GODOT, else one on PATH."""
     given = os.environ.get("ENVMANAGER_GODOT")
     for name in ("godot4", "godot") if given is None else (given,):
         found = shutil.which(os.path.expanduser(name))
@@ -44,9 +44,9 @@ def find_plugin() -> Path:
 
 
 def make_peer_project(to: Path) -> Path:
-    """Make a project of the demo's scene with an agent of godot_rl_agents instead of the demo's; return its folder.
+    """Make a project in ``to`` with the demo's scene but an agent of godot_rl_agents; return ``to``.
 
-    The bodies, their shapes and their positions are those of the demo.
+    The scene has the same bodies, with the same shapes and positions, as the demo.
     """
     shutil.copytree(_PEER_GAME, to)
     shutil.copytree(find_plugin(), to / "addons" / "godot_rl_agents")

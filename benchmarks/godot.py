@@ -1,6 +1,6 @@
 """Managers of Godot engines as contenders, with the game of the Godot workloads.
 
-By default engines are pinned to cores and the manager waits for any, which are also the defaults of users.
+As by default for users, engines are pinned to cores and the manager waits for any of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envmanager.kernel.host import EnvWorker
 from envmanager.options import Timeouts
 
 START_S = 120.0
-"""Time limit for the start of all engines of a cell, on few cores."""
+"""Timeout in seconds for the start of all engines of a cell, long enough for few cores."""
 LONG_TICKS = 8
 """Ticks per action of every other engine of an UnevenManager."""
 
@@ -27,7 +27,7 @@ LONG_TICKS = 8
 class Engines(Contender):
     """A manager of ``n_engines`` with ``n_envs`` arenas each, stepped with ``step()`` and a policy of drawn actions.
 
-    ``fixed_fps``: frames of the engine's main loop per simulated second; None, the default of users: one per tick.
+    ``fixed_fps``: frames of the engine's main loop per simulated second; None, the default for users: one per tick.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Engines(Contender):
 
 
 class Uneven(Engines):
-    """A manager of engines, in every other one of which an action takes eight ticks."""
+    """A manager of engines of which every other one takes eight ticks per action."""
 
     def __init__(self, env: str, n_envs: int, *, n_engines: int, wait: str) -> None:
         super().__init__(env, n_envs, n_engines=n_engines, wait=wait, kind=UnevenManager)
@@ -92,7 +92,7 @@ class UnevenManager(GodotEnvManager):
 
 
 class Drawn:
-    """A policy that returns actions drawn once for each number of agents."""
+    """A policy with random actions. They are drawn once for each number of agents and then repeated."""
 
     def __init__(self) -> None:
         self._by_count: dict[int, ActionInfo] = {}

@@ -14,7 +14,7 @@ CONTENDERS = (
 
 
 def rates(measured: dict[str, Any]) -> dict[tuple[str, int, str], float]:
-    """Steps per second by workload, arenas per engine and contender."""
+    """Return the steps per second by workload, number of arenas per engine and contender."""
     found = {}
     for cell in measured["summary"]:
         found[cell["workload"], cell["n_envs"], "bare"] = cell["bare_steps_per_s"]
@@ -24,13 +24,13 @@ def rates(measured: dict[str, Any]) -> dict[tuple[str, int, str], float]:
 
 
 def labels(measured: dict[str, Any]) -> dict[str, str]:
-    """What contenders are called."""
+    """Return the label of each contender."""
     named = {line["contender"]: line["label"] for cell in measured["summary"] for line in cell["contenders"]}
     return {"bare": "bare driver", **named}
 
 
 def print_rates(measured: dict[str, Any]) -> None:
-    """A row per contender, a column per number of arenas, a table per number of ticks."""
+    """Print a table per number of ticks, with a row per contender and a column per number of arenas."""
     found, named = rates(measured), labels(measured)
     for workload, ticks in TICKS.items():
         sizes = sorted({n_envs for name, n_envs, _ in found if name == workload})
@@ -46,7 +46,7 @@ def print_rates(measured: dict[str, Any]) -> None:
 
 
 def print_targets(measured: dict[str, Any]) -> None:
-    """What was wanted, and what came of it."""
+    """Print the targets of the Godot workloads and the measured values."""
     print("\n| what | arenas | against | wanted | measured | |\n|---|---|---|---|---|---|")
     named = labels(measured)
     for target in measured["targets"]:

@@ -1,7 +1,7 @@
 """The command's side of the zygotes. Each runs the turns of one family in sequence, and is started when first needed.
 
-The rule: no turn outlives the launcher or runs longer than its limit. Each is a process group, which is killed with all
-processes that it started.
+The rule: no turn outlives the launcher or runs longer than its limit. Each turn is a process group, which is killed as
+a whole.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from benchmarks.roster import FAMILIES, family_of
 CLOSE_S = 5.0
 OUTPUT_BYTES = 4096
 START_S = 120.0
-"""Time limit for the import of a library."""
+"""Timeout in seconds for the import of a library."""
 MORE_S = 10.0
-"""Additional time for a turn past its own limit, at which it prints a traceback and exits."""
+"""Seconds added to the limit of a turn, at which the turn itself prints a traceback and exits."""
 
 
 class NotMeasured(Exception):
@@ -57,7 +57,7 @@ class NotMeasured(Exception):
 class Launcher:
     """A launcher of jobs, each in a new process of its contender's interpreter. A context manager.
 
-    ``pythons``: interpreters by family; other families use this one.
+    ``pythons``: interpreters by family; other families use the current interpreter.
     """
 
     def __init__(self, pythons: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ class Launcher:
         self._zygotes: dict[str, Zygote] = {}
         self._missing: dict[str, NotMeasured] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="envmanager-bench-")
-        # A folder with these packages alone, so that no library here shadows one of another interpreter.
+        # A folder with these packages alone, so that no library beside them shadows one of another interpreter.
         for package in (Path(__file__).parent, Path(envmanager.__file__).parent):
             os.symlink(package, Path(self._folder.name, package.name))
         self.versions: dict[str, dict[str, str]] = {}
@@ -111,7 +111,7 @@ class Launcher:
 
 @attrs.define
 class Zygote:
-    """One zygote: its process, and the lines from it, which a thread reads so that each wait has a deadline."""
+    """A zygote's process, and a thread that reads its lines, so that each wait for a line has a deadline."""
 
     python: str
     family: str
@@ -134,7 +134,7 @@ class Zygote:
                 stderr=self._output,
                 text=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (self.folder, own_path)))},
-                start_new_session=True,  # a Ctrl-C must reach only the command, which kills the turns itself
+                start_new_session=True,  # Ctrl-C must reach only the command, which kills the turns itself
             )
         except OSError as error:
             self._output.close()
@@ -177,7 +177,7 @@ class Zygote:
         _kill_group(self._process.pid)
         self._process.wait()
         self._kill_turn()
-        # A turn that was just forked has not sent its pid yet. The lines end when no process can write any more.
+        # A turn that was just forked may not have sent its pid yet. Read until no process can write any more.
         with contextlib.suppress(queue.Empty):
             while self._lines.get(timeout=CLOSE_S):
                 self._kill_turn()
@@ -199,16 +199,16 @@ class Zygote:
 
     def _read(self) -> None:
         for line in self._process.stdout:  # type: ignore[union-attr]
-            if not line.endswith("\n"):  # its writer was killed
+            if not line.endswith("\n"):  # the process that wrote it was killed
                 break
             message = json.loads(line)
-            if message["event"] == STARTED:  # stored in this thread, which no Ctrl-C interrupts
+            if message["event"] == STARTED:  # stored by this thread, which Ctrl-C does not interrupt
                 self._turn_pid = message["pid"]
             self._lines.put(message)
         self._lines.put(None)
 
     def _last_output(self) -> str:
-        """Return the end of the output of this library's turns."""
+        """Return the end of the output of this zygote's turns."""
         fd = self._output.fileno()  # pread, since the writing process shares the file's position
         return os.pread(fd, OUTPUT_BYTES, max(0, os.fstat(fd).st_size - OUTPUT_BYTES)).decode(errors="replace")
 

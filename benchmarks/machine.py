@@ -25,7 +25,7 @@ def facts() -> dict[str, Any]:
 
 
 def cpu_name(cpuinfo: Path) -> str:
-    """Return the name of the processor, else its architecture."""
+    """Return the name of the processor, or its architecture if ``cpuinfo`` has no name."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

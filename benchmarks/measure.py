@@ -1,6 +1,6 @@
 """The measurement of a contender.
 
-The rule: the clock is read between chunks of calls that take some milliseconds, so that reading it does not matter.
+The rule: the clock is read only after chunks of calls of some milliseconds, so that the time to read it is negligible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_S = 0.005
 
 
 def cpu_of_descendants() -> float:
-    """Return the CPU seconds of all living descendants of this process, each to 0.01 s; 0 without /proc."""
+    """Return the CPU seconds of all living descendants, each with a resolution of 0.01 s; 0 without /proc."""
     ticks = 0
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
@@ -32,7 +32,7 @@ def cpu_of_descendants() -> float:
 
 @dataclass(frozen=True)
 class Clocks:
-    """The clocks of a measurement, which tests replace."""
+    """The clocks of a measurement. Tests replace them."""
 
     wall: Callable[[], float] = time.monotonic
     cpu: Callable[[], float] = time.process_time
@@ -40,7 +40,7 @@ class Clocks:
 
 
 def warm_up(contender: Contender, seconds: float, clocks: Clocks) -> int:
-    """Step for ``seconds``; return the number of calls in a chunk of CHUNK_S."""
+    """Step for ``seconds``; return the number of calls that take CHUNK_S."""
     n_calls = 1
     now = clocks.wall()
     deadline = now + seconds
@@ -55,7 +55,7 @@ def warm_up(contender: Contender, seconds: float, clocks: Clocks) -> int:
 
 
 def measure(contender: Contender, *, n_calls: int, seconds: float, clocks: Clocks) -> tuple[int, float, float, float]:
-    """Step for ``seconds``; return environment steps, wall seconds, and CPU seconds without and with workers."""
+    """Step for ``seconds``; return environment steps, wall seconds, and CPU seconds without and with the workers'."""
     n_steps = 0
     workers_cpu = clocks.cpu_of_descendants()
     cpu = clocks.cpu()

@@ -51,7 +51,7 @@ class InProcess(Managed):
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         super().__init__(SimpleEnvManager(env_fns(env, n_envs), n_envs, **options), env, n_envs)
 
-    def run(self, n_calls: int) -> int:  # one worker: every batch has all environments, as with the peers
+    def run(self, n_calls: int) -> int:  # one worker, so every batch has all environments
         send, recv, env_ids = self._manager.send, self._manager.recv, self._env_ids
         for actions in islice(self._actions, n_calls):
             send(actions, env_ids)
@@ -79,14 +79,14 @@ class Workers(Processes):
 
 
 class Turns(Processes):
-    """Two processes per core; ``recv`` waits for half of them. While one half is served, the other uses the cores."""
+    """Two processes per core; ``recv`` waits for half of them. The trainer serves one half while the other steps."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         super().__init__(env, n_envs, wait="half", n_workers=min(2 * count_cores(), n_envs))
 
 
 class Share(Workers):
-    """One process per core but one, for which the trainer steps its share of the environments itself."""
+    """One process per core except one core, on which the trainer steps a share of the environments itself."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         if count_cores() < 2 or n_envs < 2:
@@ -103,7 +103,7 @@ class Auto(Managed):
 
 
 class Stepped(Contender):
-    """One environment per process, stepped with ``step()``, which waits for all workers, and a trivial policy."""
+    """One environment per process, stepped with ``step()`` and a trivial policy; each step waits for all workers."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._manager = SubprocessEnvManager(env_fns(env, n_envs), n_envs, wait=Wait.all())

@@ -26,7 +26,7 @@ QUICK_PACE = Pace(rounds=1, seconds=0.1, warm_up_s=0.02)
 
 @attrs.frozen(kw_only=True)
 class BenchPlan:
-    """The cells in their order, the pace, the interpreters, and the files for the results.
+    """The cells in the order of their runs, the pace, the interpreters, and the files for the results.
 
     ``goals``: whether the results are compared with this project's own goals.
     """
@@ -53,7 +53,7 @@ def plan_bench(
     plot: Path | None = None,
     goals: bool = False,
 ) -> BenchPlan:
-    """Make a plan from the command line's options. Raises UsageError; MissingExtra without Gymnasium or matplotlib."""
+    """Make a plan from command-line options. Raises UsageError, or MissingExtra without Gymnasium or matplotlib."""
     if sys.platform != "linux":
         raise UsageError("python -m benchmarks needs Linux: it measures worker processes.")
     _require(plot)
@@ -97,7 +97,7 @@ def _make_folder(plot: Path | None) -> None:
 
 
 def _missing(workload: str) -> str:
-    """The text that says what to install for a workload; empty if it can run."""
+    """Return a text that says what to install for a workload; empty if it can run."""
     missing = [library for library in ALL[workload].requires if find_spec(library) is None]
     if not missing:
         return ""
@@ -105,7 +105,7 @@ def _missing(workload: str) -> str:
 
 
 def _known(given: Iterable[str], known: Iterable[str], what: str) -> tuple[str, ...]:
-    """Split names at commas; raise UsageError, with the nearest known name, for one that is unknown."""
+    """Split names at commas. Raise UsageError for an unknown name, with the nearest known one."""
     names = tuple(dict.fromkeys(name.strip() for text in given for name in text.split(",") if name.strip()))
     known = list(known)
     for name in names:
@@ -123,7 +123,7 @@ def _wanted(contenders: Sequence[str]) -> tuple[str, ...]:
 
 
 def _taking_part(workload: str, wanted: Sequence[str], quick: bool) -> tuple[str, ...]:
-    """The workload's contenders, limited to the wanted families, and all contenders that are wanted by name."""
+    """Return the workload's contenders of the wanted families, and all contenders that are wanted by name."""
     own = QUICK_CONTENDERS if quick else ALL[workload].contenders
     if not wanted:
         return own

@@ -18,7 +18,7 @@ OURS, PEER, LINEAR = "#1f6feb", "#b8bec7", "#57606a"
 
 
 def draw_all(summaries: Sequence[CellSummary], folder: Path) -> list[Path]:
-    """Draw the plots for which these summaries have data into ``folder``; return the files."""
+    """Draw all plots for which ``summaries`` has data, as files in ``folder``; return the files."""
     figures: dict[str, Figure] = {}
     if curves := step_times(summaries):
         figures["time-per-step.png"] = draw_step_times(curves)
@@ -61,7 +61,7 @@ def draw_costs(points: Sequence[tuple[int, float]]) -> Figure:
 
 
 def draw_bars(group: Bars) -> Figure:
-    """Return a bar for each contender of one cell, under a title that says what a step of the workload does."""
+    """Draw a bar for each contender of one cell. The title says what a step of the workload does."""
     figure = Figure(figsize=(8, 0.27 * len(group.names) + 1.0), layout="constrained")
     axes = figure.subplots()
     drawn = axes.barh(group.names, group.rates, color=[OURS if ours else PEER for ours in group.ours])

@@ -1,6 +1,6 @@
 """Messages between the command and the processes that measure: one JSON object per line.
 
-Standard library only, because both sides import it, the measuring side in a peer's interpreter.
+Standard library only, because the measuring processes import it in the interpreters of other libraries.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 READY, MISSING = "ready", "missing"
-"""Whether a zygote could import its library."""
+"""Events of a zygote: it has imported its library, or could not."""
 
 STARTED, MEASURED, UNABLE, FAILED, ENDED = "started", "measured", "unable", "failed", "ended"
-"""Events of a turn: its pid; then its result, the reason why it cannot take part, or its error; its process's end."""
+"""Events of a turn, in order: its pid; its result, the reason why it cannot take part, or its error; its exit code."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a turn. ``cpu_s``: CPU time of the trainer's process; ``all_cpu_s``: also that of its workers."""
+    """The result of a turn. ``cpu_s``: CPU time of the trainer's process; ``all_cpu_s``: with the workers' CPU time."""
 
     n_steps: int
     wall_s: float
     cpu_s: float
     all_cpu_s: float
     start_s: float
-    """Time from the imported library to the first observations of all environments."""
+    """Time from the end of the library's import to the first observations of all environments."""
 
 
 def line_of(event: str, **fields: Any) -> str:
@@ -52,7 +52,7 @@ def job_line(job: Job) -> str:
 
 
 def job_of(line: str) -> Job:
-    """Decode the line of a job."""
+    """Decode a line to a job."""
     return Job(**json.loads(line))
 
 

@@ -1,6 +1,6 @@
 """All contenders by name, with their classes and the packages that they need.
 
-Names only: a library is imported by the zygote that needs it.
+This module has names only: each library is imported by the zygote that needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CannotTakePart(Exception):
 
 @dataclass(frozen=True)
 class Family:
-    """Contenders that need the same library: the module here, the library, and the package to install."""
+    """Contenders that need the same library: their module here, the library, and the package to install."""
 
     module: str
     library: str
@@ -30,7 +30,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender: its label in tables and plots, and the class in its family's module, made with ``options``."""
+    """A contender: its label in tables and plots, its class in its family's module, and ``options`` for the class."""
 
     label: str
     maker: str
@@ -65,15 +65,15 @@ ROSTER = {
     "ours-half": Entry("envmanager (a worker each, half)", "Processes", {"wait": "half"}),
     # Two processes per core that take turns.
     "ours-turns": Entry("envmanager ({twice} workers, half)", "Turns"),
-    # With a share in the trainer's process; placed by the manager itself.
+    # With a share of the environments in the trainer's process; with a placement chosen by the manager.
     "ours-share": Entry("envmanager ({rest} + local)", "Share"),
     "ours-auto": Entry("envmanager (auto)", "Auto"),
     "ours-auto-local": Entry("envmanager (auto, local)", "Auto", {"local_envs": "auto", "wait": "all"}),
-    # step() and a policy that does nothing, against send() and recv().
+    # step() and a trivial policy, instead of send() and recv().
     "ours-step": Entry("envmanager (a worker each, step())", "Stepped"),
     "ours-forkserver": Entry("envmanager (forkserver)", "Processes", {"start_method": "forkserver"}),
     "ours-spawn": Entry("envmanager (spawn)", "Processes", {"start_method": "spawn"}),
-    # Godot: one engine by hand, engines by step() and a policy, engines of which every other one is slower.
+    # Godot: one engine without a manager, engines with step() and a policy, engines of which every other one is slower.
     "ours-codec": Entry("envmanager (connection and codec)", "Codec"),
     "ours-engine": Entry("envmanager (1 engine)", "Engines"),
     "ours-engine-frames": Entry("envmanager (1 engine, a frame per tick)", "Engines", {"fixed_fps": None}),
@@ -105,14 +105,14 @@ ROSTER = {
     "rllib-async": Entry("RLlib (async)", "Runner", {"mode": "async"}),
     "rllib-actors": Entry("RLlib (an actor each)", "Runners"),
     "rllib-actors-2": Entry("RLlib (2 actors)", "Runners", {"n_workers": 2}),
-    # This library on a cluster of one machine, beside actors written by hand.
+    # This library on a Ray cluster of one machine, and actors written by hand.
     "ray-ours": Entry("envmanager (Ray, an actor each)", "Actors"),
     "ray-ours-2": Entry("envmanager (Ray, 2 actors)", "Actors", {"n_workers": 2}),
     "ray-hand": Entry("Ray by hand (an actor each)", "ByHand"),
     "ray-hand-2": Entry("Ray by hand (2 actors)", "ByHand", {"n_workers": 2}),
     "envpool-sync": Entry("EnvPool (sync)", "Synchronous"),
     "envpool-async": Entry("EnvPool (async)", "Asynchronous"),
-    # Eight times real time, its default; never waiting; and both, which has eight ticks in one frame.
+    # Eight times real time, its default; never waiting for real time; and both, with eight ticks per frame.
     "godot_rl-default": Entry("godot_rl_agents (speedup 8)", "OneEngine", {"speedup": 8}),
     "godot_rl-fixed": Entry("godot_rl_agents (fixed-fps)", "OneEngine", {"framerate": 60}),
     "godot_rl-fastest": Entry("godot_rl_agents (fixed-fps, speedup 8)", "OneEngine", {"framerate": 60, "speedup": 8}),
@@ -143,7 +143,7 @@ def family_of(contender: str) -> str:
 
 
 def load_family(family: str) -> Any:
-    """Import the module of a family, and with it its library; raise ImportError if that is not installed."""
+    """Import the module of a family, which imports the library; raise ImportError if that is not installed."""
     return importlib.import_module(f"benchmarks.{FAMILIES[family].module}")
 
 

@@ -1,6 +1,6 @@
 """The run of a plan: its progress, and tables, a JSON file and plots of the results.
 
-Nothing here runs while a turn is measured, not even a thread that draws. Whatever ends a measurement, the results so
+This process does nothing while a turn is measured; not even a thread draws. However a measurement ends, the results so
 far are shown and written.
 """
 
@@ -30,7 +30,7 @@ from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Stopped, StopSignals
 from envmanager.cli.wrapping import show
 
 WIDTH = 140
-"""Width of lines that go into a file or a pipe."""
+"""Width of lines in a file or a pipe."""
 
 
 def run(plan: BenchPlan, console: Console) -> int:
@@ -53,7 +53,7 @@ def run(plan: BenchPlan, console: Console) -> int:
 
 @attrs.define
 class _Course:
-    """One measurement, with its results up to the moment it ended."""
+    """A measurement and its results so far."""
 
     plan: BenchPlan
     console: Console
@@ -66,7 +66,7 @@ class _Course:
         self.results = Results(left_out=list(self.plan.left_out))
 
     def go(self) -> None:
-        """Measure cell by cell; show each as soon as it is done."""
+        """Measure cell by cell; show each cell as soon as it is done."""
         chance = random.Random(0)
         with Launcher(self.plan.pythons) as launcher:
             self.versions = launcher.versions
@@ -111,7 +111,7 @@ class _Course:
                 show(self.console, warning)
 
     def _show_progress(self, cell: Cell, number: int, came: Turn | LeftOut) -> None:
-        """Print one line that the next overwrites; in a terminal only."""
+        """Print a line that the next line overwrites; in a file or a pipe, print nothing."""
         if not self.console.is_terminal:
             return
         total = self.plan.pace.rounds * (len(cell.contenders) + 1)

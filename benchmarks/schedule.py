@@ -1,7 +1,7 @@
 """Rounds: the order of the turns, and their results.
 
 The rule: in every round of a cell (one workload with one number of environments) the bare environment runs first and
-last and the contenders between in random order, so that a machine that gets slower or faster favours no contender.
+last and the contenders between in random order. So a machine that gets slower or faster favours no contender.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Turn:
 
 @attrs.frozen
 class LeftOut:
-    """The reason why a contender has no result, or no more results."""
+    """The reason why a contender has no (further) results in a cell; ``kind`` is the kind of NotMeasured."""
 
     workload: str
     n_envs: int
@@ -56,7 +56,7 @@ class Pace:
     seconds: float = 2.0
     warm_up_s: float = 0.3
     limit_s: float = 120.0
-    """Additional time that a turn may take to start and to end."""
+    """Seconds that a turn may take in addition, to start and to end."""
 
 
 @attrs.define

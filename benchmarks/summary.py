@@ -1,6 +1,6 @@
 """Summaries of turns.
 
-The rule: a ratio is taken within a round; the figure is its median over the rounds.
+The rule: a ratio is computed within each round; the figure is the median of the ratios over the rounds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from benchmarks.workloads import ALL, BARE
 
 @attrs.frozen
 class Line:
-    """One contender in one cell, medians over the rounds."""
+    """The figures of one contender in one cell: medians over the rounds."""
 
     contender: str
     rate: float
     """Environment steps per second."""
     to_bare: float
     to_limit: float | None
-    """Share of the rate that sleeping environments allow at most; None for environments that compute."""
+    """Rate divided by the maximum for environments that sleep; None for environments that compute."""
     cores: float
     """CPU use of the trainer's process, in cores."""
     all_cores: float
@@ -45,7 +45,7 @@ class CellSummary:
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> CellSummary:
-        """Summarise the turns of one cell, of which one must be the bare environment's."""
+        """Summarise the turns of one cell. At least one must be the bare environment's."""
         bare = _bare_rates(turns)
         names = dict.fromkeys(turn.contender for turn in turns if turn.contender != BARE and turn.round in bare)
         workload, n_envs = turns[0].workload, turns[0].n_envs
@@ -57,12 +57,12 @@ class CellSummary:
         return next((line for line in self.lines if line.contender == contender), None)
 
     def ratio(self, one: str, other: str) -> float | None:
-        """Return how many times as fast ``one`` is as ``other``; None if no round has both."""
+        """Return the rate of ``one`` divided by the rate of ``other``; None if no round has both."""
         ratios = [mine / theirs for mine, theirs in self.rates(one, other) if theirs]
         return median(ratios) if ratios else None
 
     def rates(self, one: str, other: str) -> list[tuple[float, float]]:
-        """Return the rates of both in each round that has both."""
+        """Return the pairs of their rates, for each round that has both."""
         by_round = [
             {turn.round: rate_of(turn) for turn in self._turns if turn.contender == name} for name in (one, other)
         ]
@@ -75,7 +75,7 @@ class CellSummary:
 
     @property
     def bare_spread(self) -> float:
-        """Rate of the bare environment's fastest run divided by its slowest's; about 1 on an idle machine."""
+        """Rate of the bare environment's fastest run divided by that of its slowest; about 1 on an idle machine."""
         rates = [rate for turn in self._turns if turn.contender == BARE and (rate := rate_of(turn))]
         return max(rates) / min(rates) if rates else 1.0
 
@@ -105,7 +105,7 @@ def _per_s(turn: Turn, amount: float) -> float:
 
 
 def _bare_rates(turns: Sequence[Turn]) -> dict[int, float]:
-    """The mean rate of the bare environment's runs, by round."""
+    """Return the mean rate of the bare environment's runs, by round."""
     bare = [turn for turn in turns if turn.contender == BARE]
     return {
         number: mean(rate_of(turn) for turn in bare if turn.round == number)

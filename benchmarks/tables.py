@@ -14,14 +14,14 @@ from benchmarks.targets import Outcome
 from benchmarks.workloads import ALL, BARE
 
 QUIET_SPREAD = 1.3
-"""Ratio of the bare environment's fastest and slowest runs from which on a warning is shown."""
+"""Ratio of the bare environment's fastest to its slowest run at which a warning is shown."""
 
 MET = {True: Text("met", style="green"), False: Text("not met", style="red"), None: Text("not measured", style="dim")}
 LOST = Text("lost in the noise", style="yellow")
 
 
 def cell_title(summary: CellSummary) -> Text:
-    """Return the title of a table."""
+    """Return the title of a cell's table."""
     about = ALL[summary.workload].about
     return Text(f"{summary.workload}, {summary.n_envs} environments: {about}", style="bold")
 
@@ -76,7 +76,7 @@ def _columns(summary: CellSummary) -> list[tuple[str, Callable[[Line], str]]]:
 
 
 def warning_of(summary: CellSummary) -> Text:
-    """Return why the figures of a cell are doubtful; empty when they are not."""
+    """Return a warning if the figures of a cell are doubtful, else an empty text."""
     if summary.bare_spread < QUIET_SPREAD:
         return Text()
     return Text(
@@ -87,7 +87,7 @@ def warning_of(summary: CellSummary) -> Text:
 
 
 def target_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return a table of the goals, with what was measured and whether that meets them."""
+    """Return a table of the goals, the measured values, and whether each goal is met."""
     table = _table()
     for name in ("workload", "what", "against"):
         table.add_column(name)
@@ -115,7 +115,7 @@ def _against(outcome: Outcome) -> str:
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
-    """Return one line per reason, with all contenders that it concerns."""
+    """Return one line per reason, with all contenders that were left out for this reason."""
     concerned: dict[tuple[str, str], list[str]] = {}
     for out in left_out:
         # A missing library is missing in all cells, and for its whole family.

@@ -1,6 +1,6 @@
 """Performance targets of this library's managers, and the measured values.
 
-Every target is a ratio within a round, a share of a core, or a time that a user would notice.
+A target is a ratio within a round, a number of cores, or a time that a user would notice.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ VIEWS = ("ours-simple-view", "ours-processes-view", "ours-workers-view")
 COPIES = ("ours-simple", "ours-processes", "ours-workers", "ours-share")
 NOT_WAITING_FOR_ALL = ("ours-any",)
 BY_HAND = ("ours-simple", "ours-processes", "ours-workers", "ours-any")
-"""Contenders among which ``kind="auto"`` chooses; views and local environments are options of their own."""
+"""Placements from which ``kind="auto"`` chooses. Views and local environments have options of their own."""
 GODOT_RL = ("godot_rl-fixed", "godot_rl-fastest")
-"""The fastest settings of godot_rl_agents, which do not wait for real time."""
+"""The fastest settings of godot_rl_agents: they do not wait for real time."""
 BY_STEP = ("ours-engine", "ours-engine-frames")
 PUFFERLIB = ("pufferlib-serial", "pufferlib-processes", "pufferlib-workers")
 
 
 @attrs.frozen
 class Target:
-    """A goal for the figure ``figure`` of the best of ``ours``, compared with the fastest of ``peers``, if any."""
+    """A goal for ``figure`` of the best of ``ours``; ratios compare it with the fastest of ``peers``."""
 
     workload: str
     n_envs: int
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def at_most(self) -> bool:
-        """Whether a smaller value is better."""
+        """Whether smaller values are better."""
         return self.figure in ("cores", "all_cores", "start_s", "extra_us")
 
 
@@ -51,7 +51,7 @@ class Target:
 class Outcome:
     """The measured value of a target; ``value`` and ``met`` are None if it was not measured.
 
-    ``met`` is None too for a cost of 0 or less, which is only the error of the measurement.
+    For a cost of 0 or less, which is only an error of measurement, ``met`` is None too.
     """
 
     target: Target
@@ -116,7 +116,7 @@ TARGETS = (
         for n_envs in ALL[workload].sizes
     ),
 )
-"""Targets on an idle machine of two cores; automatic placement must be within a tenth of the best by hand."""
+"""Targets on an idle machine of two cores. Automatic placement must reach 90 % of the best manual placement."""
 
 
 def outcomes(summaries: Sequence[CellSummary]) -> list[Outcome]:
@@ -165,4 +165,4 @@ FIGURES: dict[str, Callable[[CellSummary, str, str | None], float | None]] = {
     "start_s": _field("start_s"),
     "extra_us": _extra_us,
 }
-"""Functions that compute a figure from a summary, the name of one of our contenders, and that of a peer."""
+"""Functions that compute a figure from a summary, the name of one of our contenders, and a peer's name or None."""

@@ -1,4 +1,4 @@
-"""The table of workloads: environment, numbers of environments, figure, and default contenders.
+"""The table of workloads: environment, numbers of environments, figure that counts, and default contenders.
 
 The environments themselves are in :mod:`benchmarks.envs`.
 """
@@ -43,12 +43,12 @@ class Workload:
     requires: tuple[str, ...] = ()
     """Required libraries besides Gymnasium."""
     bad_s: float = 0.0
-    """Time of a step of environment 0 in seconds if it differs from the others', else 0."""
+    """Seconds of a step of environment 0, if its steps take longer than those of the others; else 0."""
     sleeps: bool = False
     """Whether steps only sleep, so that ``n`` environments can at best be ``n`` times as fast."""
 
     def limit(self, bare_rate: float, n_envs: int) -> float | None:
-        """Return the maximum steps/s of ``n_envs`` environments, by the rate of one that is not the bad one."""
+        """Return the maximum steps/s of ``n_envs`` environments, computed from the steps/s of one that is not bad."""
         if not self.sleeps:
             return None
         return (n_envs - 1) * bare_rate + 1 / self.bad_s if self.bad_s else n_envs * bare_rate

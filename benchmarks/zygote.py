@@ -1,11 +1,11 @@
-"""The process that has imported a library and forks one process per turn: ``python -m benchmarks.zygote FAMILY``.
+"""A process that imports a library and then forks one process per turn: ``python -m benchmarks.zygote FAMILY``.
 
 ::
 
     stdin: Job, Job, …        stdout: ready │ missing, then per turn: started, measured │ failed, ended
 
-Importing PyTorch or Gymnasium takes seconds, a fork of a process that has done so milliseconds; and every turn still
-begins in a process in which nothing has run before. The output of libraries goes to stderr; stdout has only the lines.
+Importing PyTorch or Gymnasium takes seconds, and forking a process that has imported it milliseconds. Every turn still
+begins in a process in which nothing ran before. Output of libraries goes to stderr; stdout has only these lines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(family: str) -> int:
 
 
 def serve(job: Job, lines: IO[str]) -> None:
-    """Fork a child that takes the turn, wait for its end, and report it."""
+    """Fork a child that takes the turn, wait for it, and report its end."""
     pid = os.fork()
     if pid == 0:
         code = 1

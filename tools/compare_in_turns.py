@@ -1,8 +1,8 @@
 """Compares contenders of ``benchmarks`` that stay alive side by side in one process and take short turns.
 
-``python -m benchmarks`` gives every turn a process of its own, so turns are long, and a machine with other guests is
-twice as fast in one as in the next. Here a round takes a second or less; what is printed are medians of the ratios of
-each round. Only contenders that this interpreter can import, and that sleep while they are not asked, can take part.
+``python -m benchmarks`` gives every turn a process of its own, so turns are long, and a shared machine may be twice as
+fast in one turn as in the next. Here a round takes a second or less, and medians over the ratios of each round are
+printed. A contender must be importable by this interpreter, and sleep while the others take their turns.
 
     python tools/compare_in_turns.py noop:8 cartpole:32 --contenders gymnasium-sync,ours-simple,ours-auto
 """
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.06, help="of a turn")
     arguments = parser.parse_args()
     logging.basicConfig(format="  %(message)s", level=logging.WARNING)
-    logging.getLogger("envmanager").setLevel(logging.INFO)  # what "auto" has chosen, and why
+    logging.getLogger("envmanager").setLevel(logging.INFO)  # shows which placement "auto" has chosen, and why
     for cell in arguments.cells:
         workload, _, n_envs = cell.partition(":")
         print(f"{workload}, {n_envs} environments", flush=True)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def compare(workload: str, n_envs: int, names: Sequence[str], n_rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Steps per second of each contender in each round."""
+    """Return the steps per second of each contender in each round."""
     contenders: dict[str, Contender] = {}
     rates: dict[str, list[float]] = {name: [] for name in names}
     clocks = Clocks()
@@ -52,7 +52,7 @@ def compare(workload: str, n_envs: int, names: Sequence[str], n_rounds: int, sec
         n_calls = {name: warm_up(contender, WARM_UP_S, clocks) for name, contender in contenders.items()}
         for _ in range(n_rounds):
             for name in random.sample(names, len(names)):
-                contenders[name].run(n_calls[name])  # others have used the caches meanwhile
+                contenders[name].run(n_calls[name])  # refills the CPU's caches, which others have used meanwhile
                 n_steps, wall_s, *_ = measure(contenders[name], n_calls=n_calls[name], seconds=seconds, clocks=clocks)
                 rates[name].append(n_steps / wall_s)
     finally:
@@ -62,7 +62,7 @@ def compare(workload: str, n_envs: int, names: Sequence[str], n_rounds: int, sec
 
 
 def show(rates: Mapping[str, Sequence[float]], n_envs: int) -> None:
-    """The medians, and of the ratios to the first contender also the quartiles."""
+    """Print the median rates, and the medians and quartiles of the ratios to the first contender."""
     first, *_ = rates
     print(f"  {'':44}{'steps/s':>12}{'ratio':>8}   quartiles")
     for name, own in rates.items():

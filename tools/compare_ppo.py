@@ -3,14 +3,14 @@
     python tools/compare_ppo.py docs/examples/ppo_lunarlander.yaml [--seeds 0 1 2] [--steps N] [--at-once 2]
         [--sb3 .venv-bench-sb3/bin/python] [--cleanrl PYTHON SCRIPT [--cleanrl-env LunarLander-v2]]
 
-All get the hyperparameters of the config, all environments in the trainer's process, one thread and one core; each
-training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or ``ppo_continuous_action.py`` where actions are
-continuous; PYTHON has the Gymnasium that it was written for (0.29), which may know other versions of an environment:
+All libraries get the hyperparameters of the config, one thread and one core; all environments are in the trainer's
+process; each training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or its ``ppo_continuous_action.py`` for
+continuous actions. PYTHON has Gymnasium 0.29, for which SCRIPT was written; its environments may have other versions:
 
     pip install torch gymnasium==0.29.1 'numpy<2' tyro tensorboard box2d pygame mujoco imageio
 
-Returns are those of the last 100 episodes of the training, 10 where one environment is all there is; actions are still
-drawn. Times are those of the whole process, imports included: on the clock, and of the processor.
+Returns are of the last 100 episodes of the training (10 with a single environment), in which actions are sampled. Times
+are the wall time and the CPU time of the whole process, imports included.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from typing import Any, Protocol
 from comparing import config_of, parser_of
 
 FIXED = ("hidden", "target_kl", "reward_scale", "policy_gain", "anneal")
-"""Options that must be the defaults: the other libraries have them just so."""
+"""Options that must have their defaults, because the other libraries have these values fixed."""
 SAME = (
     *("learning_rate", "epochs", "minibatch", "gamma", "gae_lambda", "clip"),
     *("entropy_coefficient", "value_coefficient", "max_grad_norm"),
 )
-"""Options that all have."""
+"""Options that all libraries have."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def table(names: Sequence[str], seeds: Sequence[int], found: Sequence[dict[str, float]]) -> Iterator[str]:
-    """Returns by seed, and the median of the times."""
+    """Yield the lines of a table with the returns by seed and the medians of the times."""
     yield f"| | {' | '.join(f'seed {seed}' for seed in seeds)} | median time | processor |"
     yield "|---" * (len(seeds) + 3) + "|"
     for number, name in enumerate(names):
@@ -92,7 +92,7 @@ def parse() -> argparse.Namespace:
 
 
 def read(path: Path, steps: int | None) -> dict[str, Any]:
-    """What to train, from a config; what the other libraries do not know is refused."""
+    """Return the training that a config describes; exit if the other libraries lack one of its options."""
     from envmanager.training.ppo import PPOOptions
 
     tables, own = config_of(path, "ppo")
@@ -116,15 +116,15 @@ def read(path: Path, steps: int | None) -> dict[str, Any]:
 
 
 class Library(Protocol):
-    """How a training is begun, and what it leaves."""
+    """The command of a library's training, and the returns that it leaves."""
 
     name: str
 
     def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
-        """What to run for one training, which may write into ``folder``."""
+        """Return the command of one training, which may write into ``folder``."""
 
     def returns(self, output: str, folder: Path) -> list[float]:
-        """Those of all episodes, or of the last."""
+        """Return the returns of all episodes, or of the last ones."""
 
 
 class Ours:
@@ -193,7 +193,7 @@ class CleanRL:
 
 
 def absolute(path: str) -> str:
-    """A virtual environment's Python is a link, which must stay one."""
+    """Make a path absolute without resolving links: the Python of a virtual environment must stay a link."""
     return os.path.abspath(path)
 
 
@@ -225,7 +225,7 @@ def run(library: Library, plan: dict[str, Any], core: int) -> dict[str, float]:
 
 
 def train_sb3(plan: dict[str, Any]) -> None:
-    """Train, and print the returns of the last episodes."""
+    """Train with Stable-Baselines3, and print the returns of the last episodes."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -246,7 +246,7 @@ def train_sb3(plan: dict[str, Any]) -> None:
         gae_lambda=plan["gae_lambda"],
         clip_range=plan["clip"],
         ent_coef=plan["entropy_coefficient"],
-        vf_coef=plan["value_coefficient"] / 2,  # its loss of the values is not halved
+        vf_coef=plan["value_coefficient"] / 2,  # Stable-Baselines3 does not halve the value loss
         max_grad_norm=plan["max_grad_norm"],
         stats_window_size=plan["n_last"],
         policy_kwargs={"net_arch": [64, 64]},

@@ -2,10 +2,9 @@
 
     python tools/compare_sac.py docs/examples/sac_pendulum.yaml [--seeds 0 1 2] [--sb3 .venv-bench-sb3/bin/python]
 
-Both get the hyperparameters of the config, one environment in their own process, and one thread; each training is a
-process of its own. Who comes first changes with the seed. Times are those of making everything and of training: on the
-clock, and of the processor, which is what counts while the machine has other things to do. Returns are of greedy
-episodes afterwards.
+Both libraries get the hyperparameters of the config, one environment in the trainer's process, and one thread; each
+training is a process of its own. The order alternates with the seed. Times are the wall time and the CPU time of set-up
+and training; compare CPU times while the machine is busy. Returns are of greedy episodes after the training.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SAME = {
     "learning_rate": 3e-4, "capacity": 1_000_000, "learning_starts": 100, "train_every": 1, "updates": 1, "batch": 256,
     "gamma": 0.99, "tau": 0.005, "hidden": [256, 256],
 }  # fmt: skip
-"""What both libraries know, and our defaults; the config may say otherwise, and nothing else."""
+"""Options that both libraries have, with our defaults. A config may override these, and have no other options."""
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 
 def read(path: Path, steps: int | None) -> dict[str, Any]:
-    """What to train, from a config; what the other library does not know is refused."""
+    """Return the training that a config describes; exit if the other library lacks one of its options."""
     tables, own = config_of(path, "sac")
     unknown = own.keys() - SAME.keys()
     if unknown or tables["manager"].get("n_envs", 1) != 1:
@@ -86,7 +85,7 @@ def train_ours(plan: dict[str, Any]) -> dict[str, float]:
     processor = 0.0
 
     class Timed(Report):
-        """Notes the time at which the training has ended."""
+        """A report that takes the CPU time at the end of the training."""
 
         def evaluating(self, n_episodes: int) -> None:
             nonlocal processor

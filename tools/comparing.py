@@ -1,4 +1,4 @@
-"""What the comparisons with other libraries share: their arguments, and the one trainer of a config."""
+"""Code that the comparisons with other libraries share: their arguments, and the one trainer of a config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def parser_of(about: str | None, kind: str, trainings: Iterable[str]) -> argparse.ArgumentParser:
-    """For a script that compares trainers of this kind, and trains one in a process by ``--train``."""
+    """Return the parser of a script that compares trainers of this kind. ``--train`` makes it do one training."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("config", help=f"a training config with one trainer of kind {kind}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -21,7 +21,7 @@ def parser_of(about: str | None, kind: str, trainings: Iterable[str]) -> argpars
 
 
 def config_of(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables of a config, and the options of its only trainer."""
+    """Return the tables of a config, and the options of its only trainer."""
     from envmanager.cli.config_files import TRAINING_TABLES, load_config
 
     tables = load_config(path, TRAINING_TABLES)

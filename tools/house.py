@@ -1,7 +1,7 @@
 """Measures how much there is to read, and fails when it has grown: ``python tools/house.py``, a part of ``make check``.
 
-The kernel is everything but adapters, bridges, trainers, tools and the kinds of managers with machines of their own.
-A limit is what a figure is today; whoever makes it smaller lowers the limit too. ``goal`` is where it is to go.
+The kernel is everything but adapters, bridges, trainers, tools, and the managers of engines and clusters. A limit is
+the value that a figure has today; lower it when the figure gets smaller. ``goal`` is the value to reach.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ AROUND = {
 }  # fmt: skip
 SUBPROCESS = "subprocess_env_manager"
 SMALL_LINES = 3
-"""Lines of a body that a reader has to jump to and that says little."""
+"""Maximum number of lines of a small function's body, for which a reader has to jump and finds little."""
 
 
 class Figure(NamedTuple):
-    """A number, the most that it may be, and the number that it is to become."""
+    """A measured value, its upper limit, and the value to reach."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ def modules() -> dict[str, Path]:
 
 
 def kernel() -> list[Path]:
-    """Return the modules that everything else stands on."""
+    """Return the files of the kernel's modules."""
     return [path for name, path in modules().items() if name.partition(".")[0] not in AROUND]
 
 
@@ -56,7 +56,7 @@ def n_lines(paths: list[Path]) -> int:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """Return the modules of this package that a module imports, anywhere in it but for types alone."""
+    """Return the modules of this package that a module imports, in functions too, but not under TYPE_CHECKING."""
     found = set()
     for node in _but_for_types(ast.parse(modules()[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("envmanager"):
@@ -77,12 +77,12 @@ def _but_for_types(node: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def depth(module: str) -> int:
-    """Return the number of modules in the longest chain of imports that begins with this one."""
+    """Return the number of modules in the longest chain of imports that begins with this module."""
     return 1 + max((depth(each) for each in imports_of(module)), default=0)
 
 
 def reached(module: str) -> set[str]:
-    """Return all modules that this one needs, itself included."""
+    """Return all modules that this module imports, directly or not, itself included."""
     found, todo = set(), [module]
     while todo:
         current = todo.pop()
@@ -93,7 +93,7 @@ def reached(module: str) -> set[str]:
 
 
 def shares_of_small_functions() -> tuple[float, float]:
-    """Return the share of functions with a small body, and of private functions that are used once; in percent."""
+    """Return two shares in percent: of functions with a small body, and of private functions that are used once."""
     functions: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
     uses: Counter[str] = Counter()
     for path in kernel():
@@ -116,7 +116,7 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def underscores_of_the_manager() -> int:
-    """Return how many private attributes of EnvManager its kinds use."""
+    """Return the number of private attributes of EnvManager that its subclasses use."""
     (manager,) = [
         node for node in ast.parse((ROOT / "env_manager.py").read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef)

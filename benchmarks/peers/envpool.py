@@ -1,4 +1,4 @@
-"""EnvPool: its own environments in C++, in threads of the trainer's process; among them are Pong and CartPole."""
+"""EnvPool: runs its own C++ environments, such as Pong and CartPole, in threads of the trainer's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _make(env: str, n_envs: int, batch_size: int) -> Any:
 
 
 class Synchronous(Together):
-    """EnvPool waiting for all environments."""
+    """EnvPool that waits for all environments."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         super().__init__(_make(env, n_envs, n_envs), env, n_envs)
@@ -32,7 +32,7 @@ class Synchronous(Together):
 
 
 class Asynchronous(Contender):
-    """EnvPool waiting for the first half of the environments."""
+    """EnvPool that waits for the first half of the environments to be ready."""
 
     def __init__(self, env: str, n_envs: int) -> None:
         self._batch_size = max(1, n_envs // 2)

@@ -1,7 +1,7 @@
 """godot_rl_agents: JSON over TCP between one engine and Python, with its own GodotEnv.
 
-Observations stay the lists of dicts that GodotEnv returns; they are not made into arrays. Its plugin plays the same
-scene as this library's addon, with the same engine.
+Observations stay the lists of dicts that GodotEnv returns; they are not converted to arrays. The plugin runs the same
+scene in the same engine as this library's addon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ END_S = 5.0
 
 
 class OneEngine(Contender):
-    """One engine. With ``speedup`` it runs at that multiple of real time, with ``framerate`` it never waits."""
+    """One engine. With ``speedup`` it runs at that multiple of real time; with ``framerate`` it never waits."""
 
     def __init__(self, env: str, n_envs: int, **options: Any) -> None:
         self._n_envs = n_envs

@@ -1,4 +1,4 @@
-"""Gymnasium's vector environments. By default the row after an episode's end is a reset and no environment step."""
+"""Gymnasium's vector environments. By default, the row after the end of an episode is a reset, not a step."""
 
 from __future__ import annotations
 

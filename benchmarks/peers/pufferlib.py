@@ -1,4 +1,4 @@
-"""PufferLib's vector environments. The row after an episode's end is a reset and no environment step."""
+"""PufferLib's vector environments. The row after the end of an episode is a reset, not a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.roster import CannotTakePart
 from envmanager.system.machine import count_cores
 
 MOST_PER_CORE = 8
-"""Maximum of its workers per core. They do not sleep while they wait, so each of many more would run too seldom."""
+"""Maximum number of workers per core. They do not sleep while they wait, so with more each would run too seldom."""
 
 
 class Vector(Contender):

@@ -1,7 +1,7 @@
 """Ray: this library's manager on a cluster of this machine, and actors written by hand.
 
-By hand, an actor steps its environments one after the other and returns a tuple of arrays. In each call the trainer
-sends actions to all actors, and receives the results one by one, in the order of ``ray.wait``.
+An actor written by hand steps its environments one after the other and returns a tuple of arrays. In each call the
+trainer sends actions to all actors, and receives the results one by one, in the order of ``ray.wait``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ray
 
 EACH = 0.01
-"""Share of a CPU that each actor declares, so small that any number of them fits on this machine."""
+"""Share of a CPU that each actor reserves, so small that any number of actors fits on this machine."""
 
 
 def start_ray() -> None:

@@ -1,4 +1,4 @@
-"""RLlib's environment runners: Gymnasium's vector environments, with episodes made of their steps."""
+"""RLlib's environment runners, which step Gymnasium's vector environments and collect the steps into episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.roster import CannotTakePart
 class Runner(Contender):
     """One runner in this process. ``mode``: ``"sync"``, or ``"async"`` with a process per environment.
 
-    All environments are like environment 0.
+    All environments are made as environment 0.
     """
 
     def __init__(self, env: str, n_envs: int, *, mode: str) -> None:
@@ -40,7 +40,7 @@ MOST = 16
 
 
 class Runners(Contender):
-    """Runners in actors, by default one per environment. In each call each steps its environments once."""
+    """Runners in actors, by default one per environment. Each call steps every environment once."""
 
     def __init__(self, env: str, n_envs: int, *, n_workers: int | None = None) -> None:
         start_ray()

@@ -1,7 +1,7 @@
 """Stable-Baselines3's VecEnvs.
 
-SubprocVecEnv is started by fork. With its default, forkserver, every worker imports PyTorch, which takes long and makes
-no step faster.
+SubprocVecEnv is started by fork. With its default, forkserver, every worker imports PyTorch, which slows the start and
+makes no step faster.
 """
 
 from __future__ import annotations

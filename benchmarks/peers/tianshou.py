@@ -1,6 +1,6 @@
 """Tianshou's vector environments.
 
-They do not restart episodes themselves; the caller does, here as in Tianshou's collectors.
+These do not restart episodes; the caller does, here as in Tianshou's collectors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands and their options.
 
-Typer reads the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` do the work.
+Typer parses the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` do the work.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ StartMethodOption = Annotated[
 
 _ClickException: Any = typer.BadParameter.__mro__[
     2
-]  # of Click, or of the copy of it that newer versions of Typer bring
+]  # from Click, or from the copy of Click inside newer versions of Typer
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run one of ``commands`` and return the exit code. A mistake in the call is one line on stderr."""
+    """Run one of ``commands`` and return the exit code. A mistake in the call prints one line on stderr."""
     # Modules of the current directory can be named on the command line, as with `python -m`.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -134,7 +134,7 @@ def _show_error(text: str) -> None:
 
 
 def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
-    """Return what is wrong with a call, with the value that Typer's own text leaves out."""
+    """Return one line on a mistake in the call. It shows the given value, which Typer's own text leaves out."""
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             if word == option or word.startswith(f"{option}="):
@@ -337,17 +337,17 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Return a number for digits; any other text is returned unchanged, and the option checks it."""
+    """Return digits as a number, and any other text unchanged; ``plan.py`` checks it."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the table, in which the flags that were given replace its own values."""
+    """Return a copy of ``table`` in which the flags that are not None override its values."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return the list ``metrics`` with TensorBoard in this directory; anything but a list is refused later."""
+    """Return the list ``metrics`` with TensorBoard in this directory. Anything but a list is kept and refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +356,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return the table ``restarts`` with this ``max_restarts``; anything but a table is refused later."""
+    """Return the table ``restarts`` with this ``max_restarts``. Anything but a table is kept, and refused later."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -1,4 +1,4 @@
-"""``envmanager check``: what was found about an environment, one line each."""
+"""``envmanager check``: check an environment, and print each finding on a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "ye
 def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Console) -> int:
     """Check ``env`` and print the findings; return 0 when none of them is a problem, else 1.
 
-    In a terminal a line shows the call that is being made.
+    In a terminal, a status line shows the call in progress.
     """
     with console.status("") if console.is_terminal else nullcontext() as status:
 
@@ -34,7 +34,7 @@ def show_findings(subject: str, findings: Sequence[Finding], console: Console) -
     for finding in findings:
         mark, style = MARKS[finding.outcome]
         text = Text.assemble(finding.text, (f" {finding.advice}" if finding.advice else "", "dim"))
-        if console.is_terminal:  # wrapped inside its column
+        if console.is_terminal:  # a grid wraps the text inside its column
             row = Table.grid(padding=(0, 1))
             row.add_row(Text(f"{mark:<4}", style), Text(f"{finding.question:<10}", "bold"), text)
             console.print(row)

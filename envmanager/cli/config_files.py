@@ -10,8 +10,8 @@
     [run]                      run:
     steps = 100000               steps: 100000
 
-``--set manager.n_envs=16`` overrides a value: tables and name with dots between them, and a value in YAML; a name
-that has a dot in it is in quotes. This module only reads tables. Their contents are checked where they are used.
+``--set manager.n_envs=16`` overrides a value. Dots separate tables and name; a name that contains a dot is quoted. The
+value is YAML. This module only reads tables; their contents are checked where they are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRAINING_TABLES = ("manager", "training", "trainers")
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """The tables that a config of each command may hold."""
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
-"""Pattern of a name in a path of ``--set``; one that has a dot in it is in quotes."""
+"""Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
 
 
@@ -72,9 +72,9 @@ def _parse_toml(text: str, path: Path) -> Any:
         toml = _import_or_say("tomli", str(path))
     try:
         document = toml.loads(text)
-        repr(document)  # a hexadecimal number may have more digits than Python shows, in an error too
+        repr(document)  # ValueError if a hexadecimal number has more digits than Python prints
         return document
-    except (ValueError, RecursionError) as error:  # the parser raises these itself: too many digits, nested too deep
+    except (ValueError, RecursionError) as error:  # the parser raises these too: too many digits, nested too deep
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -107,7 +107,7 @@ def _loader(yaml: Any) -> Any:
 
     def whole_number(loader: Any, node: Any) -> int:
         number: int = loader.construct_yaml_int(node)
-        repr(number)  # ValueError for one with more digits than Python shows, which a hexadecimal one may have
+        repr(number)  # ValueError if a hexadecimal number has more digits than Python prints
         return number
 
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
@@ -181,7 +181,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the tables with every assignment carried out, in order. Raises ConfigError for an unknown table."""
+    """Return a copy of the tables with all assignments made, in order. Raises ConfigError for an unknown table."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for a trainer that the config does not have, unless its kind is set first."""
+    """Raise ConfigError if the path names a trainer that is neither in the config nor ``added`` by setting its kind."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

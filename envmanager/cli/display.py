@@ -1,4 +1,4 @@
-"""The displays of ``envmanager run``, its result, and the words and numbers that all commands print.
+"""The displays and the result of ``envmanager run``, and the formatting of text that all commands share.
 
 Drawing happens on the caller's thread when it is due, never on a thread of its own, so that it costs nothing between
 two updates.
@@ -34,7 +34,7 @@ MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 LINES_AROUND_ROWS = 9
-"""Height of all that is drawn except the rows of workers; a low terminal shows fewer rows."""
+"""Number of lines drawn besides the rows of workers. A terminal without room for all rows shows fewer."""
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class RunSummary:
         return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
 
     def returns(self) -> dict[str, float]:
-        """Return the mean, least and greatest return over all episodes; NaN without one."""
+        """Return the mean, the minimum and the maximum of the returns of all episodes; NaN without an episode."""
         values = self.episodes.all_returns()
         if not values:
             return dict.fromkeys(("mean", "min", "max"), math.nan)
@@ -102,18 +102,18 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 class PlainDisplay:
     """A display of a run: lines of text without control characters, for files, pipes and logs.
 
-    :meth:`update` need not be called before ``due``, a time by ``time.monotonic``.
+    :meth:`update` need not be called before ``due``, a time of ``time.monotonic``.
     """
 
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Show what is being started; starting may take a while."""
+        """Show what is being started, before the start, which may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 
     def show_placement(self, placement: str) -> None:
-        """Show where the environments run and why, after a probe has chosen."""
+        """Show the placement that a probe has chosen, and why."""
         print_text(placement)
 
     @contextmanager
@@ -202,7 +202,7 @@ class LiveDisplay(PlainDisplay):
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """Return the first workers as a table, and a line on the others."""
+    """Return a table of the first ``n_shown`` workers, and a line on the others if there are any."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")
@@ -248,10 +248,10 @@ def describe(episodes: Episodes) -> str:
 
 
 def describe_returns(returns: Sequence[float]) -> str:
-    """Return ``"12.3"`` for one number, else ``"12.3 ± 0.4, from 11.7 to 12.9"``, for returns and for lengths.
+    """Format returns or lengths: one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
-    ``train``, ``evaluate`` and ``play`` print a behavior's return so: the mean and the standard deviation over all
-    episodes of all its agents, each agent with its own return.
+    These are mean ± standard deviation, minimum and maximum. ``train``, ``evaluate`` and ``play`` pass the returns of a
+    behavior: one per episode and agent.
     """
     mean, spread = mean_and_spread(returns)
     if len(returns) == 1:
@@ -260,12 +260,12 @@ def describe_returns(returns: Sequence[float]) -> str:
 
 
 def of_behavior(behavior: str, behaviors: Sized) -> str:
-    """Return ``" of 'hero'"``, or nothing when there is only one behavior."""
+    """Return ``" of 'hero'"``, or ``""`` when there is only one behavior."""
     return f" of {behavior!r}" if len(behaviors) > 1 else ""
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return the returns of an evaluation in words, a line per behavior."""
+    """Return a line of text per behavior on the returns of an evaluation."""
     lines = []
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
@@ -275,7 +275,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the summary as names and texts."""
+    """Return the summary as pairs of name and text."""
     episodes, returns = summary.episodes, summary.returns()
     ended = {"done": "all steps taken", "interrupted": "interrupted", "failed": "stopped by an error"}[summary.ended]
     lines = [
@@ -298,7 +298,7 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """Yield restarts, lost steps and dropped workers as names and texts; nothing without a failure."""
+    """Yield restarts, lost steps and dropped workers as pairs of name and text; nothing if there were none."""
     stats, n_lost = summary.stats, summary.episodes.lost
     n_dropped = sum(worker.dropped for worker in stats.workers)
     if stats.restarts or n_dropped:
@@ -334,7 +334,7 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
     rest = workers[n_shown:]
     if not rest:
         return ""
-    failed = sum(worker.failed for worker in rest)  # the dropped ones too
+    failed = sum(worker.failed for worker in rest)  # dropped workers count as failed
     steps = sum(worker.steps for worker in rest)
     restarts = sum(worker.restarts for worker in rest)
     return (
@@ -344,17 +344,17 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean share of the time in which these workers had no command."""
+    """Return the mean share of their time that these workers spent without a command."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 
 def describe_env_ids(env_ids: Sequence[int]) -> str:
-    """Return ``"3"``, ``"0-7"`` or ``"0, 4"``."""
+    """Format env_ids: one as ``"3"``, consecutive ones as ``"0-7"``, others as ``"0, 4"``."""
     if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
         return f"{env_ids[0]}-{env_ids[-1]}"
     return ", ".join(map(str, env_ids))
 
 
 def count(number: int, thing: str) -> str:
-    """Return ``"1 worker"``, ``"2 workers"``."""
+    """Format a number of things: ``"1 worker"``, ``"2 workers"``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

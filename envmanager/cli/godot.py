@@ -97,7 +97,7 @@ def watch_command(
 
 
 class Lines:
-    """A display of what plays: a line for each checkpoint, one a second on ended episodes, and notices."""
+    """A display of ``watch``: a line for each checkpoint, a line per second on episodes that ended, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Print which checkpoint plays from now on."""
@@ -111,7 +111,7 @@ class Lines:
         self._show("  ".join(told))
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show a warning of the library."""
+        """Print what the library logged about a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         self._show(describe_notice(level, text))
 
     def _show(self, text: str) -> None:

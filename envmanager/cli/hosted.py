@@ -1,4 +1,4 @@
-"""A simple manager in a worker process, where ``envmanager tune`` measures it, safe from crashes of its environments.
+"""A SimpleEnvManager in a worker process, where ``envmanager tune`` measures it: crashes then end only the worker.
 
 ::
 
@@ -26,7 +26,7 @@ from envmanager.registry import make_manager
 
 @attrs.frozen
 class HostedFactory:
-    """A factory of a HostedManager, with the ``settings`` of a config's table ``manager``."""
+    """A factory of HostedManagers. ``settings``: the table ``manager`` of a config."""
 
     settings: Mapping[str, Any]
 
@@ -36,7 +36,7 @@ class HostedFactory:
 
 
 class HostedManager(Environment):
-    """A manager as an environment: a reset resets it, and ``run`` steps it with random actions."""
+    """An environment that wraps a manager: ``reset`` resets it, ``step`` and ``run`` step it with random actions."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 
@@ -57,7 +57,7 @@ class HostedManager(Environment):
         return self._nothing()
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Step for ``seconds``, at least once; return the number of environment steps and their time."""
+        """Step for ``seconds``, at least once; return the number of environment steps and the seconds that passed."""
         n_before, started = self._manager.stats().env_steps, time.monotonic()
         self._step()
         while time.monotonic() < started + seconds:

@@ -1,7 +1,7 @@
-"""Ctrl-C while a command imports its libraries, which takes up to seconds.
+"""Handling of Ctrl-C while a command imports its libraries, which may take seconds.
 
-Nothing has been started then, so the process exits at once and silently. A KeyboardInterrupt would do so only if no
-library on the way caught it.
+Nothing has been started by then, so the process exits at once, without a traceback. KeyboardInterrupt is not raised,
+because a library that is being imported might catch it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def loading() -> Iterator[None]:
     """Return a context in which Ctrl-C ends the process with exit code 130."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # a shell that ignores Ctrl-C, or a program that calls this one, has a handler of its own
+        yield  # a handler of the calling program, or SIGINT ignored by the shell, is kept
         return
     signal.signal(signal.SIGINT, _leave)
     try:

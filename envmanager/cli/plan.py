@@ -1,6 +1,6 @@
-"""The plan of one call of ``envmanager run``, checked.
+"""The plan of one call of ``envmanager run``, and its checks.
 
-Everything that can be checked without starting anything is checked here, so that a long run does not end with "no such
+Everything that can be checked before the start is checked here, so that a long run does not end with "no such
 directory".
 """
 
@@ -41,8 +41,8 @@ class RunOptions:
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""Defaults of ``restarts`` in ``run``. More restarts than RestartPolicy allows: a first look at an environment that
-crashes often should show how often, and not end with the fourth crash."""
+"""Defaults of ``restarts`` in ``run``. They allow more restarts than RestartPolicy's own, so that a first look at an
+environment that crashes often shows how often, and does not end with the fourth crash."""
 
 
 @attrs.frozen
@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Return the Plan of a config's tables, into which the flags were merged. Raises UsageError."""
+        """Return the Plan for the tables of a config, which include the flags already. Raises UsageError."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -103,7 +103,7 @@ def load_policy(text: str) -> Any:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise UsageError when ``out`` cannot be written."""
+    """Raise UsageError if ``out`` cannot be written."""
     if out is None:
         return
     if out.is_dir():

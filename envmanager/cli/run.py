@@ -38,9 +38,9 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
-    """Run ``plan`` and return the exit code. The summary is shown and written however the run ends.
+    """Run ``plan``, show and write the summary however the run ends, and return the exit code.
 
-    Raises the error that ended the run, after that.
+    If an error ended the run, it is raised after the summary.
     """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
@@ -70,7 +70,7 @@ def exit_code_of(error: EnvManagerError) -> int:
 
 @attrs.define
 class _Run:
-    """One run, with its counts up to the moment it ended. ``stats`` is None when no manager was started."""
+    """A run and its counts so far. ``stats`` is set at the end, and stays None if no manager was started."""
 
     plan: Plan
     display: PlainDisplay
@@ -108,7 +108,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set policies for the behaviors after the first ``n_known``; return the number of behaviors."""
+    """Set policies for all behaviors but the first ``n_known``; return the number of behaviors."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -116,7 +116,7 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
 
 
 class ShowsNotices(Protocol):
-    """A display that takes notices."""
+    """Interface of a display that can show notices."""
 
     def show_notice(self, level: str, text: str) -> None:
         """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
@@ -128,10 +128,10 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context in which the warnings and errors that the library logs go to the display: a line for each restart.
+    """A context in which warnings and errors that the library logs are shown on ``display``: one line per restart.
 
-    ``verbose``: show each failure with its evidence too. None if the command has no option ``--verbose``; then the hint
-    after the first restart does not name it.
+    ``verbose``: True shows each failure with its evidence too. False shows a hint at ``--verbose`` after the first
+    restart. None, for commands without this option, shows no hint.
     """
 
     def __init__(self, display: ShowsNotices, *, verbose: bool | None = None) -> None:
@@ -152,7 +152,7 @@ class Notices(logging.Handler):
             if self._hints and isinstance(event, events.Restarted):
                 self._hints = False
                 self._display.show_notice("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else HINT)
-        except Exception:  # as logging's own handlers: a closed terminal must not end a step half-way
+        except Exception:  # like logging's own handlers, so that a closed terminal does not interrupt a step
             self.handleError(record)
 
     def __enter__(self) -> Notices:
@@ -167,7 +167,7 @@ class Notices(logging.Handler):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM has asked the command to end."""
+    """Raised in the main thread when Ctrl-C or SIGTERM asks the command to end."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -177,7 +177,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` all are ignored: closing takes at most ``Timeouts.close_s`` and must not be cut short.
+    After ``hold()`` all are ignored, so that closing, which takes at most ``Timeouts.close_s``, is not interrupted.
     """
 
     _holding = False

@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return the line that says from which checkpoint a training that failed can go on."""
+    """Return a line on how far back the last checkpoint of a failed training is."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -63,7 +63,7 @@ def _what_is_left(run: TrainingRun) -> str:
 
 
 class Stopping(StopSignals):
-    """A context in which the first SIGINT or SIGTERM stops ``run`` after saving, and a second one at once."""
+    """A context in which a first SIGINT or SIGTERM makes ``run`` save and stop; a second raises KeyboardInterrupt."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -77,10 +77,10 @@ class Stopping(StopSignals):
 
 
 class Lines:
-    """A Report of a training: lines that stay, and one on the progress every few seconds.
+    """A Report that prints a line for each event of a training and, every ``EVERY_S`` seconds, one on its progress.
 
-    For each behavior there is an update every ``TOLD_EVERY_S`` seconds, and the last one before a checkpoint. Behaviors
-    that learn together are updated at the same moment, so each has its own clock.
+    ``show_update`` is called for each behavior every ``TOLD_EVERY_S`` seconds, and for its last update before a
+    checkpoint. Each behavior has its own clock, since behaviors that learn together are updated at the same moment.
     """
 
     TOLD_EVERY_S = 0.5
@@ -113,7 +113,7 @@ class Lines:
             self.show_update(run, update, now)
 
     def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        if not change.is_round:  # rounds may be short, and come all the time
+        if not change.is_round:  # rounds may be short and frequent
             self.show_line(str(change))
 
     def saved(self, path: Path) -> None:
@@ -136,18 +136,18 @@ class Lines:
         self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:
-        """Show a line that stays."""
+        """Print a line, which no later output overwrites."""
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Show the progress."""
+        """Show the progress of the training."""
         if now >= self._due:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
 
 class Screen(Lines):
-    """A display that redraws a table below the lines that stay."""
+    """A display for terminals: Lines, and below them a table of the progress that is redrawn."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Screen(Lines):
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
-    """Return the progress of a training in words, by name."""
+    """Return the progress of a training as texts by name."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     episodes = controller.episodes
@@ -203,7 +203,7 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """Return the result of a training as names and texts."""
+    """Return the result of a training as pairs of name and text."""
     if result.ended == "over":
         return [
             (

@@ -1,7 +1,7 @@
 """The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
-What needs PyTorch is imported when a command is called, since that takes a second. A command returns 128 + the signal's
-number when a signal ended it.
+Modules that need PyTorch are imported when a command is called, since that takes a second. The exit code of a command
+that was ended by a signal is 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VerboseOption = Annotated[
 
 
 class Remarks:
-    """A display of notices on stderr, because stdout may have JSON."""
+    """A display that prints notices to stderr, because stdout may be JSON."""
 
     def show_notice(self, level: str, text: str) -> None:
         """Show an event of a worker."""
@@ -195,14 +195,14 @@ def play_command(
 
 
 class Show:
-    """A printer of episodes, which also writes their videos: one of all to a file, or one of each into a folder."""
+    """A display of played episodes. It can write videos: one of all episodes to a file, or one each into a folder."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Print the return of an episode; write its video, or keep its frames for the video of all."""
+        """Print the return of an episode. Write its video, or keep its frames for the video of all episodes."""
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
@@ -216,7 +216,7 @@ class Show:
             self._write(next(file for file in files if not file.exists()))
 
     def finish(self) -> None:
-        """Write the video of all episodes."""
+        """Write the video of all episodes, unless each episode has a video of its own."""
         if self._video is not None and self._frames:
             self._write(self._video)
 

@@ -5,9 +5,9 @@
     probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
-After the probe the command ends when the time is up, except for a start or a step of the environment in progress.
-Ctrl-C ends it at once; the best so far is kept in both cases. No environment runs in the command's own process: the
-placement "in process" is measured in a worker, and counts as failed once an environment has ended any worker.
+After the probe the command ends when the time is up; only a start or a step in progress can delay the end. Ctrl-C
+ends it at once. The best so far is kept in both cases. No environment runs in the command's own process: the placement
+"in process" is measured in a worker, and counts as failed once an environment has ended any worker.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LEAST_S = 0.1
-"""Least time for which a trial is measured, even after a long start."""
+"""Minimum seconds for which a trial is measured, even after a long start."""
 
 LOOK_S = 0.5
-"""Longest time between two looks at the clock, for a trial with slow steps."""
+"""Maximum seconds between two looks at the clock, for a trial with slow steps."""
 
 LEAST_PATIENCE_S = 10.0
-"""Time after which a reset or a step of the probe counts as hung, at least; else that of the whole tuning."""
+"""Timeout in seconds of a reset or a step of the probe; a longer ``--seconds`` is the timeout instead."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
-"""Budget of each worker of a trial. An environment that dies once in a thousand steps needs ten restarts a second."""
+"""Restart budget of a trial's workers: an environment that dies every thousand steps needs ten restarts a second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +98,7 @@ class TunePlan:
 
 
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
-    """Carry out ``plan``; return the exit code. The best so far is shown and written, also after Ctrl-C or an error."""
+    """Tune; return the exit code. The best placement so far is shown and written even after Ctrl-C or an error."""
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
     with _FewNotices(display), StopSignals() as signals:
@@ -116,7 +116,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices of a tuning, of which only the first restart is shown. There may be thousands; they are counted."""
+    """Notices that show only the first restart of a tuning. There may be thousands; the trials count them."""
 
     _has_restarted = False
 
@@ -156,7 +156,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step. Returns None when one ends the environment's process; raises when its first reset does."""
+        """Measure a step. Return None if a step ends the environment's process; raise if the first reset ends it."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -171,7 +171,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the config of the best trial. Return lines about the trials, and the command that runs it."""
+        """Write the config of the best trial. Return lines about the trials, and the command that runs the best."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -224,7 +224,7 @@ class _Tuning:
             self._leave_out_this_process(trials)
 
     def _leave_out_this_process(self, restarted: Sequence[Trial]) -> None:
-        """Count the placements in process as failed, because an environment has ended a worker."""
+        """Mark the placements in process as failed, because an environment has ended a worker."""
         failure = next(trial.last_failure for trial in restarted if trial.last_failure is not None)
         for trial in self.trials:
             if trial.candidate.n_workers == IN_PROCESS and trial.failure is None:
@@ -255,7 +255,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until``, and on until as many responses as there are workers came; the deadline ends all."""
+        """Step until ``until``, and until there were as many responses as workers, but not beyond the deadline."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()
@@ -291,7 +291,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the class of managers of this kind, and how many cores their workers share: with Ray, the cluster's."""
+    """Return the manager class of this kind, and the number of cores for its workers (with Ray, the cluster's)."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -301,7 +301,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error of a tuning whose environment fails in its first reset, so that no placement can be tried."""
+    """Return the error to raise if the first reset of the environment fails, so that no placement can be tried."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -311,7 +311,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return the error of a placement in process, made from the error of the worker that hosted it."""
+    """Return the error of a placement in process, derived from the error of the worker that hosted it."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

@@ -1,6 +1,6 @@
 """Displays of ``envmanager tune``: a table that is redrawn in a terminal, or plain lines.
 
-As with ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
+As in ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlainTuneDisplay:
     """A display of a tuning: lines of text without control characters."""
 
     def show_start(self, text: str) -> None:
-        """Show a line on the environment and the time for its tuning."""
+        """Show ``text``, which names the environment and the duration of the tuning."""
         print_text(text)
 
     @contextmanager
@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show a trial in progress, or one that is done with this round."""
+        """Show the new results of a trial; ``is_done``: it has ended this round."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -54,7 +54,7 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials, the fastest first, then ``lines``, and the command that runs the best; empty without one."""
+        """Show all trials, the fastest first, ``lines``, and ``command``, which runs the best (``""`` without one)."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
@@ -99,12 +99,12 @@ class LiveTuneDisplay(PlainTuneDisplay):
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the remaining trials, the fastest first, and then the dropped ones, the fastest first."""
+    """Return the remaining trials, then the dropped ones, both with the fastest first."""
     return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
 
 
 def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
-    """Return a table with a row per trial; ``states`` are texts for its last column, by ``id(trial)``."""
+    """Return a table with a row per trial; ``states`` has texts for its last column, by ``id(trial)``."""
     made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         made.add_column(name, justify="right")

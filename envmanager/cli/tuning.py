@@ -21,16 +21,16 @@ from envmanager.placing.placement import IN_PROCESS, Probe, round_s
 from envmanager.ray_cluster import probing
 
 ENVS_PER_CORE = (1, 4, 16)
-"""Numbers of environments per core to try when the user gives none."""
+"""Numbers of environments to try per core if the user gives none."""
 
 ENVS_PER_CPU = (4, 32, 128)
-"""Numbers of environments per CPU of a cluster to try. Calls take long there, so more share an actor."""
+"""Numbers of environments to try per CPU of a cluster. Calls take long there, so more environments share an actor."""
 
 SUBPROCESS, RAY = "subprocess", "ray"
 """Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Factor of the highest speed from which trials count as equally fast. Of these the smallest wins."""
+"""Fraction of the highest speed from which on trials count as equally fast. The smallest of them wins."""
 
 
 @attrs.frozen
@@ -68,16 +68,16 @@ class Trial:
 
     candidate: Candidate
     n_steps: int = 0
-    """Environment steps in the time measured."""
+    """Number of environment steps in ``seconds``."""
     seconds: float = 0.0
-    """Time measured."""
+    """Measured time."""
     is_out: bool = False
     failure: Exception | None = None
     """Error that ended the trial."""
     restarts: int = 0
     """Number of workers that were replaced because they had failed."""
     last_failure: WorkerError | None = None
-    """Failure of the worker that was replaced last."""
+    """Failure because of which a worker was replaced last."""
 
     @property
     def steps_per_s(self) -> float:
@@ -95,7 +95,7 @@ class Trial:
 
 
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
-    """Return the candidates for ``n_envs`` environments, or for several numbers if that is None.
+    """Return the candidates for ``n_envs`` environments, or for several numbers if ``n_envs`` is None.
 
     On a cluster (``kind="ray"``) there are at most as many workers as CPUs, and no candidate in this process.
     """
@@ -121,7 +121,7 @@ def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
 def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: int) -> list[Trial]:
     """Return a trial of each candidate, the most promising first; candidates that can share a manager stay together.
 
-    Without a probe the most workers are the most promising.
+    Without a probe, more workers are more promising.
     """
 
     def promise(candidate: Candidate) -> tuple[float, int, int]:
@@ -156,7 +156,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 def best(trials: Sequence[Trial]) -> Trial | None:
     """Return the best trial so far: the smallest of the equally fast ones. None when none was measured."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
-    if not measured:  # the trials that are left were not yet tried when the time was up
+    if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
     fastest = max((trial.steps_per_s for trial in measured), default=0.0)
     as_fast = [trial for trial in measured if trial.steps_per_s >= AS_FAST * fastest]
@@ -165,7 +165,7 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 def config_text(settings: Mapping[str, Any], *, remark: str) -> str:
     """Return a config file in TOML with these settings in its table ``manager``."""
-    # JSON writes such values as TOML does.
+    # JSON and TOML write these values in the same way.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     return "\n".join([f"# {remark}", "[manager]", *lines, ""])
 
@@ -182,16 +182,16 @@ def command_line(settings: Mapping[str, Any]) -> str:
 
 
 def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
-    """Return the ``restarts`` settings that ``trial`` needs to run as it did; none without a restart."""
+    """Return the settings of ``restarts`` that ``trial`` needs in a config; none if no worker was restarted."""
     if not trial.restarts:
         return {}
     return {"restarts.max_restarts": policy.max_restarts, "restarts.backoff_s": policy.backoff_s}
 
 
 def summarize_failures(trials: Sequence[Trial]) -> list[str]:
-    """Return lines that give the reason of each trial that failed, and count the restarts.
+    """Return lines with the reasons of the trials that failed, and with the number of restarts.
 
-    If all failed for one reason, the error that ends the command gives it.
+    If all trials failed for one reason, it is left out, because the error that ends the command states it.
     """
     reasons: dict[str, list[str]] = {}
     for trial in trials:
@@ -209,7 +209,7 @@ def summarize_failures(trials: Sequence[Trial]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error in one line, without the number of the worker."""
+    """Return an error as one line, without the worker's number."""
     if isinstance(error, RestartsExhausted):
         return _reason(error.last)
     if isinstance(error, WorkerError):

@@ -1,4 +1,4 @@
-"""Text for people: in a terminal lines are broken between words; in a file or a pipe they stay whole."""
+"""Printing of text: in a terminal, lines are wrapped between words; in a file or a pipe they are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 NAMES = 12
-"""Width of the names in front of texts."""
+"""Width of the column of names in front of texts."""
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
@@ -21,7 +21,7 @@ def show(console: Console, text: str | Text, style: str = "") -> None:
 
 
 def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> None:
-    """Print a text of one or more lines; the rest of a line that was broken is indented."""
+    """Print a text of one or more lines; where a line is wrapped, the rest of it is indented."""
     file = sys.stdout if file is None else file
     if file.isatty():
         width = shutil.get_terminal_size().columns
@@ -30,7 +30,7 @@ def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> Non
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print names, and beside each its text."""
+    """Print one line per name, with its text beside it."""
     for name, text in pairs:
         print_text(f"{name:<{NAMES}}{text}", indent=NAMES)
 
@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Show an event of a worker while ``console`` draws: a second writer to its terminal would tear the drawing."""
+    """Show an event of a worker while ``console`` draws. In a terminal, writing to stderr would tear the drawing."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 

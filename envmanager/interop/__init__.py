@@ -5,8 +5,8 @@
     envs = as_vector_env(manager)          # obs, infos = envs.reset(seed=1);  envs.step(actions)
     vec_env = as_sb3_vec_env(manager)      # PPO("MlpPolicy", vec_env).learn(100_000)
 
-These interfaces have no partial steps, so every step waits for all environments. Each bridge is one module, which is
-imported, with its library, when it is first used. Closing a bridge closes its manager.
+These interfaces have no partial steps, so every step waits for all environments. Each bridge is a module that is
+imported, together with its library, on first use. Closing a bridge closes its manager.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 
 
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
-    """Return the manager as a ``gymnasium.vector.VectorEnv`` with the results, seeds and infos of Gymnasium's own.
+    """Return the manager as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as Gymnasium's own.
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
     empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors, for
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
-    """Return the manager as a Stable-Baselines3 ``VecEnv`` with the results, seeds and infos of its ``DummyVecEnv``.
+    """Return the manager as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
 
     The infos of environments are included if the manager has ``infos=True``; the entries that Stable-Baselines3 adds
     (``terminal_observation``, ``TimeLimit.truncated``) always are. Raises UsageError for environments of several

@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: a response holds every environment that acted, whatever happened to its worker, in arrays that the manager
-does not write into again.
+The rule: a response has a row for every environment that acted, even if its worker was replaced. Its arrays are never
+overwritten by the manager.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
-"""Info key, true if the worker was replaced: the episode was cut and the step was not taken."""
+"""Info key, true if the worker was replaced: the episode was truncated and the step was not taken."""
 
 Info = dict[str, Any]
 
 
 class Lockstep:
-    """A manager of single-agent environments that steps all of them together, or the given ones."""
+    """A wrapper of a manager of single-agent environments that steps all of them, or a subset, together."""
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
@@ -43,7 +43,7 @@ class Lockstep:
         self._read_final = final_reader(self.observation_space)
         self._has_infos = False
         self._acting: np.ndarray | None = None
-        """The environments of the pending step, whose responses were not received yet."""
+        """Environments of the pending step; None if no step is pending."""
 
     def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
         """Reset all environments; return their first observations in order."""
@@ -56,8 +56,8 @@ class Lockstep:
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
         """Reset the environments in ``seeds``; return their first observations (``[len(seeds), …]``) and infos.
 
-        Calls their own ``reset``, of which the manager has no record: ``require_gymnasium`` checks that they have one.
-        Environments with the same seed, or with none, are reset in parallel.
+        Calls each environment's own ``reset``, which Gymnasium's environments have (see ``require_gymnasium``) and
+        which the manager does not record. Environments with the same seed, or with None, are reset in parallel.
         """
         self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}
@@ -80,7 +80,7 @@ class Lockstep:
             )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
-        """Send the actions of all environments, or of ``env_ids``; ``actions`` always has a row per environment."""
+        """Send the actions of ``env_ids``, by default all; ``actions`` has a row for every environment in any case."""
         self._require_no_pending_step()
         if env_ids is None:
             self.manager.send(actions, np.arange(self.n_envs))
@@ -102,7 +102,7 @@ class Lockstep:
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of some environments. Raises AttributeError, which other libraries catch."""
+        """Return ``env.name`` of some environments. Raises AttributeError, as other libraries expect, not EnvRaised."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -111,7 +111,7 @@ class Lockstep:
             raise AttributeError(str(error)) from error
 
     def first_attr(self, name: str, default: Any) -> Any:
-        """Return the attribute of environment 0, or ``default``."""
+        """Return an attribute of environment 0, or ``default`` if it has none."""
         try:
             return self.get_attr(name, [0])[0]
         except AttributeError:
@@ -145,7 +145,7 @@ class Lockstep:
 
 
 class Elsewhere:
-    """An attribute of other vector environments that a bridge lacks. Its AttributeError says what to use instead."""
+    """A descriptor for attributes that a bridge does not support: access raises AttributeError with ``advice``."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -161,7 +161,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return a copy of the info of each environment's step, by env_id; empty if the manager has no infos."""
+    """Return copies of the step infos by env_id, ``{}`` without ``infos=True``. LOST marks a replaced worker."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
@@ -169,7 +169,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """Return the info of each episode that began, by env_id."""
+    """Return the infos of the episodes that began in this batch, by env_id."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))

@@ -1,4 +1,4 @@
-"""A manager as the env manager that ML-Agents' ``TrainerController`` drives.
+"""An adapter with which ML-Agents' ``TrainerController`` drives a manager of this library.
 
 ::
 
@@ -6,11 +6,11 @@
                       ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
                                                                 └────── policy queues, emptied before each step
 
-Everything between steps and trainers is ML-Agents' own code, inherited. The steps themselves are a manager's, with one
-policy call for all workers that are ready.
+The manager takes the steps, with one policy call for all workers that are ready. Inherited ML-Agents code passes the
+steps on to the trainers.
 
-The rule: ML-Agents' agent managers receive the steps that they would receive from ML-Agents' own env manager. When a
-worker is replaced, only its own unfinished trajectories are dropped; no other environment is reset.
+The rule: ML-Agents' agent managers receive the same steps as from ML-Agents' own env manager. When a worker is
+replaced, only its own unfinished trajectories are dropped; no other environment is reset.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "conf
 
 
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
-    """An env manager of ML-Agents on top of ``manager``, for ``TrainerController.start_learning``.
+    """An ML-Agents ``EnvManager`` on top of ``manager``, for ``TrainerController.start_learning``.
 
     The environments must be MlagentsEnvironments, as MlagentsFactory makes them; otherwise UsageError is raised.
-    Statistics of an environment reach the trainers if the manager has ``infos=True``. Closing this closes the manager.
-    Errors are the manager's: ``start_learning`` raises a WorkerError after it has saved the models.
+    Statistics of an environment reach the trainers if the manager has ``infos=True``. ``close()`` closes the manager.
+    The manager's errors are raised: ``start_learning`` raises a WorkerError after it has saved the models.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -73,7 +73,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
         """Send environment parameters (numbers, or samplers of ML-Agents' settings) to all environments.
 
-        Blocks until pending steps are done. Environments of a worker that was replaced receive them too.
+        Blocks until pending steps are done. A worker that is replaced later receives these parameters too.
         """
         parameters = _parameters_of(config)
         if parameters:
@@ -92,7 +92,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
     def _step(self) -> list[EnvironmentStep]:
         if self._replaced:
-            # Replaced environments have the parameters of the last reset, but not those that were sent after it.
+            # Replaced environments have the parameters of the last reset, but not the parameters sent after it.
             env_ids = sorted(self._replaced)
             self._manager.call("set_environment_parameters", self._parameters_since_reset, env_ids=env_ids)
             self._replaced = set()
@@ -122,7 +122,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """A policy of ML-Agents as a policy of a manager."""
+    """A manager's policy that calls a policy of ML-Agents."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy
@@ -132,7 +132,7 @@ class _DecidingPolicy:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         if not self._policy.use_recurrent:
             return self._call(steps, 0)
-        # A recurrent policy stores memories by worker and agent, as the agent managers look them up: a call per worker.
+        # A recurrent policy keeps its memories by worker and agent, so each worker needs a call of its own.
         workers = np.array([self._worker_of[env_id] for env_id in steps.env_id.tolist()])
         bounds = np.flatnonzero(np.diff(workers)) + 1
         parts = [
@@ -146,7 +146,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """Return a config as plain data, so that a worker need not import ML-Agents' trainers, and with them PyTorch."""
+    """Return a config as plain data, so that a worker need not import ML-Agents' trainers, which import PyTorch."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 

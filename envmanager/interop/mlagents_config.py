@@ -1,7 +1,7 @@
-"""Translation of mistakes in ML-Agents' config files to ML-Agents' own errors.
+"""Conversion of cattrs' errors about ML-Agents' config files to ML-Agents' own TrainerConfigError.
 
-ML-Agents was written for an old cattrs, which raised them directly. The cattrs that this library needs wraps them in
-groups, which ML-Agents does not catch and whose text does not say what is wrong.
+ML-Agents was written for an old cattrs, which raised each error directly. The newer cattrs that this library needs
+raises exception groups, which ML-Agents does not catch and whose text does not say what is wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with needed_by("MlagentsEnvManager", extra=None):
 def config_errors() -> Iterator[None]:
     """Raise mistakes in a config of ML-Agents as its TrainerConfigError, with a line per mistake.
 
-    Use this context around functions that read such a config: ``parse_command_line``, ``RunOptions.from_dict``.
+    Use this context around functions that read a config: ``parse_command_line``, ``RunOptions.from_dict``.
     """
     try:
         yield

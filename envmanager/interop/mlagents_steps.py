@@ -5,8 +5,8 @@
     AgentSteps ──▶ DecisionSteps, TerminalSteps        policy's ActionInfo ──▶ actions for a manager
                                                        a worker's share    ◀── actions returned with its step
 
-The rule: an agent has a new number for every episode, as in Unity, and no number is used twice. So the unfinished part
-of an episode that was lost with its worker is never joined to a later one.
+The rule: an agent gets a new number for every episode, as in Unity, and no number is used twice. So when a worker is
+lost, the unfinished part of an episode is never joined to a later episode.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ with needed_by("MlagentsEnvManager", extra=None):
     from mlagents_envs.base_env import DecisionSteps, TerminalSteps
 
 _CALL, _ROW = "call", "row"
-"""Outputs of an ActionInfo: the ML-Agents ActionInfo of the whole policy call, and the row's number in it."""
+"""Outputs of a manager's ActionInfo: ML-Agents' ActionInfo of the whole policy call, and the agent's row in it."""
 
 
 class Numbers:
-    """Numbers for agents (one per episode) or groups of agents, counted from 1 over all environments."""
+    """A table of ML-Agents' numbers for the ids of agents or groups, counted from 1 over all environments."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -58,7 +58,7 @@ class Numbers:
 
 
 class StepTranslator:
-    """A converter from AgentSteps, with unique agent ids, to ML-Agents' steps, with numbers for agents and groups."""
+    """A converter from AgentSteps to ML-Agents' DecisionSteps and TerminalSteps. It numbers agents and groups."""
 
     def __init__(self) -> None:
         self._agents = Numbers()
@@ -67,8 +67,8 @@ class StepTranslator:
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
         """Return the agents that need a decision and those whose episode ended, in new arrays.
 
-        If the worker was lost, the ends of its episodes are unknown: none of them is reported as ended, and their
-        numbers do not appear again.
+        If the worker was lost, the ends of its episodes are unknown: no agent is reported as ended, and the numbers of
+        these agents are not used again.
         """
         ended = np.flatnonzero(steps.ended)
         terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)
@@ -82,7 +82,7 @@ class StepTranslator:
         masks = obs.get("action_mask")
         return DecisionSteps(
             list(obs["observations"]),
-            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # such a reward belongs to the old episode
+            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # it belongs to the episode that ended
             self._agents.of(steps.agent_id[rows].tolist()),
             list(masks) if masks is not None and any(mask.any() for mask in masks) else None,
             self._group_numbers(steps.agent_id[rows], obs),
@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Begin new episodes and groups in these environments."""
+        """Drop the numbers of agents and groups in these environments, whose episodes begin again."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 
@@ -127,7 +127,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """Return one worker's rows of a policy call for agents of several workers."""
+    """Return the rows of one worker from a policy call that was made for several workers."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
@@ -141,7 +141,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Some rows of a value that has ``n`` rows. A value without rows is the same for all agents."""
+    """Return these rows of a value with ``n`` rows. Any other value holds for all agents and is returned unchanged."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

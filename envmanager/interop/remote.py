@@ -20,7 +20,7 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Call ``env.reset(…)``; return the observation as a tree of ``[1, …]``, and the info. Raises SpecMismatch."""
+    """Call ``env.reset(…)``; return the observation as arrays ``[1, …]``, and the info. Raises SpecMismatch."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 
@@ -47,7 +47,7 @@ def has_attribute(env: Any, name: str) -> bool:
 
 
 def names_of_wrappers(env: Any) -> set[str]:
-    """Return the names of the classes of an environment's wrappers, with their base classes."""
+    """Return the full names of the classes of an environment's wrappers and of their base classes."""
     names: set[str] = set()
     while isinstance(env, Wrapper):
         names.update(map(full_name, type(env).__mro__))
@@ -56,5 +56,5 @@ def names_of_wrappers(env: Any) -> set[str]:
 
 
 def full_name(cls: type[Any]) -> str:
-    """Return the name of a class with its module, by which classes are compared without sending them."""
+    """Return the name of a class with its module, to compare classes without pickling them."""
     return f"{cls.__module__}.{cls.__name__}"  # a class that was pickled by value has lost its __qualname__

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results are those of its ``DummyVecEnv``, except where a worker was replaced. So episodes restart in the step
-in which they end, and their last observation is ``info["terminal_observation"]``.
+The rule: results equal those of ``DummyVecEnv``, except where a worker was replaced. So an episode restarts in the step
+that ends it, and its last observation is ``info["terminal_observation"]``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Indices = int | Iterable[int] | None
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     """The VecEnv that ``as_sb3_vec_env`` returns. ``manager`` is the manager itself, for what a VecEnv cannot do.
 
-    When a worker was replaced, the episodes of its environments end with reward 0, the last observation that was
-    returned as ``terminal_observation``, ``TimeLimit.truncated`` true, and ``"lost": True`` in the info.
+    When a worker was replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
+    ``TimeLimit.truncated`` true, and the observation that was returned last as ``terminal_observation``.
     """
 
     metadata: dict[str, Any]
@@ -46,7 +46,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.metadata = self._lockstep.first_attr("metadata", self.metadata)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Set the options of the next ``reset``, and of the resets after it at the ends of episodes.
+        """Set the options of the next ``reset`` and of the restarts of episodes after it.
 
         A list must have the same options for all environments, since a manager has one set of options (UsageError).
         """
@@ -97,7 +97,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name = value`` for some environments, on the wrapper that has it, else on the outermost."""
+        """Set ``env.attr_name = value`` for some environments: on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
@@ -109,7 +109,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
         """Return whether each environment has a wrapper of this class or of a subclass.
 
-        Classes are compared by name, so that a worker does not import those that its environment does not use.
+        Classes are compared by name, so that a worker need not import ``wrapper_class``.
         """
         names = self.manager.call(names_of_wrappers, env_ids=self._env_ids(indices))
         return [full_name(wrapper_class) in of_env for of_env in names]

@@ -1,7 +1,7 @@
 """Gymnasium spaces of a manager's environments, and conversion of its arrays to elements of the batched spaces.
 
-An environment's own spaces are used if it has some, since its specs say less: they do not distinguish a Discrete from a
-Box with one integer, and all texts and graphs are objects. Without them, spaces are made from the specs.
+Environments' own spaces are used if there are some, because specs say less: a spec does not distinguish a Discrete from
+a Box with one integer, nor a text from a graph. For other environments, spaces are made from the specs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Space, spaces
 
 BatchMaker = Callable[[Tree], Any]
-"""Function from a tree of ``[n, …]`` to an element of the batched space."""
+"""Function from a tree of arrays ``[n, …]`` to an element of the batched space."""
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
@@ -39,7 +39,7 @@ def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
 
 
 def to_space(spec: Tree) -> Any:
-    """Return the space of a tree of ArraySpec, raising UsageError for objects. A bounded int64 becomes a Discrete."""
+    """Return the space of a tree of ArraySpecs. A bounded int64 becomes a Discrete. Raises UsageError for objects."""
     if isinstance(spec, dict):
         return spaces.Dict({key: to_space(child) for key, child in spec.items()})
     if isinstance(spec, tuple):
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that makes a batch of a space; for one without arrays (Text, Graph, …) a tuple of elements."""
+    """Return the BatchMaker of a space. Batches of a space without arrays (Text, Graph, …) are tuples of elements."""
     return tuple
 
 

@@ -7,7 +7,7 @@
     t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
 
 The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP and DISABLED
-return the first observation of an episode with the next step or reset; until then its environment is not stepped.
+return the first observation of an episode in the next step or reset; until then the environment is not stepped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     """The VectorEnv that ``as_vector_env`` returns. ``manager`` is the manager itself, for what a VectorEnv cannot do.
 
     Rewards are float64 arrays of the manager's float32 values. When a worker was replaced, the episodes of its
-    environments end truncated, with reward 0 and the last observation that was returned, and the info of that step
-    has ``"lost": True``.
+    environments are truncated, with reward 0 and the observation that was returned last. The info of that step has
+    ``"lost": True``.
     """
 
     envs = env_fns = Elsewhere(
@@ -64,11 +64,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        """Environments whose episode ended and whose next first observation was not returned yet: bool[n_envs]."""
+        """Mask, bool[n_envs]: the episode ended, and the first observation of the next one was not returned yet."""
         self._obs: Tree = None
-        """The observations to act on next; the first one of the new episode for restarting environments."""
+        """Newest observations; those of restarting environments are the first of the new episode."""
         self._shown: Tree = None
-        """The observations returned last."""
+        """Observations returned last."""
         self._first_infos: dict[int, Info] = {}
         """Infos of the first observations that were not returned yet, by env_id."""
         self._has_options = False
@@ -78,7 +78,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
     @property
     def np_random(self) -> tuple[Any, ...]:
-        """The environments' random number generators; copies if these are in other processes."""
+        """The environments' random number generators, or copies if the environments are in other processes."""
         return self.get_attr("np_random")
 
     @property
@@ -92,8 +92,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Begin a new episode in all environments, and return the first observations and the infos.
 
         ``seed``: one number for the seeds seed, seed + 1, …, or one number per environment. ``options`` are also passed
-        to the resets at the ends of later episodes, until the next ``reset``. With DISABLED, a ``reset_mask`` among
-        them selects the environments to reset; in the other modes it must be all true (UsageError).
+        to the resets at the ends of later episodes, until the next ``reset``. With DISABLED, the option
+        ``reset_mask`` selects the environments to reset; in the other modes it must be all true (UsageError).
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
@@ -173,10 +173,10 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return seeds is None and not options and not self._has_options and self._lockstep.is_well
 
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
-        """Begin new episodes in some environments.
+        """Begin new episodes in some environments; return the observations of all and the infos of these.
 
-        After the end of an episode the manager has begun the next one already. It is used unless a seed or other
-        options are given.
+        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed is
+        given, or options are given here or were given to the last reset of all.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
@@ -205,7 +205,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Record the observations as returned, and convert them to an element of the batched space."""
         self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
-            obs = copy_tree(obs)  # the user may change it, and a later reset of some returns the other rows again
+            obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
         return self._lockstep.batch_obs(obs)
 
     def _require_running(self) -> None:
@@ -234,7 +234,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
         for env_id in np.flatnonzero(restarted).tolist():
-            # It did not act. If it is in the batch all the same, its worker was replaced and it restarts once more.
+            # It did not act. If it is in the batch nevertheless, its worker was replaced and it restarts again.
             reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
             of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
         self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
@@ -249,24 +249,24 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Replace the rows of lost environments by their last returned observations, and have them reset again.
+        """Replace the rows of lost environments by the observations returned last; their next reset is a real one.
 
-        The manager has no record of resets of single environments: neither of their observations, nor whether one was
-        made after the first observation of the new generation.
+        The manager does not record resets of single environments. So its last observation of an environment may be
+        older than such a reset, and such a reset may have ended the episode that began with the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the results of a step before which all episodes had ended: no environment acts."""
+        """Return the first observations of all environments: all episodes had ended, so this step acts in none."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Join infos to Gymnasium's dict of arrays and masks."""
+        """Join infos by env_id to Gymnasium's dict of arrays and masks."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)

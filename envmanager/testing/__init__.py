@@ -1,6 +1,6 @@
-"""Tools for your own tests: fakes of workers and environments, and contracts as test classes to inherit.
+"""Tools for your own tests: fake workers and environments, contracts to inherit as test classes, faults, leak checks.
 
-Nothing here starts a process by itself. The contracts need pytest; the fakes need no other library.
+The contracts need pytest; the fakes need no other library and no process.
 """
 
 from __future__ import annotations

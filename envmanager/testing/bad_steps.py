@@ -1,7 +1,7 @@
-"""Steps that break their spec, for environments of :mod:`envmanager.testing.faults`.
+"""Faults after which a step breaks its spec, for environments of :mod:`envmanager.testing.faults`.
 
-Each entry of a table breaks the spec in one way. Its name is the ``path`` of the BadObservation, a colon, and what is
-wrong.
+Each entry of a table breaks the spec in one way. Its key is ``"path: what is wrong"``, with the ``path`` of the
+BadObservation that must be raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """A fault that replaces some columns."""
+    """Return a fault that replaces each named column by what its function returns for it."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 
@@ -40,7 +40,7 @@ BAD_STEPS: Mapping[str, Change] = {
     "agent_id: twice": _with(agent_id=lambda ids: np.zeros(len(ids) + 1, np.int64)),
     "the result: None": Change(lambda _: None),
 }
-"""Steps that break the spec of a FaultyEnvironment."""
+"""Faults that break the spec of a FaultyEnvironment, by name."""
 
 BAD_KEYED_STEPS: Mapping[str, Change] = {
     "obs: missing key": _with(obs=lambda obs: {"echo": obs["echo"]}),
@@ -50,14 +50,14 @@ BAD_KEYED_STEPS: Mapping[str, Change] = {
     "obs['place']: dtype": _with(obs=lambda obs: {**obs, "place": obs["place"].astype(np.float64) + 1e300}),
     "obs['place']: None": _with(obs=lambda obs: {**obs, "place": None}),
 }
-"""Steps that break the spec of a KeyedFaultyEnvironment."""
+"""Faults that break the spec of a KeyedFaultyEnvironment, by name."""
 
 NOT_FINITE: Mapping[str, Change] = {
     "obs['place']: NaN": _with(obs=lambda obs: {**obs, "place": obs["place"] * np.nan}),
     "obs['place']: infinite": _with(obs=lambda obs: {**obs, "place": obs["place"] + np.inf}),
     "reward: NaN": _with(reward=lambda reward: reward * np.float32(np.nan)),
 }
-"""Steps of a KeyedFaultyEnvironment that are refused only with ``check_values=True``."""
+"""Faults of a KeyedFaultyEnvironment that raise BadObservation only with ``check_values=True``, by name."""
 
 
 class KeyedFaultyEnvironment(FaultyEnvironment):

@@ -6,7 +6,7 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The contract tests use public names only, so that they work with managers of other packages.
+The tests use public names only, so they also work with managers of other packages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, St
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
-    """Assert that every row of ``info`` belongs to its agent, step and action. Count agents' steps in ``n_steps``."""
+    """Assert that each row of ``info`` shows its agent, step and action (in ``given``). Count steps in ``n_steps``."""
     steps = info.current["default"]
     assert info.previous is not None
     assert info.actions is not None
@@ -56,7 +56,7 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
 
 
 def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Return all calls that raise ManagerClosed after ``close()``, for a manager of one EchoEnvironment."""
+    """Return all calls that must raise ManagerClosed after ``close()``. ``manager`` has one EchoEnvironment."""
     return [
         manager.reset,
         manager.step,
@@ -71,7 +71,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract(OwnManagers):
-    """Steps: each belongs to its environment and action, and earlier ones stay unchanged."""
+    """Tests of steps: each belongs to its environment and action, and later steps do not change it."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -95,7 +95,7 @@ class _StepContract(OwnManagers):
             for number in range(20_000):
                 for info in manager.step(wait):
                     check_echo(info, policy.given, n_steps)
-                if number >= 60 and len(n_steps) == 3:  # on a busy machine one of them may be late
+                if number >= 60 and len(n_steps) == 3:  # on a busy machine one environment may take long
                     break
 
             assert len(n_steps) == 3, "some environment never got a step"
@@ -218,7 +218,7 @@ class _StepContract(OwnManagers):
 
 
 class _RefusalContract(OwnManagers):
-    """Wrong calls: they are refused, and no step is lost."""
+    """Tests of wrong calls: they raise an error, and no step is lost."""
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -309,10 +309,10 @@ class _RefusalContract(OwnManagers):
 
 
 class _LifeContract(OwnManagers):
-    """Calls into environments, their exceptions, and closing."""
+    """Tests of calls into environments, of exceptions in them, and of ``close()``."""
 
     exceptions_travel = True
-    """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
+    """Whether the error's ``__cause__`` is the environment's exception. If False, the error has only its text."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.stepping(EchoEnvironment, 4) as manager:
@@ -445,15 +445,15 @@ class _LifeContract(OwnManagers):
 
 
 class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """The contract of every manager."""
+    """Tests that every manager must pass: steps, wrong calls, exceptions, closing, arguments, and data."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager. ``options`` are ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
+        """Return your manager. ``options`` are fields of ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
 
 
 class EnvironmentContract:
-    """The contract of every environment: data that fits its spec, restarts, repeatable seeds, unchanged arrays."""
+    """Tests that every environment must pass: data fits its spec, episodes restart, seeds repeat, old arrays stay."""
 
     n_steps = 300
 
@@ -472,7 +472,7 @@ def _two_agents(context: EnvContext) -> EchoEnvironment:
 
 
 class _ReusesItsArrays:
-    """A policy whose action is the number of the observed step, and which always returns the same arrays."""
+    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
 
     def __init__(self) -> None:
         self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)

@@ -1,4 +1,4 @@
-"""The base of the managers' contracts, and their part about arguments: by name, or one value for all environments."""
+"""The base class of ManagerContract's parts, and the part about arguments of ``reset``, ``call`` and ``set_attr``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class NumberedActions:
-    """A policy whose actions never repeat. ``given`` has the last action of each agent."""
+    """A policy with the actions 1, 2, 3, …, of which none repeats. ``given``: each agent's last action, by agent id."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -34,15 +34,15 @@ class NumberedActions:
 
 
 class OwnManagers:
-    """The base of the contracts of managers: how to make one."""
+    """Base class of ManagerContract's parts: the method that makes a manager, and contexts that prepare one."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager. ``options`` are ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
+        """Return your manager. ``options`` are fields of ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
 
     @contextmanager
     def stepping(self, env_factory: Any, n_envs: int, policy: Any = None, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager after its first reset, with a policy for ``step``; by default NumberedActions."""
+        """Yield a manager that was reset and has a policy for ``step``, by default NumberedActions."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions() if policy is None else policy)
             manager.reset()
@@ -50,7 +50,7 @@ class OwnManagers:
 
     @contextmanager
     def receiving(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager after its first reset, all observations received, for ``send`` and ``recv``."""
+        """Yield a manager that was reset and whose first observations were received, ready for ``send``."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.reset()
             manager.recv(Wait.all())
@@ -58,7 +58,7 @@ class OwnManagers:
 
 
 class AskingContract(OwnManagers):
-    """The contract of every manager about the arguments of ``reset``, ``call`` and ``set_attr``."""
+    """Tests of the arguments of ``reset``, ``call`` and ``set_attr``: by name, or one value for all environments."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:
@@ -107,7 +107,7 @@ class AskingContract(OwnManagers):
         with self.make_manager(_Talks, 2) as manager:
             manager.reset()
             assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
-            with pytest.raises(EnvRaised, match="env_ids"):  # the manager took the argument, so the method lacks it
+            with pytest.raises(EnvRaised, match="env_ids"):  # the manager takes the argument, so the method lacks it
                 manager.call("gather", env_ids=[1])
 
     def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:
@@ -160,9 +160,9 @@ class _Talks(EchoEnvironment):
         self._number = context.env_id
 
     def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
-        """Take arguments that must be given by name; one has the name of a parameter of ``call``."""
+        """Return a greeting. ``name`` is also the name of a parameter of ``call``."""
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``, a parameter with the name of one of ``call``'s."""
+        """Return ``env_ids``, which is also the name of a parameter of ``call``."""
         return env_ids

@@ -1,4 +1,4 @@
-"""The parts of the managers' contract about data: casts, data that does not fit, and behaviors that appear late."""
+"""Tests of how managers treat data: casts, values that do not fit their spec, and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class DataContract(OwnManagers):
-    """The contract of every manager about data."""
+    """Tests, for every manager, of casts and of data that does not fit its spec."""
 
     @pytest.mark.parametrize(
         "change",
@@ -74,7 +74,7 @@ class DataContract(OwnManagers):
 
 
 class LateSpecsContract(OwnManagers):
-    """The contract of managers whose workers send the specs of late behaviors, and which have all ManagerOptions."""
+    """Tests for managers that take all ManagerOptions and whose workers report behaviors that appear late."""
 
     # Behaviors that appear late.
 
@@ -182,7 +182,7 @@ class _Fives:
 
 @attrs.frozen
 class _Chooses:
-    """A policy that always returns the same tree, which has no arrays."""
+    """A policy that always returns ``action``, a tree without arrays."""
 
     action: Tree
 
@@ -194,7 +194,7 @@ class _Guests(Environment):
     """An environment with one agent of each behavior, some of which appear late.
 
     The ``early`` behaviors exist from the start, "guest" from the reset on, "invited" after a call that adds it.
-    An observation is the environment's number and the agent's last action.
+    An observation is ``[env_id, last action]``.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -249,7 +249,7 @@ class _Guests(Environment):
 
 
 class _Raises(_Guests):
-    """An environment with another behavior in each generation. The first generation raises in its first step."""
+    """An environment whose late behavior has another name in each generation. The first raises in its first step."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, late=f"guest {context.generation}")
@@ -274,7 +274,7 @@ class _Changes(_Guests):
 
 
 class _Disagrees(_Guests):
-    """An environment in which behavior "guest" has another spec if it is environment 1."""
+    """An environment whose behavior "guest" has another spec in environment 1 than elsewhere."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context)
@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment that returns float64 for float32, int64 for uint8 and bool. ``change`` breaks the spec further."""
+    """An environment that returns float64 for float32, int64 for uint8 and bool. ``change`` replaces more columns."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 
@@ -321,7 +321,7 @@ class _Informs(FakeEnvironment):
 
 
 class _Empty(Environment):
-    """An environment with observations and actions without any array; every third step ends an episode."""
+    """An environment whose observations and actions have no arrays. Every third step ends an episode."""
 
     def __init__(self, nothing: Tree) -> None:
         self._nothing = nothing

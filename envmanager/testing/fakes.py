@@ -1,6 +1,6 @@
 """Fakes: a worker without a process, and environments that follow a script.
 
-The rule: fakes keep the contracts of the real classes, so that a test with them also holds for the real ones.
+The rule: fakes keep the contracts of the real classes, so that a test with a fake also holds for the real class.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Execute a command and store its response."""
+        """Execute a command. Put a step's response into the step queue; keep any other response for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)
@@ -61,16 +61,16 @@ class FakeWorker:
             self._step_queue.put(response)
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the oldest command that was not a step."""
+        """Remove and return the oldest response to a command other than a step."""
         return self._responses.pop(0)
 
     def release(self) -> None:
-        """Put the queued responses into the step queue."""
+        """Put the responses that ``hold`` kept back into the step queue."""
         while self._held_back:
             self._step_queue.put(self._held_back.pop(0))
 
     def fail(self, error: Exception) -> None:
-        """Put a failure into the step queue, as the supervision of a real worker does."""
+        """Put a failure into the step queue, as a real worker's supervisor does."""
         self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
 
     def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:
@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """One environment step without a fault."""
+    """An entry of a script that steps, with this reward and these flags."""
 
     reward: float = 0.0
     terminated: bool = False
@@ -107,16 +107,16 @@ class Raise:
 
 @attrs.frozen
 class Die:
-    """An entry of a script that ends the process: by ``os._exit(exit_code)``, or by a signal."""
+    """An entry of a script that ends the process: by ``signal_number`` if set, else by ``os._exit(exit_code)``."""
 
     exit_code: int = 0
     signal_number: int | None = None
 
 
 class FakeEnvironment(Environment):
-    """A single-agent environment that repeats the entries of ``script``, by default steps without reward or end.
+    """A single-agent environment that repeats ``script``. By default steps have no reward, and episodes never end.
 
-    An observation is ``float32[3]``: number of the episode, number of the step in it, last action. Actions are
+    An observation is ``float32[3]``: number of the episode, number of the step in the episode, last action. Actions are
     ``int64[]``.
     """
 
@@ -245,7 +245,7 @@ class EchoEnvironment(Environment):
         pass
 
     def who(self, question: str) -> str:
-        """Return ``question`` with the environment's number, for tests of ``call``."""
+        """Return ``question`` and the env_id, for tests of ``call``."""
         return f"{question}: env {self._env_id}"
 
     def render(self) -> str:

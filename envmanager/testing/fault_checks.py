@@ -32,15 +32,15 @@ from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind
 
 SLACK_S = float(os.environ.get("ENVMANAGER_SLACK_S", "20"))
-"""Time in seconds that a call may return after its deadline: 2 s are promised on an idle machine.
+"""Seconds by which a call may miss its deadline. The documentation promises 2 s on an idle machine.
 
-The default is ten times that, because tests mostly run on a busy machine; ``ENVMANAGER_SLACK_S`` sets another.
+The default is ten times that, because tests often run on a busy machine. ``ENVMANAGER_SLACK_S`` overrides it.
 """
 SOON_S = 60.0
-"""Time limit for events that have no deadline of their own, on a busy machine too."""
+"""Timeout in seconds for events that have no deadline of their own, long enough for a busy machine."""
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
-"""Phases of an error of a worker that died idle: an action may have been sent before its death was noticed."""
+"""Phases in the error of a worker killed while idle: "step" if an action was sent before the death was noticed."""
 
 Error = TypeVar("Error", bound=WorkerError)
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 @contextmanager
 def returns_within(limit_s: float) -> Iterator[None]:
-    """Assert that the block takes at most ``limit_s`` and the slack."""
+    """Assert that the block takes less than ``limit_s`` + SLACK_S seconds."""
     began = time.monotonic()
     yield
     took_s = time.monotonic() - began
@@ -65,7 +65,7 @@ def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended. It may not have been reaped yet."""
+    """Return whether a process has ended; it may be a zombie."""
     return state_of(pid) in ("", "Z", "X")
 
 
@@ -85,7 +85,7 @@ def check_error(
 
 
 def check_close(manager: EnvManager, close_s: float) -> None:
-    """Assert that ``close()`` returns in time, may be called twice, and that the manager refuses calls after it."""
+    """Assert that ``close()`` returns in time and can be repeated, and that ``reset()`` then raises ManagerClosed."""
     with returns_within(close_s):
         manager.close()
     manager.close()
@@ -94,9 +94,9 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` cuts the episodes of ``last``, with no reward and no transitions.
+    """Assert that ``info`` truncates the episodes of ``last``, with no reward and no transitions.
 
-    A recycled worker's episodes that had just ended are followed by new ones, which are not cut.
+    If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
     assert info.lost is not None
     assert info.lost.cause.worker_id == info.worker_id
@@ -122,9 +122,9 @@ def is_recycled(info: StepInfo) -> bool:
 class CheckedTrainer:
     """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
-    Each worker's steps must follow one another without a gap or a repetition, and belong to their actions. An episode
-    may only be cut by a StepInfo that says so; these are in ``lost`` and ``recycled``. Workers may only be recycled
-    with ``recycling``.
+    Each worker's steps must be consecutive and belong to their actions. An episode may only be truncated by a StepInfo
+    that reports the loss or the recycling of its worker; these are kept in ``lost`` and ``recycled``. Without
+    ``recycling``, no worker may be recycled.
     """
 
     def __init__(self, manager: EnvManager, *, recycling: bool = False) -> None:
@@ -140,7 +140,7 @@ class CheckedTrainer:
 
     @property
     def workers(self) -> tuple[WorkerStats, ...]:
-        """The manager's stats of each worker."""
+        """Stats of each worker."""
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
@@ -190,14 +190,14 @@ class CheckedTrainer:
             self._n_steps[agent_id] = 0
 
     def step_until(self, condition: Callable[[], Any], *, wait: Any = "any", within_s: float = SOON_S) -> None:
-        """Step until ``condition()`` holds; raise AssertionError if it does not within ``within_s`` and the slack."""
+        """Step until ``condition()`` holds, for at most ``within_s`` + SLACK_S seconds; then raise AssertionError."""
         deadline = time.monotonic() + within_s + SLACK_S
         while not condition():
             assert time.monotonic() < deadline, f"did not come true within {within_s} s"
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` StepInfos in all have reported a loss; return the last of them."""
+        """Step until ``n`` losses were reported in total; return the StepInfo of the last one."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
@@ -228,22 +228,22 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """The base of FaultContract's test classes: how to make a manager, and what must hold after each test."""
+    """Base class of FaultContract's parts: the method that makes a manager, and a leak check after each test."""
 
     has_processes = True
-    """Whether each environment has its own process, which may be killed. If not, one worker hosts all of them."""
+    """Whether each environment has its own process, which tests may kill. If False, one worker hosts all of them."""
     exceptions_travel = True
-    """Whether ``__cause__`` of the error is the environment's exception. If not, only its text is in the error."""
+    """Whether the error's ``__cause__`` is the environment's exception. If False, the error has only its text."""
     start_s = 12.0
-    """Time limit for the start of healthy workers while one hangs."""
+    """``Timeouts.start_s`` of tests in which one worker hangs; healthy workers must start within it."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager, with one worker per environment or one in all. ``options`` are ManagerOptions."""
+        """Return your manager, with one worker per environment or for all. ``options`` are fields of ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
-        if type(self) not in _warmed_up:  # the helper, which lasts until the program ends, is no leak
+        if type(self) not in _warmed_up:  # starts the helper, which runs until the program ends and is no leak
             self.make_manager(EchoEnvironment, 1).close()
             _warmed_up.add(type(self))
         with nothing_left_behind():
@@ -251,7 +251,7 @@ class FaultyManagers:
 
     @contextmanager
     def managing(self, env_factory: Any, n_envs: int = 3, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager; at the end close it twice, in time."""
+        """Yield a manager; at the end apply ``check_close`` to it."""
         manager = self.make_manager(env_factory, n_envs, **options)
         try:
             yield manager
@@ -262,18 +262,18 @@ class FaultyManagers:
     def running(
         self, env_factory: Any, n_envs: int = 3, *, recycling: bool = False, **options: Any
     ) -> Iterator[CheckedTrainer]:
-        """Yield a trainer of a new manager, after its first reset."""
+        """Yield a CheckedTrainer of a new manager, after its first reset."""
         with self.managing(env_factory, n_envs, **options) as manager:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()
             yield trainer
 
     def worker_of(self, env_id: int) -> int:
-        """Return the worker that hosts an environment."""
+        """Return the id of the worker that hosts an environment."""
         return env_id if self.has_processes else 0
 
     def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
-        """Return the workers that do not host this environment."""
+        """Return the ids of the workers that do not host this environment."""
         return [
             worker_id for worker_id in range(n_envs if self.has_processes else 1) if worker_id != self.worker_of(env_id)
         ]

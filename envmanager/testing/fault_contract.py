@@ -1,4 +1,4 @@
-"""The contract of every manager about faults, as a test class to inherit.
+"""Tests of how a manager handles faults, as a class to inherit: FaultContract.
 
 ::
 
@@ -8,9 +8,9 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The numbers in the names of the tests are those of the table in "When things go wrong" in the documentation. Each test
-asserts that the right error is raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold, through
-public names only.
+The case numbers in the names of the tests refer to the table in "When things go wrong" in the documentation. Each test
+asserts that the right error is raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold. Only
+public names are used.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from envmanager.testing.leaks import descendants
 
 
 class CodeFaults(FaultyManagers):
-    """Cases 1 to 12: the environment's own code."""
+    """Cases 1 to 12: faults in the environment's own code."""
 
     @pytest.mark.parametrize("error", [ValueError("no license"), SystemExit(3), MemoryError("too big")], ids=type)
     def test_case_01_a_constructor_raises_and_all_others_are_stopped(self, error: BaseException) -> None:
@@ -240,4 +240,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """The contract about faults. Set ``has_processes = False`` if your manager's workers run in its own process."""
+    """Tests of all faults. Set ``has_processes = False`` if your manager's workers run in its own process."""

@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Faults in data: observations and actions that do not fit are refused, and the error names the leaf."""
+    """Faults in data: an observation or action that does not fit its spec raises an error that names the leaf."""
 
     large_observation_bytes = 256 << 20
 
@@ -82,12 +82,12 @@ class DataFaults(FaultyManagers):
             assert not np.isfinite(numbers).any()
 
     def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
-        """Return a manager of one environment with a dict of arrays, ready to step."""
+        """Return a context with a manager, ready to step, of one environment that observes a dict of arrays."""
         return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager with a policy, after a reset, for environments whose observations are no echo."""
+        """Yield a manager with a policy, after a reset, for environments whose steps CheckedTrainer cannot check."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -233,13 +233,13 @@ class _Constant:
 
 
 class _TakesFloats(EchoEnvironment):
-    """An environment with actions from 0 to 1000."""
+    """An EchoEnvironment with float64 actions from 0 to 1000."""
 
     SPEC = BehaviorSpec(EchoEnvironment.SPEC.observation, ArraySpec((), np.float64, 0.0, 1000.0))
 
 
 class _AnyObservation(EchoEnvironment):
-    """An environment whose observations are objects, made by ``observe`` from the step's number."""
+    """An environment whose observation is a Python object, ``observe(number of the step)``."""
 
     SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
 
@@ -279,7 +279,7 @@ class _Locked(_AnyObservation):
 
 
 class _Large(FakeEnvironment):
-    """An environment with an observation of ``n_bytes``, each of them the number of the step."""
+    """An environment whose observation has ``n_bytes`` bytes, each equal to the number of the step."""
 
     def __init__(self, n_bytes: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Cases 20 to 23 of FaultContract: which worker is replaced, when, and what the trainer receives (RestartPolicy).
+"""Cases 14, 17, 18 and 20 to 23 of FaultContract: which worker is replaced, when, and what the trainer receives.
 
-An environment that raises under ``on_exception="restart"`` is a fault in managers of every kind; deaths and hangs need
-processes.
+Exceptions under ``on_exception="restart"`` are faults in managers of every kind; deaths and hangs need workers in
+processes of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RestartsAfterFaults(FaultyManagers):
     """Restarts: only the failed worker is replaced, within its budget, and the trainer is notified once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Let env 1 fail in its fourth step. Check that only its worker is replaced, once, and the counts."""
+        """Make env 1 fail in its fourth step. Assert that only its worker is replaced, once, and check all counts."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -164,7 +164,7 @@ class RestartsAfterFaults(FaultyManagers):
         assert after[1] not in before
         assert len(set(after)) == 3
 
-    # The policy outside.
+    # With send() and recv().
 
     def test_case_20_lost_rows_of_a_batch_are_marked(self) -> None:
         with self.managing(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as manager:
@@ -381,7 +381,7 @@ class RestartsAfterFaults(FaultyManagers):
             n_workers = trainer.manager.n_workers
             trainer.step_until(lambda: len({info.worker_id for info in trainer.recycled}) == n_workers)
             trainer.go_on(range(n_workers), n_steps=5)
-            # Waiting for all, since some worker may be starting at every other moment.
+            # Wait for all workers: with any, one of them might always be restarting.
             told = lambda: len(trainer.recycled) == trainer.manager.events.count(events.Recycled)  # noqa: E731
             trainer.step_until(told, wait=Wait.all())
 
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert for the lost rows of a batch of all environments what ``check_lost`` asserts for a StepInfo."""
+    """Assert of the lost rows of ``batch`` what ``check_lost`` asserts of a StepInfo. Batches have all environments."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

@@ -27,7 +27,7 @@ from envmanager.testing.faults import SendSignal, faulty
 
 
 class UsageFaults(FaultyManagers):
-    """Wrong usage: it raises UsageError with a reason, and ``close()`` works at any moment."""
+    """Wrong usage: UsageError is raised and gives the reason, and ``close()`` works at any moment."""
 
     # Options.
 

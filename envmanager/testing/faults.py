@@ -1,4 +1,4 @@
-"""Environments that fail at a chosen moment, to test how a manager or trainer handles it.
+"""Environments that fail at a chosen moment, to test how a manager or trainer handles the failure.
 
 ::
 
@@ -38,13 +38,13 @@ _kept: list[Any] = []
 
 
 class Fault:
-    """A fault. It strikes before a call does its work, or spoils the call's result."""
+    """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change its result."""
 
     def strike(self) -> None:
-        """Fail before the call does its work."""
+        """Fail, before the environment executes the call."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
-        """Return the result of the call in place of ``steps``. ``earlier`` is the call's previous result."""
+        """Return a replacement for ``steps``, the call's result. ``earlier`` is the previous replacement, or None."""
         return steps
 
 
@@ -52,14 +52,14 @@ class Fault:
 
 
 class TwoArgumentError(Exception):
-    """An error that can be pickled but not unpickled: unpickling calls it with one argument."""
+    """An error that can be pickled but not unpickled: unpickling passes one argument to a class that needs two."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class LockedError(Exception):
-    """An error that holds a lock, so it cannot be pickled. Its text has percent signs, which break careless loggers."""
+    """An error that holds a lock and cannot be pickled. Its text has percent signs, which break careless loggers."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")
@@ -68,7 +68,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """Raise ``make_error()``, which runs in the worker. For errors that cannot be pickled, which ``Raise`` requires."""
+    """Raise ``make_error()``, called in the worker. So the error need not be picklable, unlike that of ``Raise``."""
 
     make_error: Callable[[], BaseException]
 
@@ -84,7 +84,7 @@ class Recurse(Fault):
         self.strike()
 
 
-# Not responding, besides Sleep.
+# Faults after which the process does not respond, like Sleep.
 
 
 @attrs.frozen
@@ -113,12 +113,12 @@ class Stop(Fault):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-# Dying, besides Die.
+# Faults that end the process, like Die.
 
 
 @attrs.frozen
 class Segfault(Fault):
-    """Read from address 0: a real segmentation fault, which faulthandler sees."""
+    """Read from address 0, which is a real segmentation fault that faulthandler reports."""
 
     def strike(self) -> None:
         ctypes.string_at(0)
@@ -193,7 +193,7 @@ class ReadInput(Fault):
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the settings of the process that an environment may change, as values to compare and pickle."""
+    """Return the process-wide state that an environment may change, as picklable values that can be compared."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
     return {
         "cwd": os.getcwd(),
@@ -231,7 +231,7 @@ class StartSimulator(Fault):
 
 @attrs.frozen
 class SendSignal(Fault):
-    """Send a signal to another process. With the trainer's ``pid`` it is a Ctrl-C at a chosen moment."""
+    """Send a signal to another process. With the trainer's ``pid``, SIGINT is a Ctrl-C at a chosen moment."""
 
     pid: int
     number: int = signal.SIGINT
@@ -245,7 +245,7 @@ class SendSignal(Fault):
 
 @attrs.frozen
 class Change(Fault):
-    """Return ``change(steps)`` in place of the AgentSteps."""
+    """Replace the AgentSteps by ``change(steps)``."""
 
     change: Callable[[AgentSteps], Any]
 
@@ -255,7 +255,7 @@ class Change(Fault):
 
 @attrs.frozen
 class ReuseArrays(Fault):
-    """Return the same arrays every time, with new contents. Use it with ``times=sys.maxsize``, for all steps."""
+    """Return the same arrays in every step, with new contents. Use it with ``times=sys.maxsize``, for all steps."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> AgentSteps:
         if earlier is None:
@@ -267,12 +267,12 @@ class ReuseArrays(Fault):
 
 
 def inform(make_info: Callable[[], Mapping[str, Any]]) -> Change:
-    """Return a fault that puts ``make_info()`` into the infos of a step."""
+    """Return a fault that makes ``make_info()`` the info of each row of a step."""
     return Change(lambda steps: attrs.evolve(steps, info=[dict(make_info()) for _ in range(len(steps))]))
 
 
 Anything = Fault | Sleep | Raise | Die
-"""A fault that FaultyEnvironment accepts, alone or in a sequence."""
+"""Types of faults that FaultyEnvironment accepts, alone or in a sequence."""
 At = Literal["start", "reset", "step", "call", "close"]
 
 
@@ -281,11 +281,11 @@ class FaultyEnvironment(EchoEnvironment):
 
     ``at`` says in which call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
     The first ``after`` calls succeed, the next ``times`` fail, later ones succeed again; each new object counts from 0.
-    With ``only_env`` and ``only_generation`` all other environments are healthy: with ``only_generation=0`` a restart
-    repairs the environment. Each step sleeps ``sleep_s``, so that the healthy environments do not keep all cores busy
-    while one hangs.
+    ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation: with ``only_generation=0`` a
+    restart repairs the environment. Each step sleeps ``sleep_s`` seconds, so that the healthy environments do not keep
+    all cores busy while one hangs.
 
-    ``context`` is the factory's argument, and ``seeds`` lists the seed of each reset.
+    The attribute ``context`` is the EnvContext, and ``seeds`` lists the seed of each reset.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class FaultyEnvironment(EchoEnvironment):
         return surroundings()
 
     def _strike(self, at: str) -> bool:
-        """Let the faults strike if this is the call chosen for them. Return whether it was."""
+        """Run the faults if ``at``, ``after`` and ``times`` select this call. Return whether they do."""
         if at != self._at:
             return False
         self._n_calls += 1
@@ -359,5 +359,5 @@ class FaultyEnvironment(EchoEnvironment):
 
 
 def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
-    """Return a factory of FaultyEnvironments with this fault; ``when`` are their other arguments."""
+    """Return a factory of FaultyEnvironments with this fault; ``when`` are the other arguments of the class."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

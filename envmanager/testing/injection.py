@@ -10,9 +10,9 @@
     freeze    SIGSTOP, and never resumed                a fault: the manager must time the worker out
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
-The rule: the manager reports every fault exactly once. So a process is only hit after two steps of its worker were
-delivered since it was opened: the second was requested after that, so this process responded, the worker is not being
-replaced, and the cause of its last replacement was reported. This is exact if nothing else ends workers.
+The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
+were delivered after its pidfd was opened. The second step was requested after that moment, so this process has taken
+it: the worker is not being replaced, and its last replacement was reported. This holds if nothing else ends workers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Interval between looks for a worker to hit, while all were just hit or the trainer does not step."""
+"""Seconds between looks while no worker may get a signal: all have just had one, or the trainer does not step."""
 
 
 @attrs.frozen
 class Injection:
-    """A signal sent to one generation of a worker, at ``at_s`` of ``time.monotonic()``."""
+    """A signal sent to one generation of a worker; ``at_s`` is the time by ``time.monotonic()``."""
 
     worker_id: int
     generation: int
@@ -63,12 +63,12 @@ class ChaosReport:
 
     @property
     def freezes(self) -> int:
-        """Number of workers stopped for ever."""
+        """Number of workers stopped permanently."""
         return self._count("freeze")
 
     @property
     def pauses(self) -> int:
-        """Number of workers stopped for a moment."""
+        """Number of workers stopped and then resumed."""
         return self._count("pause")
 
     @property
@@ -84,12 +84,12 @@ class ChaosReport:
 def chaos(
     manager: EnvManager, rate: float, seed: int, *, kinds: Sequence[Kind] = get_args(Kind), pause_s: float = 0.1
 ) -> Iterator[ChaosReport]:
-    """Inject ``rate`` signals a second on average, of ``kinds``, into workers of ``manager`` while the block runs.
+    """Send signals of ``kinds`` to workers of ``manager`` while the block runs, on average ``rate`` per second.
 
-    The gaps between them are exponential; there are fewer while no worker may be hit. ``pause_s`` must be well below
-    the manager's ``Timeouts.step_s``. The seed fixes gaps and kinds; the worker also depends on which ones may be hit.
-    Each generation of a worker gets one fault at most. The manager's stats count a fault shortly before the end of the
-    block only after the trainer steps again. Raises UsageError for a manager without processes. Linux only.
+    The gaps are exponentially distributed, and longer while no worker may get a signal. The seed fixes gaps and kinds;
+    the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one fault.
+    ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's stats
+    count the last faults. Raises UsageError for a manager without processes. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
@@ -110,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """An opened process of one generation, and the number of its worker's steps delivered until then."""
+    """A worker's process in one generation. ``steps``: the worker's delivered steps when the pidfd was opened."""
 
     generation: int
     pid: int
@@ -127,7 +127,7 @@ class _Process:
 
 
 class _Injector:
-    """The injecting thread's work. Other threads only set ``stopped``."""
+    """The loop of the injecting thread. Other threads may only set ``stopped`` and read ``report``."""
 
     def __init__(
         self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
@@ -165,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Send a signal of this kind to a random worker. Return False if none may be hit now."""
+        """Send a signal of this kind to a random worker. Return False if no worker may get one now."""
         candidates = self._look()
         if not candidates:
             return False
@@ -184,7 +184,7 @@ class _Injector:
         return True
 
     def _look(self) -> list[tuple[int, _Process]]:
-        """Return the workers that may be hit now, with their processes; open new processes."""
+        """Open new processes. Return the worker_id and the process of each worker that may get a signal now."""
         found = []
         for worker in self._manager.stats().workers:
             process = self._processes.get(worker.worker_id)
@@ -199,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Open a worker's process, and close its previous one."""
+        """Open the pidfd of a worker's process, and close that of its previous process."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)

@@ -1,6 +1,6 @@
-"""Detection of what a test left behind: processes (orphans too), descriptors, threads, shared memory.
+"""Detection of leaks in a test: processes (orphans too), file descriptors, threads and shared memory.
 
-The rule: the kernel's account under /proc is compared, not this library's own. Linux only.
+The rule: it compares what the kernel reports in /proc, not this library's own records. Linux only.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""The helper of this library, and the servers of multiprocessing, which run until the program ends."""
+"""Modules of processes that run until the program ends: this library's helper, and the servers of multiprocessing."""
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of orphaned descendants from now on, so that they can be found."""
+    """Make this process a subreaper: its orphaned descendants become its children, so that they can be found."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return the command lines of all processes below ``pid`` (this process), zombies included, by pid."""
+    """Return the command lines, by pid, of all descendants of ``pid`` (default: this process), zombies included."""
     found: dict[int, str] = {}
     for child in machine.descendants(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def _is_lasting(command: str) -> bool:
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
     lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
-    forked = {child for pid in lasting for child in machine.children_of(pid)}  # they share its command line
+    forked = {child for pid in lasting for child in machine.children_of(pid)}  # with the command line of the server
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
 
@@ -67,7 +67,7 @@ def _shared_memory() -> frozenset[str]:
 
 @attrs.frozen
 class Traces:
-    """The processes, descriptors, threads and shared memory that there are at one moment."""
+    """A snapshot of the processes, file descriptors, threads and shared memory."""
 
     processes: dict[int, str]
     descriptors: Counter[str]
@@ -76,12 +76,12 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        """Return the traces of this moment."""
+        """Take a snapshot."""
         threads = frozenset(thread.name for thread in threading.enumerate())
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """Return the names of new traces since ``before``, by kind; empty when there are none."""
+        """Return the names of what is not in ``before``, by kind; empty when nothing is new."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -92,11 +92,11 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Return what is left behind, by kind, after ending processes and threads have had time to end.
+    """Wait up to ``within_s`` seconds until nothing new since ``before`` is left; return what is left, by kind.
 
-    Shared memory has a name and no owner that the kernel reports. It counts as left by this program when it is there in
-    every look, belongs to this user, and no other program has it mapped: the semaphores that multiprocessing makes in
-    other programs are there for microseconds.
+    The kernel does not report which process has made a block of shared memory. A block counts as left by this program
+    if it belongs to this user, no other program has it mapped, and every look finds it: semaphores that multiprocessing
+    makes in other programs exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -112,7 +112,7 @@ def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str
 
 
 def _reap() -> None:
-    """Reap adopted orphans that have ended. Living children are left to the code that waits for them."""
+    """Reap all children that have ended, adopted orphans included."""
     for pid in machine.children_of(os.getpid()):
         if machine.state_of(pid) == "Z":
             with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ def _reap() -> None:
 
 
 def _not_of_strangers(names: Iterable[str]) -> set[str]:
-    """Return the names of shared memory that belongs to this user and that no other program has mapped."""
+    """Return those of ``names`` whose shared memory belongs to this user and is mapped by no other program."""
     found = set()
     for name in names:
         with contextlib.suppress(OSError):  # it has just been removed
