@@ -9,7 +9,7 @@
               per behavior action, row (which rows an action is for)                [row, …]
 
     trainer's actions ── write_actions ──▶ the block ── read_payload ──▶ the worker's environments
-     trainer's steps  ◀── full, read ───── the block ◀── in_place, write ── what the environments return
+     trainer's steps  ◀── full, read ───── the block ◀── put ────────────── what the environments return
 
 The workers of one machine share one block, in memory without a name (memfd): no other program can open it, and nothing
 is left behind. It is allocated before it is used, so that a lack of memory is an error and not a SIGBUS in an
