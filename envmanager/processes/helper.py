@@ -144,8 +144,8 @@ class _Helper:
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
         self._poll = select.poll()
+        self._poll.register(life_fd, select.POLLIN)  # first: a request of a trainer that has died is not obeyed
         self._poll.register(requests_fd, select.POLLIN)
-        self._poll.register(life_fd, select.POLLIN)
 
     def serve(self) -> None:
         """Obey requests and reap children until the trainer dies. Return in each forked process, too."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from envmanager.options import StartMethod
 from envmanager.processes import starting
+from envmanager.processes.helper import LOAD
 from envmanager.system import machine
 from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
@@ -104,6 +108,22 @@ def test_a_ctrl_c_ends_the_wait_for_a_helper_that_hangs(hanging_import: str) -> 
         assert kind == "KeyboardInterrupt"
         assert trainer.ended() == 0
         trainer.until_all_gone()
+
+
+def test_a_helper_whose_trainer_died_while_it_began_obeys_no_request(hanging_import: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    life_fd, trainers_end = os.pipe()
+    with ours, theirs:
+        ours.send(f"{LOAD} cv2".encode())  # which would hang
+        os.close(trainers_end)
+        command = f"from envmanager.processes.helper import main; main({theirs.fileno()}, {life_fd})"
+        helper = subprocess.Popen(
+            [sys.executable, "-c", command],
+            pass_fds=(theirs.fileno(), life_fd),
+            env={**os.environ, "PYTHONPATH": hanging_import},
+        )
+        os.close(life_fd)
+        assert helper.wait(10 * SLACK_S) == 0
 
 
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
