@@ -212,8 +212,11 @@ class ProcessPoller(Poller[ProcessLink]):
         """Read all records in the step pipe."""
         if fd != self._read_fd:
             return
-        data = os.read(fd, _READ_SIZE)
-        while data:
+        while True:
+            try:
+                data = os.read(fd, _READ_SIZE)
+            except BlockingIOError:
+                return
             for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
                 link = self.links.get(worker_id)
                 if link is None or ticket != link.step_ticket or generation != link.generation:
@@ -223,10 +226,6 @@ class ProcessPoller(Poller[ProcessLink]):
                 link.await_nothing()
                 self.arrived.append(link.decoder.record(slot, flags, n_ended))
             if len(data) < _READ_SIZE:
-                return
-            try:
-                data = os.read(fd, _READ_SIZE)
-            except BlockingIOError:
                 return
 
     def close(self) -> None:
