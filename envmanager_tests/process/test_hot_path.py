@@ -73,7 +73,7 @@ def n_left_behind(go_on: Callable[[], Any]) -> int:
     return sys.getallocatedblocks() - before
 
 
-def n_calls(function: Callable[[], Any], n_times: int = 40) -> int:
+def n_calls(function: Callable[[], Any], n_times: int = 150) -> int:
     """How many calls of Python functions one call of ``function`` makes, those of environments and tests aside.
 
     The least of so many times: how often a wait looks again depends on how busy the machine is.
