@@ -26,9 +26,10 @@ class MetricsWriter(Protocol):
 
 @attrs.frozen
 class RunFacts:
-    """Facts about a training for its writers. ``directory``: its folder; ``config``: its whole config as plain data.
+    """Facts about a training, which every metrics writer receives. ``directory``: the training's folder.
 
-    ``run_id``: stays the same in a resumed training; ``resumed_at``: number of agent steps before the resumption.
+    ``run_id``: an id that a resumed training keeps. ``config``: the whole config as plain data. ``resumed_at``: number
+    of agent steps at which the training was resumed; None for a new one.
     """
 
     directory: Path
