@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments. All environments of one worker form a group, which writes into shared rows.
+"""Adapter for Gymnasium environments. All environments of one worker form a group with one set of arrays.
 
 Speed matters here, because this module steps most users' environments. Views of rows, readers of actions, and the
 expected dtypes and shapes are made once, so that a step only compares and assigns.
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``, where number ``rows[i]`` uses row i of actions and of steps."""
+        """Step all environments, or those at ``rows``. The i-th of them uses row i of the actions and of the result."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:

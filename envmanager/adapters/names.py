@@ -25,7 +25,7 @@ from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import imported, nearest
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Library and extra by Gymnasium namespace. The namespaces listed exist only after the import of their library."""
+"""Library and extra of each Gymnasium namespace that exists only once the library has been imported."""
 
 
 @attrs.frozen

@@ -68,7 +68,7 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it, which a ``failure`` in the phase ``failed_in`` may have ended early."""
+    """The data of one reset and the steps after it. If a call failed, ``failed_in`` is its phase and no data follow."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)

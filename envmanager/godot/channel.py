@@ -41,7 +41,7 @@ class EngineChannel(Channel):
         self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """Poll ``lobby`` until an engine connects. ``pidfd`` becomes readable when the engine's process ends."""
+        """Begin to poll ``lobby`` for an engine. ``pidfd`` becomes readable when the engine's process ends."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def refuse(self, reason: str) -> None:

@@ -52,9 +52,9 @@ WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
 MAX_DEPTH = 32
-"""Most levels of nested lists and objects in JSON."""
+"""Maximum depth of nested lists and objects in JSON."""
 MAX_DIGITS = 20
-"""Most digits of a whole number in JSON, enough for any 64-bit integer."""
+"""Maximum number of digits of a whole number in JSON, enough for any 64-bit integer."""
 
 
 class BadFrame(Exception):

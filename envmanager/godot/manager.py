@@ -7,7 +7,7 @@
           ▲                                   │                     │
           └── one step queue ◀── steps ───────┴─────────────────────┘
 
-Each engine is a worker, and its arenas are the worker's environments. It connects to the trainer directly.
+Each engine is a worker and connects to the trainer directly. Its arenas are the worker's environments.
 """
 
 from __future__ import annotations

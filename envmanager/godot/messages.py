@@ -119,7 +119,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has one seed per entry of ``arenas``; None means all arenas.
+    """Return the body of a reset frame. ``seeds`` has one seed per entry of ``arenas``, where None means all.
 
     Raises ValueError or TypeError for options that are not JSON values.
     """

@@ -26,10 +26,9 @@ class MetricsWriter(Protocol):
 
 @attrs.frozen
 class RunFacts:
-    """Facts about a training, which every metrics writer receives. ``directory``: the training's folder.
+    """Facts about a training that every metrics writer receives: its folder, its id and its config as plain data.
 
-    ``run_id``: an id that a resumed training keeps. ``config``: the whole config as plain data. ``resumed_at``: number
-    of agent steps at which the training was resumed; None for a new one.
+    A resumed training keeps its ``run_id``. ``resumed_at``: its number of agent steps when it was resumed, else None.
     """
 
     directory: Path

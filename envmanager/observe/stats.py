@@ -16,10 +16,10 @@ _LEAST_STEPS = 1000
 _MESSAGE_S = 150e-6
 """Trainer time per worker step in seconds, below which the trainer is assumed to do little but pass messages."""
 _OWN_S = 60e-6
-"""Trainer time per worker step in seconds, below which the verdict attributes it to the manager and not to the policy."""
+"""Trainer time per worker step in seconds, below which the verdict attributes it to the manager, not to the policy."""
 _YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
-"""Multiple of the median step time, from which the verdict names a worker as slow."""
+"""Multiple of the median step time from which on the verdict names a worker as slow."""
 
 
 @attrs.frozen
@@ -99,7 +99,7 @@ class ManagerStats:
     steps_lost: int = 0
     """Number of worker steps that were sent and never delivered, because the worker failed."""
     wait_share: float = 0.0
-    """Share of the time in which the trainer waited for steps, or (``in_process``) in which environments stepped."""
+    """Share of the time in which the trainer waited for steps; if ``in_process``, in which environments stepped."""
     placement: str = ""
     """Placement that a probe chose, and the reason; empty without ``"auto"``."""
     in_process: bool = False

@@ -33,7 +33,7 @@ from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
-"""Number of records at which they are written even before a second has passed."""
+"""Number of pending records from which they are written before a second has passed."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)

@@ -6,9 +6,9 @@
     n_envs, n_cores ─────────────────────────┴── choose ──▶ Placement (kind, n_workers, local_envs, the reason)
 
 A few layouts are compared by the time of a *round*, one step of all environments. In this process a round takes the sum
-of their step times. In workers it takes the longest of three times: the time of the slowest worker, the time in
-which the cores can do all work, and the time of the trainer, which serves one worker after the other. This module only
-computes: a probe has measured the costs of a step and a message.
+of their step times. In workers it takes the longest of three times: the time of the slowest worker, the time in which
+the cores can do all work, and the time of the trainer, which serves one worker after the other. A probe has measured
+the costs of a step and a message before. This module only computes.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ HERE_COUNTS = 1.02
 """Penalty factor on the time of a round in this process, where nothing protects the trainer from a crash or a hang."""
 
 SHARED_COUNTS = 1.12
-"""Penalty factor on the time of a round with a local worker, which uses all cores and may wait for workers."""
+"""Penalty factor on the time of a round with a local worker. Such a round uses all cores and may wait for workers."""
 
 AS_GOOD = 1.05
-"""Factor on the least time. Numbers of workers with times within it count as equally good, as the model is imprecise."""
+"""Factor on the least time. Numbers of workers with times up to that count as equal, because the model is imprecise."""
 
 UNEVEN = 1.0
 """Unevenness from which the greatest of equally good numbers of workers is chosen, so that few environments wait for a

@@ -43,7 +43,7 @@ from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.machine import count_cores
 
 PROBE_S = 0.5
-"""Time in seconds for which an environment is stepped. The last step is completed."""
+"""Time in seconds for which an environment is stepped. A step that has begun is completed."""
 MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
@@ -68,8 +68,8 @@ def place(
 ) -> Placement:
     """Probe the first environment of ``env_factory``; return where all of them should run, and log the choice.
 
-    ``manager_class`` is SubprocessEnvManager. The probe takes half a second plus the start and close of a worker. If the
-    environment cannot be made, or raises, its error is raised.
+    ``manager_class`` is SubprocessEnvManager. The probe takes half a second plus the start and close of a worker. If
+    the environment cannot be made, or raises, its error is raised.
     """
     n_workers = None if options.n_workers == "auto" else options.n_workers
     if options.n_envs == 1 and not in_process:

@@ -32,7 +32,7 @@ _environments: dict[str, dict[str, Any]] = {}
 def connect(options: ClusterOptions) -> None:
     """Make this program a driver of the cluster until it ends, unless it already is a driver of a cluster.
 
-    The runtime environment is set for the whole job, because actors' own may not contain folders of this machine.
+    The runtime environment is set for the whole job, because that of an actor may not contain folders of this machine.
     Raises UsageError if there is no cluster at the address.
     """
     address, runtime_env = options.address, options.runtime_env

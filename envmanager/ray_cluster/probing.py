@@ -31,7 +31,7 @@ CALL_S = 400e-6
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""Factor on the least time. The smallest number of workers whose time is within it is chosen."""
+"""Factor on the least time of a round. The smallest number of workers that stays within the product is chosen."""
 
 _logger = logging.getLogger("envmanager")
 
