@@ -30,11 +30,11 @@ class EngineChannel(Channel):
         self.hello: Hello | None = None
         """Hello of the engine; None until the engine has connected."""
         self.last_ticket = 0
-        """Ticket of the last command."""
+        """Ticket of the last command, from which the full tickets of answers are derived."""
         self.on_aside: Callable[[Frame, int], None]
         """Callback for note and busy frames, which answer no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
-        """Callback for when the engine has closed the connection."""
+        """Callback that runs when the engine has closed the connection."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
         """Commands to send once the engine has connected."""

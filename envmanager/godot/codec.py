@@ -34,7 +34,7 @@ from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of a steps frame."""
+"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents want an action."""
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
 """Bits of a row: the episode terminated, the episode was truncated, the agent wants an action."""
 
@@ -112,7 +112,7 @@ class StepsDecoder:
         self._rows: dict[int, _Rows] = {}
         """Rows of the last section of each behavior, by the behavior's number."""
         self._distinct: list[_Rows] = []
-        """Rows of each section of the last frame, after the check that no agent occurs twice."""
+        """Rows of each section of the last frame, which passed the check that no agent occurs twice."""
         self._plain: PlainFrame | None = None
         """Fast reader of frames with the rows of the last one; None until a plain frame with these rows was decoded."""
 
@@ -291,7 +291,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number and the order of the agents that want an action."""
+        """Return the number of agents that want an action, and the index that sorts them into the engine's order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -329,7 +329,7 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the numbers of the next block, which has this layout."""
+        """Unpack the next block, which has the given layout."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 

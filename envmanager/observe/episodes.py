@@ -29,7 +29,7 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 RECENT = 100
 """Number of latest episodes over which means are taken."""
 _KEPT_OF_A_MANAGER = 10_000
-"""Number of episodes that a manager keeps (2 MB). Many may end at once if there are thousands of environments."""
+"""Number of episodes that a manager keeps (2 MB), since many end at once if there are thousands of environments."""
 _UNSEEN = -(1 << 62)
 """Initial length of an episode already running when counting began; it stays below 0, so it never counts."""
 
@@ -154,7 +154,7 @@ class Episodes:
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
     def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
-        """Ignore the episodes that are running now, because counting begins in their middle."""
+        """Ignore the episodes that are running now, because counting begins in the middle of them."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN

@@ -48,7 +48,7 @@ def write_stats(
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``. By such names workers share a chart.
+    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``. Thus workers share a chart.
 
     There are six numbers per worker, or all ten with ``every``.
     """

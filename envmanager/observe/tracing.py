@@ -33,7 +33,7 @@ from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
-"""Number of pending records from which they are written before a second has passed."""
+"""Number of pending records that triggers a write before a second has passed."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)

@@ -239,7 +239,7 @@ class StepTime(NamedTuple):
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Return the difference to ``other``; no time falls below 0."""
+        """Subtract the times of ``other``. No time falls below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
