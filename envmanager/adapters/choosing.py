@@ -35,7 +35,7 @@ ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environmen
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice that names a conversion: ``aec_to_parallel`` refuses environments whose agents take turns."""
+    """Return advice with the conversion to use. ``aec_to_parallel`` refuses environments whose agents take turns."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -78,7 +78,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Wrapped objects of other kinds are ignored: they may be shared."""
+    """Return the environment inside all wrappers. Other wrapped objects are ignored, because they may be shared."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)

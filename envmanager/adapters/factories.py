@@ -1,6 +1,6 @@
-"""Factories of environments: one callable per environment from the user's ``env_factory``, checked early.
+"""Factories of environments. The user's ``env_factory`` is checked early and becomes one callable per environment.
 
-No environment is made in the trainer's process: it only inspects the factory.
+The trainer's process only inspects factories. It makes no environment.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _is_context(env_factory: Any, parameter: inspect.Parameter) -> bool:
     target = env_factory.__init__ if inspect.isclass(env_factory) else env_factory
     try:
         return get_type_hints(target).get(parameter.name) is EnvContext
-    except Exception:  # a hint of the user's that cannot be evaluated: compare its text
+    except Exception:  # the user's hint cannot be evaluated, so compare its text
         return parameter.annotation.rpartition(".")[2] == "EnvContext"
 
 

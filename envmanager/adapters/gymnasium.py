@@ -1,7 +1,7 @@
-"""Adapter for Gymnasium environments. All environments of one worker form a group that writes into its arrays.
+"""Adapter for Gymnasium environments. All environments of one worker form a group with one set of arrays.
 
-Most users' environments are stepped by this module. Views of rows, readers of actions, and the expected dtypes and
-shapes are therefore made once; a step only compares and assigns.
+Speed matters here, because this module steps most users' environments. Views of rows, readers of actions, and the
+expected dtypes and shapes are made once, so that a step only compares and assigns.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``, the i-th of which reads row i of actions and writes row i."""
+        """Step all environments, or those at ``rows``. The i-th of them uses row i of the actions and of the result."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -147,7 +147,7 @@ class GymnasiumEnvironment(EnvGroup):
                 elif obs.__class__ is plain_class:
                     try:
                         plain_obs[place] = obs
-                    except ValueError:  # another dtype or shape, as in the steps to come
+                    except ValueError:  # another dtype or shape, as probably in later steps
                         plain_class = out.plain_class = None
                         write_obs(out.obs[row], obs, self.casting)
                 else:
@@ -180,7 +180,7 @@ class GymnasiumEnvironment(EnvGroup):
             raise first_error
 
     def _restart(self, env: Any, row: int, views: list[Any], seed: int | None = None) -> Any:
-        # Copied for each environment: Gymnasium's vector environments remove keys from them.
+        # The options are copied, because Gymnasium's vector environments remove keys from them.
         result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result))
@@ -210,7 +210,7 @@ class _BufferViews:
     """A RowBuffer with views of each row's leaves. Making a view in each assignment would take three times as long."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
-        """``is_plain``: observations are arrays of numbers whose values need no check."""
+        """``is_plain``: whether observations are arrays of numbers whose values need no check."""
         n, steps = len(agent_id), buffer.steps
         self.agent_id = agent_id
         self.steps = steps
@@ -224,7 +224,7 @@ class _BufferViews:
         self.truncated: Any = steps.truncated.data
         self.no_flags = np.zeros(n, np.bool_).data
         self.plain_obs: Any = None
-        """Flat memory of all observations if each has one axis; ``places`` has the slice of each row."""
+        """Flat memory of all observations if each has one axis, else None. ``places`` has the slice of each row."""
         self.plain_class: type | None = None
         """Class of the observations that are copied through ``plain_obs``; None if none are."""
         self.places: Sequence[Any] = self.rows
@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """A row of an object column, written like a view. NumPy would look inside a list assigned to a real view."""
+    """A row of an object column, written like a view. NumPy would split up a list assigned to a real view."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row
@@ -266,7 +266,7 @@ def _obs_writer(spec: Tree, *, check_numbers: bool) -> ObsWriter:
 
 
 _SHORT = 32
-"""Greatest length of a float observation that a sum in Python checks faster than NumPy does."""
+"""Length up to which a sum in Python finds infinite or NaN floats in an observation faster than NumPy does."""
 
 
 def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:

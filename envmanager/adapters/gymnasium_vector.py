@@ -7,7 +7,7 @@ NEXT_STEP, the default) ignores the action of that step, so the agent does not a
     t       obs = last, terminated          obs = final_obs = last, terminated, acting False
     t + 1   action ignored, obs = first     obs = first, reward 0, acting True, no transition
 
-If all sub-environments end in one step, no agent could act in the next one: step t + 1 is then taken inside step t.
+If all sub-environments end in one step, no agent could act in the next one, so step t + 1 is taken inside step t.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class VectorEnvironment(Environment):
         self.casting: Casting = Casting()
         self._n = int(vector_env.num_envs)
         self._spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
-        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 has no other and does not state it
+        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 has only this and does not state it
         ways = {NEXT_STEP: self._sit_out, SAME_STEP: self._take_restarted, DISABLED: self._reset_ended}
         self._restart = ways[getattr(mode, "value", mode)]
         self._options: Info | None = None
@@ -129,7 +129,7 @@ class VectorEnvironment(Environment):
         return AgentSteps(agent_id, obs, reward, terminated, truncated, info=info_rows(infos, self._n))
 
     def _own_arrays(self, obs: Tree) -> Tree:
-        """Copy a batched observation to arrays ``[M, …]``; VectorEnvs may overwrite their own."""
+        """Copy a batched observation to new arrays ``[M, …]``, because a VectorEnv may overwrite its own."""
         spec = self._spec.observation
         check_structure(spec, obs, "obs")
         parts = zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True)
@@ -211,9 +211,9 @@ def _stacked(spec: ArraySpec, values: Sequence[Any], path: str, casting: Casting
 
 
 def info_rows(infos: Info, n: int) -> list[Info]:
-    """Split a VectorEnv's infos (arrays by key, and masks ``_key`` of the sub-environments that have it) into n dicts.
+    """Split the infos of a VectorEnv, which are arrays by key, into n dicts.
 
-    A key without a mask belongs to all if it has n entries, and is left out otherwise.
+    A mask ``_key`` selects the sub-environments that have the key. A key without a mask is kept if it has n entries.
     """
     check_info(infos, "infos")
     rows: list[Info] = [{} for _ in range(n)]

@@ -148,8 +148,8 @@ class MlagentsFactory:
 
     ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` are of this kind. ``worker_id``, which determines
     the port of a Unity build, is the context's ``slot``, so a replaced environment has another port. The environment
-    is made with side channels for parameters and statistics. ``engine``, if given, is sent through a third one: the
-    engine's configuration (time scale, screen size and so on).
+    is made with side channels for parameters and statistics. A third side channel
+    sends ``engine``, the engine's configuration (time scale, screen size and so on), if it is given.
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Convert a BehaviorSpec of ML-Agents. Only ``mlagents_specs`` has the meaning of observations."""
+    """Convert a BehaviorSpec of ML-Agents. It loses the meaning of observations, which ``mlagents_specs`` keeps."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),

@@ -25,7 +25,7 @@ from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import imported, nearest
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Library and extra by Gymnasium namespace, for namespaces that exist only once their library is imported."""
+"""Library and extra of each Gymnasium namespace that exists only once the library has been imported."""
 
 
 @attrs.frozen
@@ -151,7 +151,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Replace the name of an entry point in ``__main__`` by its callable: a worker's ``__main__`` is another module."""
+    """Replace an entry point's name in ``__main__`` by its callable, because a worker has another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

@@ -29,14 +29,14 @@ Agent = Any
 class ParallelEnvironment(Environment):
     """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
 
-    If there is one behavior, it is ``"default"``; else the names are those of the agents without their numbers
+    A single behavior is called ``"default"``. Several are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
     behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
     appeared so far.
 
     With PettingZoo's ``turn_based_aec_to_parallel`` only the agent whose turn it is acts; the others have rows too.
 
-    If an agent joins with a new episode, its ``info`` is that of the reset.
+    The ``info`` of an agent that joins with a new episode comes from the reset.
     """
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
@@ -79,7 +79,7 @@ class ParallelEnvironment(Environment):
         if all(row.ended for row in rows) and set(alive) <= set(self._playing):
             return self._as_steps(rows, self._begin(None))
         for row in rows:
-            # An agent that ended but is still listed plays on: its last observation also begins its next episode.
+            # An agent that ended but is still listed plays on, so its last observation also begins its next episode.
             row.next_obs = row.obs if row.agent in alive else None
         joined = [outcome.joined(agent) for agent in alive if agent not in self._playing]
         return self._as_steps(rows, joined)
@@ -105,7 +105,7 @@ class ParallelEnvironment(Environment):
         }
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
-        """Return the rows of agents that played, then those of agents that joined; one that did both has one row."""
+        """Return the rows of agents that played, followed by agents that joined. An agent that did both has one row."""
         known = {row.agent: row for row in rows}
         for new in joined:
             old = known.setdefault(new.agent, new)
@@ -175,7 +175,7 @@ class ParallelEnvironment(Environment):
 
 
 def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
-    """Return the behavior of each agent: agents with equal specs share one.
+    """Return the behavior of each agent. Agents with equal specs share a behavior.
 
     A single behavior is ``"default"``. Otherwise a behavior is named after the prefixes of its agents, sorted and
     joined by ``+``. Behaviors for which these names are equal are named after their first agent. If some names are then
@@ -227,7 +227,7 @@ def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
 
 @attrs.define
 class _Kind:
-    """The facts about an agent that never change."""
+    """An agent's behavior and its reader of actions, which never change."""
 
     behavior: str
     read_action: RowReader

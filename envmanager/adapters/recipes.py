@@ -1,4 +1,4 @@
-"""Recipes of environments: an id or factory with arguments and wrappers, as in a config; and their preparation.
+"""Recipes of environments, and their preparation. A recipe is an id or a factory with arguments and wrappers.
 
 ::
 
@@ -100,7 +100,7 @@ class EnvRecipe:
     """An environment with its arguments and wrappers; every manager accepts one as its ``env_factory``.
 
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
-    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: another of its arguments.
+    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: its argument of this name.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
     ``{"module:Class": {"size": 4}}``, or either with a callable instead of the text. ``imports``: modules to import
     first, in this process and in the environment's, because they register ids or spaces.
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Look up the names in a recipe, that of the environment with ``resolve``. Raises UsageError for a mistake."""
+    """Look up the names in a recipe; ``resolve`` looks up the environment. Raises UsageError for a mistake."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -190,7 +190,7 @@ def _maker(factory: Any) -> Any:
     module, _, name = entry_point.partition(":")
     try:
         return Importable(module, name).load()
-    except Exception:  # perhaps only the worker can import it; if not, its error says so
+    except Exception:  # perhaps only the worker can import it; else the worker's error says so
         return None
 
 

@@ -1,4 +1,4 @@
-"""Calls of ``reset`` with only the arguments that it takes: some environments take no seed or no options.
+"""Calls ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
 
 The rule: a seed or options that ``reset`` does not take raise an error.
 """

@@ -27,11 +27,11 @@ _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
-"""Function ``(batch tree of [n, …], row) -> one agent's action``; this is an element of the space and never a view."""
+"""Function ``(batch tree of [n, …], row) -> one agent's action``. The action is an element of the space and no view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``value`` as a float. Raises SpecMismatch if it is not one real number, or a bool without ``casting``."""
+    """Return ``value`` as a float. Raises SpecMismatch unless it is a real number or a bool that ``casting`` allows."""
     if type(value) in REAL_NUMBERS:
         return float(value)
     if isinstance(value, int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
@@ -54,7 +54,7 @@ def finite_number(value: Any, path: str, casting: Casting | None = None) -> floa
 
 
 def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
-    """Return a bool or 0-d bool array as a bool, also 0 and 1 if ``casting`` allows. Raises SpecMismatch for others."""
+    """Return a bool, a 0-d bool array, or (if ``casting`` allows) 0 or 1 as a bool. Raises SpecMismatch for others."""
     if type(value) in FLAGS:
         return bool(value)
     try:
@@ -85,9 +85,9 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return a bound of a spec as one number if all its numbers are equal, or as None if all are infinite.
+    """Return a bound as one number if all its numbers are equal, or as None if all are infinite; else unchanged.
 
-    Otherwise the bounds of a camera would be sent as two images.
+    Without this, the bounds of a camera's images would be sent as two images.
     """
     if not values.size:
         return None

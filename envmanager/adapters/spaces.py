@@ -1,6 +1,6 @@
 """Conversion of Gymnasium's spaces to trees of ArraySpec, and of rows of action arrays to elements of the spaces.
 
-A space is read once. ``row_reader`` makes the function that each step then calls.
+A space is read once. ``row_reader`` returns a function for it, which each step calls.
 """
 
 from __future__ import annotations

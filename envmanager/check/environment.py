@@ -33,7 +33,7 @@ N_STEPS_OF_ANOTHER_SEED = 50
 class Finding:
     """The answer to one of QUESTIONS, with advice. ``text`` is one or two sentences.
 
-    ``evidence``: the last lines of output, if the environment ended its process.
+    ``evidence``: the last lines of output if the environment ended its process.
     """
 
     question: str

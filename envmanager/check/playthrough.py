@@ -51,7 +51,7 @@ class Moment:
             except SpecMismatch as error:
                 phase: Phase = "reset" if is_reset else "step"
                 if not is_reset and error.path.startswith("obs") and current.ended.any():
-                    phase = "restart"  # where an episode ended, obs is the next one's first
+                    phase = "restart"  # obs is the first observation of the next episode
                 mismatches.append(Mismatch(phase, error.path, str(error)))
         return cls(_digest(steps, specs), mismatches, any(current.ended.any() for current in steps.values()))
 
@@ -68,7 +68,7 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. A ``failure`` in the call ``failed_in`` ended these early."""
+    """The data of one reset and the steps after it. If a call failed, ``failed_in`` is its phase and no data follow."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
@@ -124,7 +124,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy of random actions by row. Actions are the same after a second reset, even if agents have new ids."""
+    """A policy that draws random actions by row and not by agent id. A second reset may change ids but not actions."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)

@@ -42,7 +42,7 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
-"""Pattern of the warning of adapters, such as that of dm_env, whose environment cannot be seeded."""
+"""Pattern of the warning of adapters, such as that of dm_env, for an environment that cannot be seeded."""
 _LAST_CALL = "last-call"
 _STDERR = 2
 """Descriptor that writes to the worker's log."""
@@ -52,7 +52,7 @@ _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 
 
 class Cast(NamedTuple):
-    """A field of steps that is cast: the expected type by its spec, and the value that the environment returned."""
+    """A field of steps whose values are cast, the type that its spec demands, and a description of a value returned."""
 
     field: str
     expected: str
@@ -134,7 +134,7 @@ class Trial:
             self._manager = self._start_worker()
         try:
             return self._manager.call(name, *args)[0]
-        except EnvRaised as error:  # SystemExit and the like; a Subject returns a Failure for ordinary exceptions
+        except EnvRaised as error:  # such as SystemExit; for ordinary exceptions a Subject returns a Failure
             failure = Failure(f"it raised {error.type_name}: {error.cause}".rstrip(": "))
         except (WorkerDied, WorkerTimedOut) as error:
             self._end_worker()
@@ -180,7 +180,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Cut each stack in the output at this library's first frame. faulthandler writes the innermost frame first."""
+    """Remove from each stack this library's frames and their callers. faulthandler writes the innermost frame first."""
     kept = []
     is_own = False
     for line in output.splitlines():

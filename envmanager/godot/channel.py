@@ -1,8 +1,8 @@
-"""The trainer's end of the connection to one engine, which carries frames. An answer repeats its command's ticket.
+"""The trainer's end of the connection to one engine. Each answer frame carries the ticket of its command.
 
 ::
 
-    Lobby ── the engine has said hello ──▶ connection ── configure, reset, step, call ──▶
+    Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call ──▶
                                                        ◀── specs, steps, value, error ──
 
 The rule: a command that is sent before the engine has connected is queued here. After a frame that breaks the protocol,
@@ -30,18 +30,18 @@ class EngineChannel(Channel):
         self.hello: Hello | None = None
         """Hello of the engine; None until the engine has connected."""
         self.last_ticket = 0
-        """Ticket of the last command."""
+        """Ticket of the last command, from which the full tickets of answers are derived."""
         self.on_aside: Callable[[Frame, int], None]
-        """Callback for a note or busy frame, which answers no command. It receives the frame and the full ticket."""
+        """Callback for note and busy frames, which answer no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
-        """Callback that is called when the engine has closed the connection."""
+        """Callback that runs when the engine has closed the connection."""
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
         """Commands to send once the engine has connected."""
         self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """Begin to wait for an engine in ``lobby``; ``pidfd`` becomes readable when the engine's process ends."""
+        """Begin to poll ``lobby`` for an engine. ``pidfd`` becomes readable when the engine's process ends."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def refuse(self, reason: str) -> None:

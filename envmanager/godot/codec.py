@@ -5,15 +5,15 @@
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
 
-In nearly all steps no agent joins, leaves or ends, and all act. Such a frame differs from the last one only in its
-time, observations and rewards. ``PlainFrame`` checks that all other bytes are equal, and reads these numbers at their
-known offsets. Any other frame is read block by block.
+In nearly all steps no agent joins or leaves, no episode ends, and all agents act. Such a frame differs from the last
+one only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are equal, and reads these
+numbers at their known offsets. Any other frame is read block by block.
 
 The rule: a body is checked completely before any part of it is returned. The returned arrays are views of the body, so
-each body needs a buffer of its own at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
+each body needs its own buffer at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
 
-An engine sends rows in the order in which its agents joined. The returned rows are sorted by environment, as those of a
-Python worker are. If the two orders differ, rows are copied.
+An engine sends rows in the order in which its agents joined. The returned rows are sorted by environment, as in the
+steps of a Python worker. If the two orders differ, rows are copied.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of a steps frame."""
+"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents want an action."""
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row: its episode terminated, its episode was truncated, its agent wants an action."""
+"""Bits of a row: the episode terminated, the episode was truncated, the agent wants an action."""
 
 COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
-"""Number of the behavior, 0, number of rows."""
+"""Head of a section of a step frame: number of the behavior, 0, number of rows."""
 STEPS_HEAD = struct.Struct("<II")
-"""Microseconds that the engine took, number of sections."""
+"""Head of a steps frame: time that the engine took in µs, number of sections."""
 STEPS_SECTION = struct.Struct("<HBBI")
-"""Number of the behavior, flags, 0, number of rows."""
+"""Head of a section of a steps frame: number of the behavior, flags, 0, number of rows."""
 
 _REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
 _BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
@@ -56,7 +56,7 @@ _ZEROS = tuple(bytes(n) for n in range(4))
 class Acting(NamedTuple):
     """The ``n`` agents of a behavior that want an action.
 
-    ``order`` is the index that brings their returned rows into the engine's order; None if both orders are equal.
+    ``order``: index array that sorts the returned rows into the engine's order; None if both orders are equal.
     """
 
     n: int
@@ -66,7 +66,7 @@ class Acting(NamedTuple):
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
     """Return the body of a step frame for the agents in ``acting`` (``StepsDecoder.acting``).
 
-    The manager has checked that ``actions`` fit their specs. A behavior without actions plays by itself. Raises
+    The manager has checked that ``actions`` fit their specs. A behavior without actions plays by its heuristic. Raises
     ValueError for a wrong number of rows or an unknown behavior.
     """
     unknown = actions.keys() - acting.keys()
@@ -90,7 +90,7 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
 
 
 class Decoded(NamedTuple):
-    """The steps in a steps frame, and the time that the engine took for them."""
+    """The steps in a steps frame, and the time in µs that the engine took for them."""
 
     steps: dict[str, AgentSteps]
     busy_us: int
@@ -99,8 +99,8 @@ class Decoded(NamedTuple):
 class StepsDecoder:
     """A decoder of one engine's steps frames. It keeps each behavior's rows, because later frames may refer to them.
 
-    Arena i of the engine is environment ``env_ids[i]``. ``infos``: whether the engine was asked for infos; then every
-    row has one, which may be empty.
+    Arena i of the engine is environment ``env_ids[i]``. ``infos``: whether infos were requested. If so,
+    every row has an info, which may be empty.
     """
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
@@ -112,15 +112,15 @@ class StepsDecoder:
         self._rows: dict[int, _Rows] = {}
         """Rows of the last section of each behavior, by the behavior's number."""
         self._distinct: list[_Rows] = []
-        """Rows of each section of the last frame. They were checked: no agent occurs twice."""
+        """Rows of each section of the last frame, which passed the check that no agent occurs twice."""
         self._plain: PlainFrame | None = None
-        """Fast reader of frames with the rows of the last frame; None until a plain frame with them was read."""
+        """Fast reader of frames with the rows of the last one; None until a plain frame with these rows was decoded."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
-        """Return the steps in the body of a steps frame. If it raises BadFrame, the decoder has not changed.
+        """Return the steps in the body of a steps frame. Raises BadFrame, which leaves the decoder unchanged.
 
-        ``after_reset``: whether the frame answers a reset; then no episode ends, and no rows refer to earlier ones. The
-        arrays are views of ``body``, except those that would not be aligned.
+        ``after_reset``: whether the frame answers a reset, so that no episode may end and no rows may refer to earlier
+        ones. The arrays are views of ``body``, or copies where a view would not be aligned.
         """
         if self._plain is not None and not after_reset:
             plain = self._plain.read(body)
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior: {} if the engine sent none, None if it was not asked for any."""
+        """Return the infos by behavior: {} if the engine sent none, None if infos were not requested."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The agents of a section: ``agent_id`` int64[n]. ``order`` sorts them by environment; None if they are sorted."""
+    """The agents of a section: ``agent_id`` int64[n]. ``order``: index that sorts them by environment, or None."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """The part of a steps frame about one behavior."""
+    """The section of a steps frame for one behavior."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,7 +242,7 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``PlainFrame`` can read later frames with this section: no row is sorted and no array is copied."""
+        """Whether ``PlainFrame`` can read such sections, because no rows are sorted and no arrays are copied."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
@@ -291,7 +291,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number and the order of the agents that want an action."""
+        """Return the number of agents that want an action, and the index that sorts them into the engine's order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -316,20 +316,20 @@ _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
 
 
 class Cursor:
-    """A reader of a body from its start to its end, which checks every size that the body states.
+    """A sequential reader of a body. It checks every size that the body states.
 
     Every method raises BadFrame if bytes are missing or left over.
     """
 
     def __init__(self, body: Any) -> None:
         self.where = ""
-        """Name of the behavior that is being read, as a part of error messages."""
+        """Clause for error messages that names the behavior being read; empty outside of sections."""
         self.arrays_read: list[_Place] = []
         self._body = memoryview(body)
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the numbers of the next block, which has this layout."""
+        """Unpack the next block, which has the given layout."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
@@ -383,7 +383,7 @@ class PlainFrame:
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """``sections``: those of ``body``, which all repeat earlier rows; ``arrays_read``: places of all its arrays."""
+        """``sections``: the sections of ``body``, all plain. ``arrays_read``: the places of all arrays in ``body``."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []

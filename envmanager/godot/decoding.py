@@ -32,7 +32,7 @@ class EngineDecoder:
         self.error: EngineError | None = None
         """Last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
-        """Arenas that the last call addresses; its answer has one value for each."""
+        """Arenas that the last call addressed. Its answer has one value per arena."""
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
@@ -77,7 +77,7 @@ class EngineDecoder:
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
-        """Return an EnvRaised for the error in an engine."""
+        """Convert an engine's error to EnvRaised. ``asked``: the pending command; None between commands."""
         traceback = error.traceback
         if error.script and not traceback:
             place = f'File "{error.script}", line {error.line}, in {error.function or "?"}'

@@ -30,7 +30,7 @@ from envmanager.system.machine import count_cores
 LONG_SPIN_NS = 1_000_000
 """Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
 _ENGINE_SEEDS = 2**31
-"""Offset of worker_ids, above all env_ids, in the derivation of engines' own seeds, for draws before any reset."""
+"""Offset added to worker_ids to derive engines' own seeds, for draws before any reset. It exceeds all env_ids."""
 
 
 def engines_may_spin(n_engines: int) -> bool:
@@ -130,7 +130,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's assets unless that was done. Without the import a game lacks its images and sounds."""
+    """Import a project's assets unless that was done before. Without the import a game lacks its images and sounds."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""The link to an engine: starts it, sends commands as frames, and makes responses of its answers.
+"""The link to an engine: starts it, sends commands as frames, and converts its answers to responses.
 
-Errors that the engine's scripts print become responses too. No code here waits for an engine to start: it connects to
-the lobby when it is ready.
+Errors that the engine's scripts print become failed responses. No code here blocks until an engine has started, because
+the engine connects to the lobby when it is ready.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
-"""Environment variables with the trainer's address and the token to send. A game without them runs on its own."""
+"""Environment variables with the trainer's address and the token to send. Without them a game plays by heuristic."""
 _VERBS: dict[CommandName, Any] = {
     CommandName.CALL: "method",
     CommandName.GET_ATTR: "get",
@@ -161,7 +161,7 @@ class EngineLink(Link):
 
     def ask_to_close(self) -> None:
         super().ask_to_close()
-        if isinstance(self.process, AttachedGame) and self.channel.hello is None:  # there is no game to wait for
+        if isinstance(self.process, AttachedGame) and self.channel.hello is None:  # no game has connected
             self.process.signal()
 
     # Responses.
@@ -178,7 +178,7 @@ class EngineLink(Link):
         """Return the response, or a failure if the message breaks the protocol or a script printed an error.
 
         After an error in a script Godot goes on with null. When the bridge receives that null, it answers with an
-        error; the printed error then says where the null came from.
+        error. The printed error is returned instead, because it says where the null came from.
         """
         try:
             response = decode(message)
@@ -212,7 +212,7 @@ class EngineLink(Link):
             if self.awaited is not None:
                 self.due_at = max(self.due_at, until)
 
-    # Release, and the output as evidence.
+    # Release and output.
 
     def release(self) -> None:
         super().release()

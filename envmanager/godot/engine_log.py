@@ -23,13 +23,13 @@ _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)
 
 
 class EngineLog:
-    """The output of one engine. The engine inherits ``write_fd``; call ``started`` after that, to close it here."""
+    """The output of one engine. Once the engine has inherited ``write_fd``, call ``started``, which closes it here."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
         """Open the file. Raises UsageError if it cannot be written."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
-            # Opened a second time, to append: after a truncation the engine goes on at the new end, without a hole.
+            # Opened again in append mode, so that after a truncation the engine writes at the new end, without a hole.
             write_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._read_to = 0
         else:
@@ -41,11 +41,11 @@ class EngineLog:
         self._may_cut = log_dir is None
 
     def started(self) -> None:
-        """Close ``write_fd``: the engine has inherited it."""
+        """Close ``write_fd``, because the engine has inherited it."""
         self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
-        """Return the first script error that was printed since the last call; None without one."""
+        """Return the first script error printed since the last call; None if there is none."""
         if self._fd == descriptors.CLOSED:
             return None
         size = os.fstat(self._fd).st_size

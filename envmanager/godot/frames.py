@@ -4,8 +4,8 @@
 
     u32 length of the body | u8 kind | u8 0 | u16 0 | u32 ticket | body        all little endian
 
-The rule: a header is checked before memory is allocated for its body. A bad one is refused as soon as its twelve bytes
-have arrived, so no sender can make the trainer buffer more than the limit of the frame's kind.
+The rule: a header is checked before memory is allocated for its body. A bad header is refused as soon as its twelve
+bytes have arrived, so no sender can make the trainer buffer more than the limit of the frame's kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PROTOCOL = (1, 0)
-"""Major and minor version. Another major version is refused. Another minor one may add keys, which are ignored."""
+"""Major and minor version. Another major version is refused. Another minor version may add keys, which are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
 """Length of the body, kind, 0, 0, ticket."""
@@ -52,13 +52,13 @@ WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
 MAX_DEPTH = 32
-"""Most levels of nested lists and objects in JSON."""
+"""Maximum depth of nested lists and objects in JSON."""
 MAX_DIGITS = 20
-"""Most digits of a whole number in JSON, enough for any 64-bit integer."""
+"""Maximum number of digits of a whole number in JSON, enough for any 64-bit integer."""
 
 
 class BadFrame(Exception):
-    """An error for bytes that are no frame of this protocol, or a body that does not fit the frame's kind.
+    """Raised for bytes that are no frame of this protocol, and for a body that does not fit its frame's kind.
 
     ``reason`` is one line. A caller that knows the worker reports it as a ``ProtocolError``.
     """
@@ -77,7 +77,7 @@ class Frame(NamedTuple):
 
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
-    """Return the most bytes that a body of this kind may have: ``max_frame_bytes`` for frames with arrays."""
+    """Return the maximum size in bytes of a body of this kind, which is ``max_frame_bytes`` for frames with arrays."""
     if kind in (Kind.STEPS, Kind.STEP):
         return max_frame_bytes
     if kind in (Kind.BUSY, Kind.CLOSE):
@@ -104,7 +104,7 @@ class FrameReader:
         while (frame := reader.next()) is not None:
             ...
 
-    A frame of a kind that is not in ``kinds`` raises BadFrame. The reader's memory is 64 KiB and the one incomplete
+    A frame of a kind that is not in ``kinds`` raises BadFrame. The reader holds at most 64 KiB and one incomplete
     frame. It must not be used after a BadFrame.
     """
 
@@ -116,7 +116,7 @@ class FrameReader:
         self._frame: Frame | None = None
         """Frame whose body is incomplete."""
         self._filled = 0
-        """Number of bytes of that body that were received."""
+        """Number of bytes of the incomplete body that were received."""
 
     def space(self) -> memoryview:
         """Return the buffer for the next received bytes. First call ``next`` until it returns None."""
@@ -151,7 +151,7 @@ class FrameReader:
         kind = self._checked(length, number, zero, zeros, ticket)
         start += HEADER.size
         self._filled = min(length, end - start)
-        body = np.empty(length, np.uint8).data  # not a bytearray: that would be filled with zeros first
+        body = np.empty(length, np.uint8).data  # not a bytearray, which would be zeroed first
         body[: self._filled] = self._scratch[start : start + self._filled]
         self._start = start + self._filled
         if self._start == end:
@@ -174,7 +174,7 @@ class FrameReader:
 
 
 def dump_json(message: dict[str, Any]) -> bytes:
-    """Return the message as a JSON body. Raises ValueError or TypeError for values that JSON lacks, such as NaN."""
+    """Encode a message as a JSON body. Raises ValueError or TypeError for values that JSON lacks, such as NaN."""
     return json.dumps(message, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -25,7 +25,7 @@ from envmanager.godot.options import EngineOptions
 from envmanager.observe.files import reporting, write_anew
 
 VARIABLE = "ENVMANAGER_GODOT"
-"""Environment variable with the path of the engine, for games whose config names none."""
+"""Environment variable with the path of the engine, used if a config has no ``engine.binary``."""
 BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
 """Names of engines on PATH by major version; the first that is found is used."""
 HOW_TO_GET = {
@@ -108,7 +108,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of an installed engine, judged by its file name, or None. Godot 4 is preferred."""
+    """Return the major version of an installed engine, by its file name; None without one. Godot 4 is preferred."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         return 3 if "3" in os.path.basename(given) else 4
@@ -148,7 +148,7 @@ def _is_server(binary: str) -> bool:
 
 
 def import_command(game: Game) -> list[str] | None:
-    """Return the command that imports a project's images and sounds; None if that is not needed."""
+    """Return the command that imports a project's images and sounds; None if no import is needed."""
     imported = game.path / (".godot" if game.major >= 4 else ".import")
     if not game.path.is_dir() or imported.exists() or next(game.path.rglob("*.import"), None) is None:
         return None
@@ -232,6 +232,6 @@ def _copy_folder(source: Path, to: Path) -> None:
     with reporting(to):
         try:
             shutil.copytree(source, to, dirs_exist_ok=True, ignore=NOT_SHIPPED)
-        except shutil.Error as error:  # lists all files that could not be copied; the first is enough
+        except shutil.Error as error:  # it has all files that could not be copied; report the first
             _, file, reason = error.args[0][0]
             raise NotWritten(f"{file} cannot be written: {reason}.") from error

@@ -2,7 +2,7 @@
 
 The rule: only an engine that sends the token is accepted. Any other program on the machine that connects is refused,
 and the engine can still connect after that. A game that is played in the editor has no token, so a lobby that waits for
-one accepts any valid hello.
+such a game accepts any valid hello.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lobby:
     """A listener that accepts connections until an engine has sent its hello. Call ``look`` when ``fd`` is readable."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """``attach``: the address at which to wait for a game that the user starts; None for an engine started here.
+        """``attach``: address at which to wait for a game that the user starts; None for an engine started here.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """
@@ -69,7 +69,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, play)
 
     def look(self) -> Arrival | None:
-        """Return the engine if it has sent its hello, else None. Does not wait."""
+        """Return the engine if it has sent its hello, else None. Does not block."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()

@@ -7,7 +7,7 @@
           ▲                                   │                     │
           └── one step queue ◀── steps ───────┴─────────────────────┘
 
-Each engine is a worker, and its arenas are the worker's environments. No other process runs between it and the trainer.
+Each engine is a worker and connects to the trainer directly. Its arenas are the worker's environments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from envmanager.godot.engine_host import EngineHost
 
 _LEAST_ARENAS = 16
-"""Least number of arenas per engine if ``n_workers`` is "auto" and there are several engines."""
+"""Minimum number of arenas per engine if ``n_workers`` is "auto" and there are several engines."""
 
 
 class GodotEnvManager(EnvManager):

@@ -1,7 +1,7 @@
 """JSON bodies of frames: builds those that the trainer sends, and parses those that an engine sends.
 
-The rule: everything is checked here, once, so the decoder of steps can rely on sizes that do not overflow and on unique
-names. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor version may add
+The rule: everything is checked here, once, so the decoder of steps can rely on unique names and on sizes that do not
+overflow. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor version may add
 keys.
 """
 
@@ -59,7 +59,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class EngineSpecs:
-    """All behaviors of an engine in order of their numbers, and the most agents that each has at once."""
+    """All behaviors of an engine in order of their numbers, and the maximum number of agents of each at one time."""
 
     behaviors: tuple[BehaviorLayout, ...]
     max_agents: Mapping[str, int]
@@ -82,7 +82,7 @@ class Hello:
 
 
 def read_hello(body: Body) -> Hello:
-    """Return the message in the body of a hello frame. Raises BadFrame."""
+    """Parse the body of a hello frame. Raises BadFrame."""
     message = parse_json(body)
     given = message.get("protocol")
     if not isinstance(given, list) or len(given) != 2:
@@ -119,7 +119,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has a seed for each of ``arenas``, or for each arena if that is None.
+    """Return the body of a reset frame. ``seeds`` has one seed per entry of ``arenas``, where None means all.
 
     Raises ValueError or TypeError for options that are not JSON values.
     """
@@ -154,10 +154,10 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """An error in an engine, and its place as far as the engine reported it.
+    """An error in an engine. Parts of its place that the engine did not report are None.
 
-    Only engines other than Godot, in languages with exceptions, report ``type``, ``traceback`` and ``broken``: the
-    (path, expected, got) of a value that breaks its spec.
+    ``broken``: (path, expected, got) of a value that breaks its spec. Godot reports neither ``broken`` nor ``type`` nor
+    ``traceback``; engines in languages with exceptions do.
     """
 
     message: str
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name of a note, and a dict of its other entries. Raises BadFrame."""
+    """Parse the body of a note frame. Return its name and a dict of its other entries. Raises BadFrame."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 

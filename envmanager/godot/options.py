@@ -1,4 +1,4 @@
-"""Options for engines, ``engine:`` in a config."""
+"""Options for engines (``engine:`` in a config)."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class EngineOptions:
     """Options for starting and driving engines.
 
     ``scene``: a res:// path; None is the project's main scene. ``binary``: path of the engine; None looks for one, see
-    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "max" is as fast as possible
-    with the same results; or "realtime". ``fixed_fps``: ticks per simulated second; None is the project's own number.
-    ``window``: whether to show the game. ``shown``: number of arenas visible in the window. ``isolate``: whether each
-    arena has its own physics world, so that results do not depend on the number of arenas. ``pin``: whether each engine
-    is bound to one core. ``user_data``: "private" gives each engine a temporary folder for ``user://``; or "shared".
+    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "realtime", or "max", which is
+    as fast as possible with the same results. ``fixed_fps``: ticks per simulated second; None is the project's
+    own number. ``window``: whether to show the game. ``shown``: number of arenas visible in the window. ``isolate``:
+    whether each arena has its own physics world, so that results do not depend on the number of arenas. ``pin``:
+    whether each engine is bound to one core. ``user_data``: "shared", or "private", a temporary ``user://`` per engine.
     ``parameters``: defaults of reset options. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at
     which to wait for a game that the user plays in the editor; no engine is started then.
     """

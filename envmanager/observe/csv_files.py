@@ -1,4 +1,4 @@
-"""Tables in CSV files that grow during a run. A resumed run keeps rows of the run before and appends to them.
+"""Tables in CSV files that grow during a run. A resumed run keeps earlier rows and appends new ones.
 
 The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
 flushed at once. A file counts as written by this library if its first line names the expected columns.
@@ -60,14 +60,14 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and is not a table with these columns. A symbolic link never is one."""
+    """Return whether ``path`` exists and is not a table with these columns. True for every symbolic link."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
         return False
     header = (",".join(columns) + "\r\n").encode()
     with path.open("rb") as file:
-        return not header.startswith(file.readline(len(header)))  # a run killed at its start leaves half a line
+        return not header.startswith(file.readline(len(header)))  # a run killed at its start may leave half a header
 
 
 def holds_rows(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Metrics writer for a table ``metrics.csv`` in the training's folder, with a line per value.
+"""Metrics writer for a table ``metrics.csv`` in the training's folder, with one line per value.
 
 The rule: a resumed training keeps the lines up to its checkpoint and drops later ones.
 """
@@ -42,5 +42,5 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it, as is assumed of every symbolic link."""
+    """Return whether ``path`` exists and no training wrote it. True for every symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)

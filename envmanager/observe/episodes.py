@@ -29,7 +29,7 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 RECENT = 100
 """Number of latest episodes over which means are taken."""
 _KEPT_OF_A_MANAGER = 10_000
-"""Number of episodes that a manager keeps (2 MB). With thousands of environments, many end at the same moment."""
+"""Number of episodes that a manager keeps (2 MB), since many end at once if there are thousands of environments."""
 _UNSEEN = -(1 << 62)
 """Initial length of an episode already running when counting began; it stays below 0, so it never counts."""
 
@@ -74,7 +74,7 @@ class Episodes:
     n_recent: int = RECENT
     env_steps: int = 0
     worker_steps: int = 0
-    """Number of worker steps, from StepInfos alone: a batch does not name its workers."""
+    """Number of worker steps in StepInfos. Steps in batches do not count, because a batch does not name its workers."""
     count: int = 0
     lost: int = 0
     returns: dict[int, list[float]] = attrs.field(factory=dict)
@@ -100,7 +100,7 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """Return the counters of a manager. Episodes running in ``under_way``, its latest steps, will not count."""
+        """Return the counters of a manager. Episodes that run in ``under_way``, its latest steps, do not count."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)
@@ -114,7 +114,7 @@ class Episodes:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count the step in one StepInfo. A StepInfo of a reset or a lost step has none; it begins new episodes."""
+        """Count the step in one StepInfo. After a reset or a lost step there is none, and new episodes begin."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
@@ -133,7 +133,7 @@ class Episodes:
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
         """Prepare for ``add_batch``, after a reset of ``n_envs`` environments.
 
-        ``brings_first``: whether the first row of each environment is that of the reset, which is not a step.
+        ``brings_first``: whether the first row of each environment comes from the reset and so is not a step.
         """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
         self._running[self._rows] = 0.0
@@ -235,7 +235,7 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Return the agents of the rows. Return ``owners``, of the worker's last StepInfo, if they have not changed."""
+        """Return the agents of the rows: ``owners``, from the worker's last StepInfo, if the agents are the same."""
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
@@ -273,7 +273,7 @@ class Episodes:
         return len(self._agent_at) - 1
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Free the places of agents that left when their episode had ended."""
+        """Free the places of agents that left after the end of their episode."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):
             if self._running[place] == 0.0 and self._lengths[place] == 0:

@@ -62,7 +62,7 @@ class Started(Event):
 @attrs.frozen(kw_only=True)
 class Failed(Event):
     """A worker failed with ``error``, which has all the evidence. The error is raised, unless the worker's next event
-    says what is done instead.
+    is a restart or a drop.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -140,7 +140,7 @@ class Dropped(Event):
 
     def __str__(self) -> str:
         why = str(self.error)
-        if isinstance(self.error, RestartsExhausted):  # its advice comes too late
+        if isinstance(self.error, RestartsExhausted):  # without its advice, which comes too late
             last = self.error.last
             restarted = self.error.headline.removesuffix(last.headline).removeprefix(f"worker {self.worker_id} ")
             why = f"It {restarted}{last}"

@@ -58,7 +58,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open a file that ``replacing`` has made, for appending. Raises OSError, also if it is a symbolic link now."""
+    """Open a file that ``replacing`` has made, for appending. Raises OSError, also if it is now a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 

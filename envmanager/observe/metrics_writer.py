@@ -26,9 +26,9 @@ class MetricsWriter(Protocol):
 
 @attrs.frozen
 class RunFacts:
-    """Facts about a training for its writers. ``directory``: its folder; ``config``: its whole config as plain data.
+    """Facts about a training that every metrics writer receives: its folder, its id and its config as plain data.
 
-    ``run_id``: stays the same in a resumed training; ``resumed_at``: number of agent steps before the resumption.
+    A resumed training keeps its ``run_id``. ``resumed_at``: its number of agent steps when it was resumed, else None.
     """
 
     directory: Path

@@ -14,12 +14,12 @@ _EVEN = 0.1
 _LEAST_STEPS = 1000
 """Number of environment steps before the first verdict, because the first steps are slower."""
 _MESSAGE_S = 150e-6
-"""Seconds of the trainer per worker step, below which it does little but pass messages."""
+"""Trainer time per worker step in seconds, below which the trainer is assumed to do little but pass messages."""
 _OWN_S = 60e-6
-"""Seconds of the trainer per worker step, below which the manager takes most of them, whatever the policy."""
+"""Trainer time per worker step in seconds, below which the verdict attributes it to the manager, not to the policy."""
 _YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
-"""Multiple of the median step time, from which the verdict names a worker as slow."""
+"""Multiple of the median step time from which on the verdict names a worker as slow."""
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class WorkerStats:
     step_time_s: float = 0.0
     """Mean time inside a worker step."""
     step_time_p50_s: float = 0.0
-    """Median time inside a worker step, within 7 %, like the other percentiles."""
+    """Median time inside a worker step. All percentiles are accurate to 7 %."""
     step_time_p95_s: float = 0.0
     step_time_p99_s: float = 0.0
     idle_share: float = 0.0
@@ -85,7 +85,7 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """Statistics of a manager: of each worker, sums over all, and a verdict."""
+    """Statistics of a manager: those of each worker, sums over all workers, and a verdict."""
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
@@ -99,9 +99,9 @@ class ManagerStats:
     steps_lost: int = 0
     """Number of worker steps that were sent and never delivered, because the worker failed."""
     wait_share: float = 0.0
-    """Share of the time in which the trainer waited for steps. In process, that in which environments stepped."""
+    """Share of the time in which the trainer waited for steps; if ``in_process``, in which environments stepped."""
     placement: str = ""
-    """Placement that a probe chose, and the reason; empty unless ``"auto"`` was asked for."""
+    """Placement that a probe chose, and the reason; empty without ``"auto"``."""
     in_process: bool = False
     """Whether all environments run in the trainer's process."""
     random_policy: bool = False
@@ -126,7 +126,7 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 
 
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
-    """Return the verdict on workers beside the trainer.
+    """Return the verdict on a manager with workers outside the trainer's process.
 
     The busier side limits the speed: the busiest worker, or the trainer. If both are idle most of the time, the
     messages between them limit it.
@@ -163,7 +163,7 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
 
 
 def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
-    """Return the verdict on environments in the trainer's process, from their share of the time and the trainer's."""
+    """Return the verdict on a manager whose environments all run in the trainer's process."""
     environments, rest = stats.wait_share, 1.0 - stats.wait_share
     its_own = stats.random_policy or _trainer_s(measured, environments) < _OWN_S
     who = "the manager itself" if its_own else _YOURS

@@ -25,7 +25,7 @@ from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 
 FOLDER = "tensorboard"
-"""Name of the folder for the scalars in the training's folder, used unless another directory is given."""
+"""Default folder of the scalars, inside the training's folder."""
 _OF_TRAININGS = "envmanager-"
 _OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
@@ -48,7 +48,7 @@ def write_stats(
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``, so that workers share a chart.
+    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``. Thus workers share a chart.
 
     There are six numbers per worker, or all ten with ``every``.
     """
@@ -70,7 +70,7 @@ def _writer(log_dir: str, mark: str) -> Any:
     except ImportError:
         raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
     # tensorboardX names the file after the second and the machine. With a random suffix two writers have two files, and
-    # nobody can have put a symbolic link there, because the name cannot be guessed.
+    # no other user can have put a symbolic link there, because the name cannot be guessed.
     return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
 
 

@@ -45,7 +45,7 @@ class Histogram:
         self._counts = [0] * _N_BUCKETS
         self._recent = array.array("Q")
         self.add = self._recent.append
-        """Function that adds a time ≥ 0, a C method because every step calls it. Call ``count`` now and then."""
+        """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty its buffer."""
 
     def count(self) -> None:
         """Move the added times into the buckets."""
@@ -95,7 +95,7 @@ class WorkerTimes:
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Before that step the worker was idle."""
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. The time since the last command was idle."""
         began_ns = ended_ns - busy_ns
         if began_ns > self.ended_ns > 0:
             self.idle_ns += began_ns - self.ended_ns

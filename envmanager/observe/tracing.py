@@ -33,7 +33,7 @@ from envmanager.system.machine import absolute, advice, open_privately
 
 _EVERY_NS = 1_000_000_000
 _AT_ONCE = 1024
-"""Number of spans that are written even before a second has passed."""
+"""Number of pending records that triggers a write before a second has passed."""
 _TRAINER = 0
 _LONGEST_TEXT = 300
 _UNMARKED = (Started, LateReplyDiscarded)
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.monotonic_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return the lines, each after its comma. Microseconds are ns with "e-3", which is exact and fast to write."""
+        """Return JSON lines, each led by a comma. Times in µs are written as ns with "e-3", which is exact and fast."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
@@ -153,12 +153,12 @@ class Tracer:
             at_ns = began_ns - zero_ns
             if ended_ns is None:
                 lines.append(f',\n{{"ph":"i",{head}{number},"ts":{at_ns}e-3,"name":"{name}"{more}}}')
-                if name in _DEATHS:  # perhaps during a step, so the time until the next start is not idle
+                if name in _DEATHS:  # also during a step, so the time until the next start is not idle
                     last_ended_ns.pop(number, None)
                 continue
             if number != _TRAINER:
                 idle_ns = began_ns - last_ended_ns.get(number, began_ns)
-                if idle_ns >= 0:  # negative for a span that was reported too late to be sorted in
+                if idle_ns >= 0:  # negative for a span that was recorded after later ones had been written
                     last_ended_ns[number] = ended_ns
                 if idle_ns > 0:
                     idle = f'{at_ns - idle_ns}e-3,"dur":{idle_ns}e-3,"name":"idle"'

@@ -6,9 +6,9 @@
     n_envs, n_cores ─────────────────────────┴── choose ──▶ Placement (kind, n_workers, local_envs, the reason)
 
 A few layouts are compared by the time of a *round*, one step of all environments. In this process a round takes the sum
-of their step times. In workers it takes the longest of three times: that of the slowest worker, that of all work on the
-cores, or that of the trainer, which serves one worker after the other. The costs of a step and a message were measured
-before; nothing here measures or starts anything.
+of their step times. In workers it takes the longest of three times: the time of the slowest worker, the time in which
+the cores can do all work, and the time of the trainer, which serves one worker after the other. A probe has measured
+the costs of a step and a message before. This module only computes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Probe:
     wall_s: float
     """Mean time of a step, without its waits for a free core."""
     cpu_s: float
-    """Mean processor time of a step, over all threads of its process."""
+    """Mean CPU time of a step, over all threads of its process."""
     message_s: float = 50e-6
-    """Time of a message: half the time from a command to the response of a worker that does nothing for it."""
+    """Time of a message, which is half the round trip of a command that does nothing."""
     unevenness: float = 0.0
     """Difference between the 95th percentile and the median of the step times, divided by their mean."""
     obs_bytes: int = 0
@@ -64,26 +64,26 @@ IN_PROCESS = 0
 """Number of workers when all environments run in this process."""
 
 HERE_COUNTS = 1.02
-"""Factor on the time of a round in this process, because nothing protects the trainer from a crash or a hang."""
+"""Penalty factor on the time of a round in this process, where nothing protects the trainer from a crash or a hang."""
 
 SHARED_COUNTS = 1.12
-"""Factor on the time of a round with a local worker, which uses all cores and may have to wait for other workers."""
+"""Penalty factor on the time of a round with a local worker. Such a round uses all cores and may wait for workers."""
 
 AS_GOOD = 1.05
-"""Factor on the least time. Numbers of workers within it count as equally good, as the model is no more precise."""
+"""Factor on the least time. Numbers of workers with times up to that count as equal, because the model is imprecise."""
 
 UNEVEN = 1.0
 """Unevenness from which the greatest of equally good numbers of workers is chosen, so that few environments wait for a
 slow neighbour in their worker. Otherwise, or if slow steps cost less than a message, the smallest is chosen."""
 
 MOSTLY = 0.5
-"""Least share of computing in a step; below it the text of a placement says that steps mostly wait."""
+"""Share of a step spent computing, below which the text of a placement says that steps mostly wait."""
 
 CROWD = 0.33
 """Share of a round that is lost when processes outnumber cores, because the trainer takes a core while it spins."""
 
 BYTE_S = 0.02e-9
-"""Time to copy one byte that another core wrote."""
+"""Time in seconds to copy one byte that another core wrote."""
 
 
 def choose(
@@ -110,7 +110,7 @@ def choose(
     least = 0 if local_envs == "auto" else local_envs
     counts = list(range(1, n_envs - least + 1)) if n_workers is None else [n_workers]
     found = [best([(count, least) for count in counts])]
-    if local_envs == "auto" and n_cores > 1 and not uneven:  # a trainer in a slow local step serves no worker
+    if local_envs == "auto" and n_cores > 1 and not uneven:  # during a slow local step the trainer serves no worker
         counts = list(range(1, min(n_cores, n_envs))) if n_workers is None else [n_workers]
         shared = [(count, n_envs // (count + 1)) for count in counts if count < n_envs]
         if shared:

@@ -5,7 +5,7 @@
     trainer                                        worker of one environment, closed after the measurement
     place ── a manager of one worker ── start ──▶  ProbeFactory: make the environment
                                      ── reset ──▶  ProbedEnvironment: reset it
-                                     ── step ───▶  take some random steps and time them; again, until it is measured
+                                     ── step ───▶  time some random steps; repeated until the measurement ends
                                      ── step ───▶  do nothing: the trainer measures the messages
           ◀─────────── get_attr("probe") ───────
           ── choose ──▶ Placement
@@ -43,11 +43,11 @@ from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.machine import count_cores
 
 PROBE_S = 0.5
-"""Time for which an environment is stepped, in seconds. A longer step is completed."""
+"""Time in seconds for which an environment is stepped. A step that has begun is completed."""
 MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
-"""Share of the steps, at the beginning, that is not counted, because they import, allocate and fill caches."""
+"""Share of the steps that is discarded at the start, because the first steps import, allocate and fill caches."""
 N_MESSAGES = 50
 """Number of round trips measured. The fastest counts, since on a busy machine others include waits for a core."""
 
@@ -68,7 +68,7 @@ def place(
 ) -> Placement:
     """Probe the first environment of ``env_factory``; return where all of them should run, and log the choice.
 
-    ``manager_class`` is SubprocessEnvManager. The probe takes about half a second, and one worker's start and close. If
+    ``manager_class`` is SubprocessEnvManager. The probe takes half a second plus the start and close of a worker. If
     the environment cannot be made, or raises, its error is raised.
     """
     n_workers = None if options.n_workers == "auto" else options.n_workers
@@ -79,7 +79,7 @@ def place(
     except ProbeEnded as ended:
         placement = isolate(str(ended), options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
     else:
-        if options.zero_copy:  # nothing is copied out
+        if options.zero_copy:  # observations are not copied
             probe = attrs.evolve(probe, obs_bytes=0)
         placement = choose(
             probe,
@@ -199,7 +199,7 @@ class ProbedEnvironment(Environment):
             return self._progress()
         n_before = len(self._times)
         with RunDelay() as delay:
-            # The time that the clocks themselves take, since an environment's step may take less.
+            # Time that reading the clocks takes, which is subtracted because a step may take less.
             clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
             while len(self._times) < max(1, 2 * n_before) and not self.is_done:
                 taken = actions_for(self._steps, self._policies, self._group.behavior_specs, _random_policy)
@@ -228,18 +228,18 @@ def _nothing() -> None: ...
 
 
 class StepTime(NamedTuple):
-    """Wall time of a step, without waits for a free core, and its processor time over all threads of the process."""
+    """Wall time of a step, without waits for a free core, and its CPU time over all threads of the process."""
 
     wall_ns: int
     cpu_ns: int
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return a StepTime whose wall time is without the wait for a core, but not below the processor time."""
+        """Return a StepTime whose wall time excludes the wait for a core, but does not fall below the CPU time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Return the difference to ``other``; no time falls below 0."""
+        """Subtract the times of ``other``. No time falls below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
@@ -264,7 +264,7 @@ class RunDelay:
     def __init__(self) -> None:
         try:
             self._fd: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:  # the kernel does not count
+        except OSError:  # the kernel does not report it
             self._fd = None
 
     def ns(self) -> int:
@@ -288,7 +288,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions of ``policies`` in ``steps`` of one environment; ``make_policy`` makes missing policies."""
+    """Return the actions of ``policies`` for ``steps`` of one environment. ``make_policy`` makes missing policies."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

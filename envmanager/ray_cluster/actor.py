@@ -84,7 +84,7 @@ def pack_answer(
 
 
 def unpack_answer(value: Any, at_ns: int) -> Answer:
-    """Return the Answer for what ``pack_answer`` returned, with ``at_ns`` as the time of its arrival."""
+    """Convert the result of ``pack_answer`` to an Answer that arrived at ``at_ns``."""
     head, large = value if value.__class__ is tuple else (value, None)
     ticket, code, flags, _, n_ended, n_bytes, busy_ns, _ = MESSAGE.unpack_from(head)
     if large is not None:
@@ -103,7 +103,7 @@ class EnvActor:
         self._group: EnvGroup | None = None
         self._rows: SentRows | None = None
         self._n_reported = 0
-        """Number of behaviors whose specs were sent, not counting those in the answer to "start"."""
+        """Number of behaviors in the specs that were sent last. Specs in the answer to "start" do not count."""
 
     def obey(self, command: bytes) -> Any:
         """Execute a command and return the packed answer. Never raises."""

@@ -1,7 +1,7 @@
 """Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
 The rule: no other module of this folder imports Ray, and this one uses only Ray's public API. It schedules nothing: Ray
-decides where actors run, and what the loss of a node ends.
+decides where actors run, and which of them end with a node.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _environments: dict[str, dict[str, Any]] = {}
 
 
 def connect(options: ClusterOptions) -> None:
-    """Make this program a driver of the cluster until it ends. Do nothing if it already is a driver of a cluster.
+    """Make this program a driver of the cluster until it ends, unless it already is a driver of a cluster.
 
-    The runtime environment is set for the whole job, because only a job's may contain folders of this machine. Raises
-    UsageError if there is no cluster at the address.
+    The runtime environment is set for the whole job, because that of an actor may not contain folders of this machine.
+    Raises UsageError if there is no cluster at the address.
     """
     address, runtime_env = options.address, options.runtime_env
     if address is not None and address.startswith("ray://"):
@@ -91,11 +91,11 @@ class Cluster:
     """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """``environ``: more environment variables for the workers. Raises UsageError if a named node does not exist."""
+        """``environ``: additional variables for the workers. Raises UsageError if a named node does not exist."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})
-        if runtime_env == _environments.get(ray.get_runtime_context().get_job_id()):  # actors inherit the job's
+        if runtime_env == _environments.get(ray.get_runtime_context().get_job_id()):  # actors inherit it
             runtime_env = {}
         if environ:
             runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **environ}
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return texts: the resources of a worker (``wanted``), those ``missing``, and those of the ``cluster``."""
+        """Describe the resources of a worker (``wanted``), why no node has room (``missing``), and the ``cluster``."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

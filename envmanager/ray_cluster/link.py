@@ -4,7 +4,7 @@
 
     an answer, in a thread of Ray's ── bring ──▶ queue and eventfd ── drain, in the trainer's ──▶ its connection
 
-The end of an actor fails its pending call. An actor without a pending call is pinged once a second, while the trainer
+When an actor ends, its pending call fails. An actor without a pending call is pinged once a second, while the trainer
 receives steps of others, so that its end is noticed too.
 """
 
@@ -43,7 +43,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """An actor as channel and process of a link. A message is a call of the actor; a failed call means its end."""
+    """The channel and process of a link to an actor. A message is a call; if a call fails, the actor has ended."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class ActorConnection(Channel):
         self.node = ""
         """Host of the actor; empty until the actor has been placed."""
         self.error = ""
-        """Ray's message about the actor's end; empty before."""
+        """Ray's message about the actor's end; empty while the actor runs."""
         self._exit_name = "KILLED"
         self._make_actor = make_actor
         self._poller = poller
         self._first: tuple[bytes, float] = b"", -math.inf
-        """First command and its deadline. If the node dies before the actor has run, a new actor gets this command."""
+        """First command and its deadline. If the node dies before the actor has run, a new actor receives it."""
         self._is_asked = self._has_ended = False
         self._actor = make_actor()
         self.ask()
@@ -87,7 +87,7 @@ class ActorConnection(Channel):
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
         """Process the answer to a call of ``actor``, or the error that says how the actor ended."""
-        if actor is not self._actor:  # it never ran and was replaced
+        if actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
             self._note_end(answer)
@@ -226,7 +226,7 @@ class ActorPoller(Poller[ActorLink]):
                     os.eventfd_write(self.answers_fd, 1)
 
     def drain(self) -> None:
-        """Give each queued answer to its connection."""
+        """Pass each queued answer to its connection."""
         with contextlib.suppress(OSError):  # reset the eventfd first: an answer that comes meanwhile sets it again
             os.eventfd_read(self.answers_fd)
         while True:

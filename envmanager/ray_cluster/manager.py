@@ -40,7 +40,7 @@ class RayHost(LinkHost[ActorLink]):
 
     options: RayOptions
     rewrites_arrays = True
-    """True, because each step of a worker is copied into the same rows, from which the trainer needs a copy."""
+    """Whether steps overwrite earlier arrays. They do, because all steps of a worker are written into the same rows."""
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Request an actor without waiting for it. So a single timeout shows that there is no room for all."""
+        """Request an actor without waiting for it, so that a lack of room for several actors costs only one timeout."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)

@@ -1,4 +1,4 @@
-"""Options for a cluster, ``cluster:`` in a config, checked on construction; and texts about resources."""
+"""Options for a cluster (``cluster:`` in a config), which are checked on construction, and texts about resources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_ASKED_FOR = ("node:", "object_store_memory")
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
     """Return a text that says why no node has room: which resources are too small, taken, or scattered over nodes.
 
-    ``wanted``: resources of one worker. ``nodes``: total resources of each node. ``free``: unused ones of all nodes.
+    ``wanted``: resources of one worker. ``nodes``: total resources of each node. ``free``: all unused resources.
     """
     for name, amount in wanted.items():
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)

@@ -27,11 +27,11 @@ from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
 CALL_S = 400e-6
-"""Trainer's time for one call of an actor, measured on one core (docs/ray.md). It makes calls one after another."""
+"""Trainer time per call of an actor in seconds, measured on one core (docs/ray.md). Calls are made one at a time."""
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""Factor on the least time. Of the numbers of workers that take no longer, the smallest is chosen."""
+"""Factor on the least time of a round. The smallest number of workers that stays within the product is chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -41,7 +41,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Return the placement that suits a cluster of ``n_cpus``, and log it.
 
-    If the environment ends its probe, every environment gets its own worker, as far as there is room.
+    If the environment ends the probe's worker, each environment gets its own worker, as far as there is room.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
