@@ -1,4 +1,4 @@
-"""Export of a greedy policy to ONNX or TorchScript. The file needs neither this library nor the environment.
+"""Export of a greedy policy to an ONNX or TorchScript file, which needs neither this library nor the environment.
 
 ::
 
@@ -56,7 +56,7 @@ class ExportFailed(EnvManagerError):
 
 @attrs.frozen
 class Exported:
-    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations compared."""
+    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations tested."""
 
     file: Path
     inputs: dict[str, str]
@@ -91,7 +91,7 @@ def export_policy(
     check_format(to, opset)
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
-    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may still be in use
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # copied because the policy may be in use
     seen = _leaves_of(spec.observation, observations)
     example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
     try:
@@ -202,12 +202,12 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Export with the tracing exporter: the newer one needs two more libraries, and fixes the batch size."""
+    """Export with the tracing exporter, because the newer one needs two more libraries and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # such as its deprecation; check_model finds errors
+        warnings.simplefilter("ignore")  # such as the exporter's deprecation; check_model finds errors
         torch.onnx.export(
             module,
             example,

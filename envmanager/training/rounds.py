@@ -6,8 +6,8 @@
     round 2  target learns  │ 40 steps of every environment │ update target │
     round 3  hero learns    │ …
 
-The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so with partial
-steps the faster ones play more steps.
+The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so faster
+environments play more steps if the manager's steps are partial (``wait``).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of a round. ``steps``: steps per environment that were played in it before a resume."""
+    """The progress of round ``number``. ``steps``: steps per environment in this round before a resume."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
