@@ -54,7 +54,7 @@ class Discrete(nn.Module):
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` for the environment: raw ones plus lower bounds, in the spec's dtype."""
+        """Return actions ``[n, *shape]`` for the environment: raw actions plus lower bounds, in the spec's dtype."""
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 

@@ -9,7 +9,7 @@
 
 The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
-(Ctrl-C) and SIGTERM. Only this process handles them, because it may need the learner's state for a last checkpoint.
+(Ctrl-C) and SIGTERM. Only this process handles them, and it may need the learner's state for a last checkpoint.
 Every wait for the learner has a timeout, and the learner cannot outlive this process.
 """
 
@@ -50,7 +50,7 @@ with needed_by("envmanager.training", extra="torch"):
 LEARNER_TIMEOUT_S = 40.0
 """Default of the option ``learner_timeout_s``."""
 _START_S = 120.0
-"""Minimum timeout, in seconds, for the learner's start, which imports PyTorch and makes the trainer."""
+"""Minimum timeout, in seconds, for the learner's start, during which it imports PyTorch and makes the trainer."""
 _CLOSE_S = 10.0
 _ALIGNED_BYTES = 64
 """Alignment of the tensors in shared memory, in bytes."""
@@ -58,7 +58,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Raised when the learner raised, exited or timed out. The message has the traceback or the process state."""
+    """Raised when the learner raises, exits or times out. The message has its traceback or its process state."""
 
 
 class Apart(Trainer):
@@ -147,7 +147,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Take the learner's version, and return its figures. The new weights are already in shared memory."""
+        """Adopt the learner's version, and return its figures. The new weights are already in shared memory."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures

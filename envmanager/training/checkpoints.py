@@ -190,7 +190,7 @@ def mark_best(path: Path, mean: float) -> None:
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean return of this run's best checkpoint, as evaluated; None if there is none."""
+    """Return the mean return in the evaluation of this run's best checkpoint; None if there is none."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -274,7 +274,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in this context, as damaged files can cause, to a UsageError that begins with ``what``.
+    """Convert any exception in this context, such as a damaged file causes, to a UsageError beginning with ``what``.
 
     ``why``: a reason to report instead of the exception's text.
     """
@@ -295,7 +295,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the ``state.json`` of each checkpoint named by ``save``. Other names are copies that the user made."""
+    """Return the ``state.json`` of each checkpoint that ``save`` named. All others are copies made by the user."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -319,7 +319,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove the files of a checkpoint, and its folder if that is then empty. Ignore errors."""
+    """Remove the files of a checkpoint, and its folder if no other file is in it. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()

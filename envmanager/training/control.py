@@ -59,7 +59,7 @@ class _Source:
     def wrong(self, what: str, *sought: str) -> ConfigError:
         """Return a ConfigError that says ``what`` and names a line of the file.
 
-        The line is the first with the first word in ``sought``, else with the second and so on, else line 1.
+        It is the first line that contains ``sought[0]``, else the first with ``sought[1]`` and so on, else line 1.
         """
         lines = [line.partition("#")[0] for line in self.text.splitlines()]
         patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
@@ -82,7 +82,7 @@ class ControlFile:
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """If the file has changed, pass its requests to ``carry_out``. Check it at most every ``EVERY_S`` seconds.
+        """If the file has changed, pass its requests to ``carry_out``. It is checked only every ``EVERY_S`` seconds.
 
         ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """

@@ -53,7 +53,7 @@ class TrainerController:
     step that a trainer learns from; with 0 each update waits for all steps in flight; None uses each trainer's default.
     ``rounds``: which behaviors learn in which round; without rounds all unfrozen behaviors learn. ``on_update`` is
     called after each update, ``on_change`` when a behavior is frozen or unfrozen.
-    ``step`` and ``train`` raise the manager's exceptions (a worker that failed for good, a bad action).
+    ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker or an invalid action.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. Raises UsageError as ``freeze`` does, before any change."""
+        """Freeze these behaviors and unfreeze all others. If it raises UsageError (see ``freeze``), nothing changes."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -253,7 +253,7 @@ class TrainerController:
         )
 
     def _n_played(self) -> int:
-        """Return the steps taken in this round: the minimum over all workers that were not dropped."""
+        """Return the minimum number of steps that a worker has taken in this round, without dropped workers."""
         return self._round.played(set(range(self.manager.n_workers)) - self._dropped)
 
     def _require_learners(self, frozen: Set[str]) -> None:

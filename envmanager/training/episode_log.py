@@ -1,7 +1,7 @@
 """The episode log of a training: a CSV file with one line per episode, for plots of returns.
 
 The rule: a resumed training keeps the episodes up to its checkpoint and drops later ones. The kept episodes are written
-to a new file, which replaces the old file once complete.
+to a new file, which replaces the old file when it is complete.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class ExportFailed(EnvManagerError):
-    """The policy could not be exported, or the exported one acts differently. No file was written."""
+    """Raised when a policy cannot be exported, or when the exported policy acts differently. No file was written."""
 
 
 @attrs.frozen
@@ -140,7 +140,7 @@ _MOST_STEPS = 100
 
 
 class _Recorder:
-    """A policy that records its observations and leaves the actions to another policy."""
+    """A policy that records its observations and returns the actions of another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -179,7 +179,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Convert an array to the dtype that its tensor has."""
+    """Convert an array to the dtype of the tensor that ``to_tensor`` makes of it."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 

@@ -5,8 +5,8 @@
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So a row never needs
-a frame older than this window, and stays whole until ``capacity`` newer frames have been stored.
+The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So a row shares no
+frame older than this window, and keeps all its frames until ``capacity`` newer frames have been stored.
 """
 
 from __future__ import annotations

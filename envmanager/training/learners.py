@@ -150,7 +150,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step to learning trainers by the rule above; return the number of agent steps that they learn from."""
+        """Pass a step to learning trainers by the module's rule; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

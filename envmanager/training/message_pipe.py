@@ -37,7 +37,7 @@ class MessagePipe:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of a message are still queued. False once the other end is closed."""
+        """Whether bytes of a message are still queued. Always False after the other end has closed."""
         return bool(self._unsent)
 
     def send(self, message: Any) -> None:

@@ -44,7 +44,7 @@ class TrainingOptions:
     """Number of threads PyTorch may use for one operation. The workers need the other cores."""
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
-    """Agent steps between checkpoints; None for none. One more is always written at the end."""
+    """Agent steps between checkpoints; None for none. A last checkpoint is always written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = 100
@@ -52,7 +52,7 @@ class TrainingOptions:
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     """Agent steps between evaluations during training, in separate environments; None for none."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
-    """Metrics writers: names, or ``{name: options}``, of tensorboard, csv, wandb, mlflow."""
+    """Metrics writers (tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
     rounds: Rounds | None = None
     """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
 

@@ -73,7 +73,7 @@ class Rounds:
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round from ``number`` on in which one of ``learners`` learns. There must be such a round."""
+        """Return the first round number, from ``number`` on, in which one of ``learners`` learns. It must exist."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -102,7 +102,7 @@ class RoundCount:
 
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown behavior: a similar name, and all known ones."""
+    """Return the end of an error message about an unknown behavior, with a similar name and all known names."""
     near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

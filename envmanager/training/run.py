@@ -60,8 +60,8 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 class TrainingResult:
     """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
 
-    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: duration of
-    this run. ``mean_return_of``: mean of the last returns, by behavior; behaviors without a whole episode are absent.
+    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
+    run. ``mean_return_of``: mean of the last returns, by behavior; behaviors without a whole episode are absent.
     """
 
     ended: str

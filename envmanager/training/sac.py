@@ -69,7 +69,7 @@ class SACOptions(ReplayOptions):
 
 
 class Actor(nn.Module):
-    """An encoder followed by the mean and log spread of each float in an action."""
+    """An encoder followed by a network for the mean and the log standard deviation of each float in an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to find and read a checkpoint, because a running training removes old ones meanwhile."""
+"""Number of attempts to find and read a checkpoint, which a running training may remove in between."""
 
 
 def load_policy(
@@ -92,7 +92,7 @@ class SavedPolicy:
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
-        """Return the policy as a PyTorch module on leaves of observations; see ``Trainer.greedy_module``."""
+        """Return the policy as a PyTorch module that takes leaves of observations; see ``Trainer.greedy_module``."""
         return self._trainer.greedy_module().eval()
 
 
@@ -168,7 +168,7 @@ class SavedTraining:
     def manager_options(
         self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
     ) -> ManagerOptions:
-        """Return the manager options of the training, overridden by the given ones.
+        """Return the manager options of the training, overridden by the arguments that are not None.
 
         Raises UsageError if the checkpoint does not name its environment and ``env`` is not given.
         """
@@ -221,7 +221,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint without reading it. Raises UsageError, which lists the existing checkpoints."""
+    """Return the folder of a checkpoint without reading it. Raises UsageError that lists the existing checkpoints."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long

@@ -32,7 +32,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """The last ``capacity`` rows of one behavior. ``share_frames``: whether to store frames of stacked images once.
+    """The last ``capacity`` rows of a behavior. ``share_frames``: whether to store each frame of stacked images once.
 
     ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
@@ -120,7 +120,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write actions and rewards into the open rows; return these rows."""
+        """Write actions and rewards into the open rows; return the row numbers of these."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add rewards and ends that waiting agents got in another agent's turn to the rows of their last actions."""
+        """Write rewards and ends that waiting agents received in another's turn into the rows of their last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -181,7 +181,7 @@ class StepStore:
                 self.successor[before % self.capacity] = row
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
-        """Add rows without actions; return their numbers."""
+        """Add rows without actions; return their row numbers."""
         if self._grows and len(self) + n > self.capacity:
             self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
@@ -197,7 +197,7 @@ class StepStore:
         return rows
 
     def _grow(self, capacity: int) -> None:
-        """Enlarge the arrays to ``capacity`` rows, and move the rows to their new places."""
+        """Enlarge the arrays to ``capacity`` rows, and move the rows to their new indices."""
         kept = np.arange(self.first, self.n_rows)
         before, after = self.places(kept), kept % capacity
 
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they cannot be right."""
+        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they are inconsistent."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")

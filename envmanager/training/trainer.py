@@ -39,7 +39,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add one worker's step; return the number of agent steps to learn from. Copy the arrays, which are reused."""
+        """Add a worker's step; return the number of agent steps to learn from. Copy its arrays, as they are reused."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -47,7 +47,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
-        """Update the weights and the policy's version. ``progress``: 0 at the start of training, 1 at the end.
+        """Update the weights and increment ``version``. ``progress``: 0 at the start of training, 1 at the end.
 
         Returns figures for displays and metrics, by name.
         """

@@ -78,7 +78,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return a trainer's factory, its options, whether it is ``frozen``, and options of ``Apart`` (None: no Apart)."""
+    """Return a trainer's factory, its options, whether it is frozen, and options of ``Apart``; None if not apart."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):

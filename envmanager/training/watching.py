@@ -147,7 +147,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it has changed, else None. Raises UsageError once for an unreadable one."""
+        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError once if unreadable."""
         if self._name is not None:
             return None
         try:
@@ -166,7 +166,7 @@ class Source:
 
 
 def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
-    """Return manager options for the training's game in one engine in real time. Raises UsageError if not for Godot."""
+    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is no Godot game."""
     options = saved.manager_options()
     if options.kind != "godot":
         raise UsageError(
