@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that the first line of ``pointer`` names, or that a link leads to. Raises UsageError."""
+    """Return the folder that ``pointer`` names, by its first line or as a link. Raises UsageError if unreadable."""
     try:
         name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
@@ -274,7 +274,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in this context, such as a damaged file causes, to a UsageError beginning with ``what``.
+    """Convert any exception in this context to a UsageError that begins with ``what``. A damaged file can cause any.
 
     ``why``: a reason to report instead of the exception's text.
     """

@@ -59,7 +59,7 @@ class _Source:
     def wrong(self, what: str, *sought: str) -> ConfigError:
         """Return a ConfigError that says ``what`` and names a line of the file.
 
-        It is the first line that contains ``sought[0]``, else the first with ``sought[1]`` and so on, else line 1.
+        The named line is the first with ``sought[0]`` in it, else the first with ``sought[1]`` and so on, else line 1.
         """
         lines = [line.partition("#")[0] for line in self.text.splitlines()]
         patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]

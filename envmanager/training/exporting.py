@@ -44,7 +44,7 @@ OPSET = 17
 OPSETS = range(11, 21)
 """Versions of the ONNX operator set that can be written."""
 RTOL, ATOL = 1e-4, 1e-5
-"""Relative and absolute tolerance for the continuous actions of the file. Discrete actions must be equal."""
+"""Relative and absolute tolerance for the exported policy's continuous actions. Discrete actions must be equal."""
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 """A function from the leaves of observations ``[n, …]`` to the leaves of actions ``[n, …]``."""

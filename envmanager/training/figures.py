@@ -107,7 +107,7 @@ class Figures:
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
     def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
-        """Write the metrics that belong to no single behavior."""
+        """Write the metrics that are not about one behavior."""
         episodes = controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
         scalars |= self._rate(controller, now)

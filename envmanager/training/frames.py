@@ -19,7 +19,7 @@ import numpy as np
 from envmanager.training.named_arrays import copy_into
 
 WINDOW = 4096
-"""Number of newest frames with which the frames of a new row are compared, to share equal ones."""
+"""Number of newest frames that are searched for a frame equal to a new one."""
 
 
 class FrameStacks:

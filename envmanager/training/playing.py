@@ -145,7 +145,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
             "out.mp4), or run it where there is a screen."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mistakes are raised below
+        warnings.simplefilter("ignore")  # mistakes raise errors below
         try:
             environment = _make(options, mode)
         except (MissingExtra, UsageError):

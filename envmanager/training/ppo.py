@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 
     def inputs(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the inputs of the action heads alone."""
+        """Return only the inputs of the action heads, without the values."""
         return self._inputs(self.encoder(obs), obs)
 
     def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:

@@ -73,7 +73,7 @@ class Rounds:
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round number, from ``number`` on, in which one of ``learners`` learns. It must exist."""
+        """Return the first round number, from ``number`` on, at which one of ``learners`` learns; there must be one."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -97,7 +97,7 @@ class RoundCount:
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the minimum number of steps that these workers have taken."""
+        """Return the minimum number of steps that any of these workers has taken in the round."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 

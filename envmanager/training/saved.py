@@ -88,7 +88,7 @@ class SavedPolicy:
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return one action per row, as every Policy does."""
+        """Return one action per row of ``steps``."""
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
@@ -272,7 +272,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
 
 
 def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
-    """Return options with ``n_envs`` environments, and at most as many workers."""
+    """Return ``options`` changed to ``n_envs`` environments and at most this number of workers."""
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):
         local_envs = min(local_envs, n_envs - 1)
