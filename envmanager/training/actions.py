@@ -54,19 +54,19 @@ class Discrete(nn.Module):
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` for the environment: raw ones plus lower bounds, in the spec's dtype."""
+        """Return actions ``[n, *shape]`` for the environment: raw actions plus lower bounds, in the spec's dtype."""
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Do the same as ``to_environment`` with tensor operations, which can be exported."""
+        """Return the actions of ``to_environment``, computed by tensor operations, which can be exported."""
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
 class Continuous(nn.Module):
     """A Gaussian for each float in an action, with a standard deviation that does not depend on the observation.
 
-    Where a float has two finite bounds, the raw values -1 and 1 stand for them.
+    For a float with two finite bounds, the raw values -1 and 1 stand for the bounds.
     """
 
     def __init__(self, spec: ArraySpec) -> None:
@@ -77,7 +77,7 @@ class Continuous(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
         low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
-        with np.errstate(invalid="ignore"):  # for infinite bounds, where np.where takes the default
+        with np.errstate(invalid="ignore"):  # infinite bounds give NaN, which np.where replaces
             self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
             self._half = np.where(is_bounded, (high - low) / 2, 1.0)
         self._low, self._high = low, high
@@ -105,7 +105,7 @@ class Continuous(nn.Module):
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Do the same as ``to_environment`` with tensor operations, which can be exported."""
+        """Return the actions of ``to_environment``, computed by tensor operations, which can be exported."""
         shaped = raw.reshape(-1, *self.spec.shape)
         value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
         low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
@@ -168,7 +168,7 @@ class ActionHeads(nn.Module):
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """Return the same leaves as ``to_environment``, from tensor operations, which can be exported."""
+        """Return the leaves of ``to_environment``, computed by tensor operations, which can be exported."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -186,7 +186,7 @@ def _dtype_of(spec: ArraySpec) -> torch.dtype:
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    """Sum values over the independent parts of an action, ``[n]`` or ``[n, k]`` each; return ``[n]``."""
+    """Return ``[n]``, the sum of ``values`` over the parts of an action. Each value is ``[n]`` or ``[n, k]``."""
     flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
     total = flat[0]
     for value in flat[1:]:
@@ -204,7 +204,7 @@ def _head(spec: ArraySpec) -> nn.Module:
 
 
 def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper bounds in the spec's shape, infinite where the spec has none."""
+    """Return the lower and the upper bounds in the spec's shape; a missing bound is infinite."""
     low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
     high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
     return low, high

@@ -9,8 +9,8 @@
 
 The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
-(Ctrl-C) and SIGTERM: only this process handles them, and it may need the learner's state for a last checkpoint. Every
-wait for the learner has a timeout, and the learner cannot outlive this process.
+(Ctrl-C) and SIGTERM. Only this process handles them, and it may need the learner's state for a last checkpoint.
+Every wait for the learner has a timeout, and the learner cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ with needed_by("envmanager.training", extra="torch"):
 LEARNER_TIMEOUT_S = 40.0
 """Default of the option ``learner_timeout_s``."""
 _START_S = 120.0
-"""Minimum timeout, in seconds, for the learner's start: it imports PyTorch and makes the trainer."""
+"""Minimum timeout, in seconds, for the learner's start, during which it imports PyTorch and makes the trainer."""
 _CLOSE_S = 10.0
 _ALIGNED_BYTES = 64
 """Alignment of the tensors in shared memory, in bytes."""
@@ -58,7 +58,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """The learner raised an exception, exited, or timed out. The message has the traceback or the process state."""
+    """Raised when the learner raises, exits or times out. The message has its traceback or its process state."""
 
 
 class Apart(Trainer):
@@ -66,10 +66,10 @@ class Apart(Trainer):
 
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make`` is
     called in both processes and must make the same network, as attribute ``model``. ``max_ahead``: number of agent
-    steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``: time in seconds that the learner
-    may take for one update or one checkpoint while this process waits; then the learner is killed. ``math.inf`` is no
-    limit. Call ``close()``, or use this as a context manager. Raises UsageError for a trainer that cannot learn like
-    this, and later LearnerFailed when the learner fails.
+    steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``: seconds that this process waits
+    for an update or a checkpoint before it kills the learner; ``math.inf`` for no limit. Call ``close()``, or use this
+    as a context manager. Raises UsageError for a trainer that cannot learn like this. Methods raise LearnerFailed once
+    the learner has failed.
     """
 
     learns_while_playing = True
@@ -93,14 +93,14 @@ class Apart(Trainer):
         self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
         self._n_before = 0
-        """Number of agent steps of the training that are not in ``_n_sent``, because earlier runs collected them."""
+        """Number of agent steps that earlier runs of the training collected, which ``_n_sent`` does not include."""
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
         self._figures: dict[str, float] = {}
         self._n_asked = 0
         self._answer: tuple[int, Any] = 0, None
-        """Number of the request that was answered last, and the answer."""
+        """Number of the last request that the learner answered, and the answer."""
         self._has_started = False
         self._failure = ""
         """Reason why the learner is unusable; empty while it is usable."""
@@ -147,7 +147,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Adopt the learner's version and figures. The new weights are in shared memory already."""
+        """Adopt the learner's version, and return its figures. The new weights are already in shared memory."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
@@ -183,7 +183,7 @@ class Apart(Trainer):
                 self._wait()
 
     def _ask(self, what: str, payload: Any = None) -> Any:
-        """Send a request and return the learner's answer. Discard late answers to requests that were interrupted."""
+        """Send a request and return the learner's answer. Discard late answers to interrupted requests."""
         with defer_interrupts():
             self._n_asked += 1
             number = self._n_asked
@@ -198,7 +198,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Process one message from the learner; return False if there is none. Call only with interrupts deferred."""
+        """Handle one message from the learner; return False if there is none. Call only with interrupts deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -218,7 +218,7 @@ class Apart(Trainer):
         return True
 
     def _wait(self) -> None:
-        """Wait until the learner reads or sends bytes. On timeout, kill it and raise LearnerFailed."""
+        """Wait until the learner reads or sends bytes. On timeout, kill the learner and raise LearnerFailed."""
         who = f"the learner of {self.behavior!r} has {'not responded' if self._has_started else 'been starting'}"
         timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
         half_s = timeout_s / 2
@@ -252,8 +252,8 @@ class Apart(Trainer):
 
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
-    """Start a learner that shares the model's weights; return its process and our end of the pipe."""
-    from envmanager.processes.starting import start  # imported here: it needs Linux
+    """Start a learner that shares the model's weights; return its process and this process's end of the pipe."""
+    from envmanager.processes.starting import start  # imported here because it needs Linux
 
     open_standard()
     ours, theirs = socket.socketpair()
@@ -304,7 +304,7 @@ def _release(process: Process, pipe: MessagePipe, owner_pid: int) -> None:
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
-    """Return the part that the learner needs: this behavior only, without previous observations and infos."""
+    """Return the part of ``info`` that the learner needs: one behavior, without previous observations and infos."""
 
     def part(of: Any) -> Any:
         return {behavior: of[behavior]} if of is not None and behavior in of else {}
@@ -319,7 +319,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(fds: list[int], pickled: bytes, n_threads: int) -> None:
-    """Run the learner: the main function of its process."""
+    """Run the learner. This is the main function of its process."""
     pipe_fd, weights_fd = fds
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -347,7 +347,7 @@ def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
 
 
 class _Learner:
-    """The learner's loop. It reads steps only while no update is due, so that a sender that is ahead blocks."""
+    """The learner's loop. It reads steps only while no update is due, so that a sender that is too far ahead blocks."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe
@@ -395,7 +395,7 @@ class _Learner:
             self._trainer.restore(*told)
             self._publish()
             return self._trainer.version
-        return None  # "pause": it is read only when no update is due, so all steps before it are learned from
+        return None  # "pause" is read only when no update is due, so all earlier steps are learned from
 
     def _publish(self) -> None:
         with torch.no_grad():

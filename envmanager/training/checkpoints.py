@@ -1,4 +1,4 @@
-"""Checkpoints: folders with everything that a training needs to resume. Each is complete or absent.
+"""Checkpoints, which are folders with everything that a training needs to resume. Each is complete or absent.
 
 ::
 
@@ -8,7 +8,7 @@
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
-names it; older ones are removed only after that. Only checkpoints whose names ``save`` made are removed, and in each
+names it; older checkpoints are removed only after that. Only checkpoints named by ``save`` are removed, and in each
 only the files listed in its ``state.json``. ``state.json`` is written first, so unfinished checkpoints can be removed
 too. The content of ``state.json`` is checked as a whole when it is read, and nowhere else.
 """
@@ -51,7 +51,7 @@ _CONTROLLER, _TRAINER = "controller", "trainer-"
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
-"""Pattern of the rest of a name that ``save`` makes, after the number of steps."""
+"""Pattern of what follows the number of steps in a name that ``save`` makes."""
 _LONGEST_NAME = 100
 
 
@@ -62,7 +62,7 @@ class TrainingState:
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
     learners: LearnersState | None = None
-    """Frozen behaviors and the round; None in older checkpoints."""
+    """Frozen behaviors and the progress of the round; None in older checkpoints."""
     frozen_in_config: tuple[str, ...] = ()
     changes: tuple[LearnersChanged, ...] = ()
     """Requested changes of the frozen behaviors, oldest first."""
@@ -88,9 +88,9 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays in a safetensors file, by name. Each is read on access: a program that only acts reads no replay.
+    """The arrays in a safetensors file, by name. Each is read on access, so a program that only acts reads no replay.
 
-    An open file stays readable when it is deleted. Raises OSError or SafetensorError if the file cannot be read.
+    An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +162,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
         for part, (arrays, _) in states.items():
             file = _arrays_in(unfinished, part)
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
-            file.chmod((unfinished / STATE).stat().st_mode)  # the umask's mode; safetensors uses 0600
+            file.chmod((unfinished / STATE).stat().st_mode)  # the mode by the umask; safetensors uses 0600
             _flush(file)
         # The name exists already if a training saves at the step at which it was resumed.
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -190,7 +190,7 @@ def mark_best(path: Path, mean: float) -> None:
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean return of this run's best checkpoint, as evaluated; None if there is none."""
+    """Return the mean return in the evaluation of this run's best checkpoint; None if there is none."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that ``pointer`` names in its first line or, if it is a link, leads to. Raises UsageError."""
+    """Return the folder that ``pointer`` names, by its first line or as a link. Raises UsageError if unreadable."""
     try:
         name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
     except (OSError, ValueError) as error:
@@ -265,7 +265,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return advice to use another checkpoint than ``path`` if that is damaged."""
+    """Return advice to use another checkpoint if the one in ``path`` is damaged."""
     return (
         "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
         f"into {path.parent / LATEST}."
@@ -274,7 +274,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in this context to a UsageError that begins with ``what``: a damaged file can cause any.
+    """Convert any exception in this context to a UsageError that begins with ``what``. A damaged file can cause any.
 
     ``why``: a reason to report instead of the exception's text.
     """
@@ -295,7 +295,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the ``state.json`` of each checkpoint whose name ``save`` made. Any other is a copy made by the user."""
+    """Return the ``state.json`` of each checkpoint that ``save`` named. All others are copies made by the user."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -319,7 +319,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove the files of a checkpoint, and its folder if that is then empty. Ignore errors."""
+    """Remove the files of a checkpoint, and its folder if no other file is in it. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -337,7 +337,7 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """Return the content of a folder's ``state.json``; None if the folder is no checkpoint, or a link to one."""
+    """Return the content of a folder's ``state.json``; None if the folder is not a checkpoint, or is only a link."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:

@@ -1,10 +1,10 @@
-"""The control file: a person edits it to change a training while it runs.
+"""The control file, which a person edits to change a training while it runs.
 
 ::
 
     # RUN/control.toml
     frozen = ["target"]       # these behaviors act greedily and do not learn, all others learn; [] freezes none
-    checkpoint = true         # write one now, once per change of the file
+    checkpoint = true         # write a checkpoint now, once per change of this file
 
 The rule: each version of the file is applied once, as a whole or not at all. A mistake in the file is logged once, and
 the training continues unchanged.
@@ -51,7 +51,7 @@ class Control:
 
 @attrs.frozen
 class _Source:
-    """The text of a control file, from which ``wrong`` makes errors."""
+    """The path and the text of a control file, for error messages that name a line."""
 
     path: Path
     text: str
@@ -59,7 +59,7 @@ class _Source:
     def wrong(self, what: str, *sought: str) -> ConfigError:
         """Return a ConfigError that says ``what`` and names a line of the file.
 
-        The words ``sought`` are tried in order; the line is the first that contains one, else line 1.
+        The named line is the first with ``sought[0]`` in it, else the first with ``sought[1]`` and so on, else line 1.
         """
         lines = [line.partition("#")[0] for line in self.text.splitlines()]
         patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """The control file at ``path``. ``seen``: ``state`` of the version that was applied before a resume."""
+    """The control file at ``path``. ``seen``: ``state`` of the version that was read before a resume; else None."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
@@ -78,11 +78,11 @@ class ControlFile:
 
     @property
     def state(self) -> tuple[int, ...] | None:
-        """Modification time, size and inode of the version that was read last, for a checkpoint; None before any."""
+        """Modification time, size and inode of the version that was read last, for a checkpoint; None if never read."""
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """If the file has changed, pass its requests to ``carry_out``. Check it at most every ``EVERY_S`` seconds.
+        """If the file has changed, pass its requests to ``carry_out``. It is checked only every ``EVERY_S`` seconds.
 
         ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """
@@ -123,7 +123,7 @@ def _understood(source: _Source, behaviors: Collection[str]) -> Control:
     """Parse a control file. Raises ConfigError."""
     try:
         tables = tomllib.loads(source.text)
-    except (ValueError, RecursionError) as error:  # too many digits or too deep nesting: not TOMLDecodeError
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: also too many digits, too deep nesting
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else source.text.count("\n") + 1
         raise ConfigError(

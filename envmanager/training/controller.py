@@ -6,8 +6,8 @@
           ▲                                                                                     │
           └──────────────────── acts from the next step on ─────────────────────────────────────┘
 
-The rule: a trainer is updated only if afterwards no step in flight is more than ``max_policy_lag`` versions old; until
-then the trainer collects steps. No step is discarded. Trainers are frozen and unfrozen only between two steps.
+The rule: an update waits while it would make any step in flight more than ``max_policy_lag`` versions old; meanwhile
+the trainer collects steps. No step is discarded. Trainers are frozen and unfrozen only between two steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Update:
-    """One update of one trainer, after ``n_steps`` agent steps. ``figures``: the result of ``Trainer.update``."""
+    """An update of one trainer, after ``n_steps`` agent steps. ``figures``: the result of ``Trainer.update``."""
 
     behavior: str
     version: int
@@ -50,10 +50,10 @@ class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
     Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: maximum age, in policy versions, of a
-    step that a trainer learns from; with 0 each update waits for all steps in flight; None is each trainer's default.
+    step that a trainer learns from; with 0 each update waits for all steps in flight; None uses each trainer's default.
     ``rounds``: which behaviors learn in which round; without rounds all unfrozen behaviors learn. ``on_update`` is
     called after each update, ``on_change`` when a behavior is frozen or unfrozen.
-    ``step`` and ``train`` raise the manager's exceptions (a worker that failed for good, a bad action).
+    ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker or an invalid action.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class TrainerController:
         self.manager = manager
         self.trainers = dict(trainers)
         self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
-        """Episodes played for training. Those of an evaluation with the same manager are not included."""
+        """Episodes played for training, without the episodes of an evaluation with the same manager."""
         self.n_steps = 0
-        """Number of agent steps that the trainers have learned from or will learn from."""
+        """Number of agent steps that the trainers have received to learn from."""
         self.rounds = rounds
         self._wait = None if wait is None else Wait.parse(wait)
         self._max_policy_lag = max_policy_lag
@@ -116,24 +116,24 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether any environment has yet to take its first step of the current round; always True without rounds."""
+        """Whether some environment has not taken a step in the current round yet; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
         """Freeze a behavior: from the next step on it acts greedily, and its trainer gets no steps and no updates.
 
-        Call between two steps. Raises UsageError for a behavior without a trainer, or if no other learns.
+        Call between two steps. Raises UsageError for a behavior without a trainer, or if no other behavior learns.
         """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Let a behavior learn again, from the next step on; with rounds, only in its rounds."""
+        """Unfreeze a behavior: it learns again from the next step on; with rounds, only in its rounds."""
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. Raises UsageError as ``freeze`` does, changing nothing."""
+        """Freeze these behaviors and unfreeze all others. If it raises UsageError (see ``freeze``), nothing changes."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -153,7 +153,7 @@ class TrainerController:
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore the result of ``state`` before the first reset. Behaviors without a trainer are ignored."""
+        """Restore the result of ``state``; call before the first reset. Behaviors without a trainer are ignored."""
         frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
         self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")
@@ -211,7 +211,7 @@ class TrainerController:
     def _update_all(self, is_ready: Callable[[Trainer], bool]) -> list[Update]:
         updates = []
         for behavior, trainer in self.trainers.items():
-            # One step of many environments may suffice for several updates; on_update may freeze the behavior.
+            # One step of many environments may be enough for several updates. on_update may freeze the behavior.
             while not trainer.frozen and is_ready(trainer):
                 updates.append(self._update(behavior, trainer))
         return updates
@@ -253,7 +253,7 @@ class TrainerController:
         )
 
     def _n_played(self) -> int:
-        """Return the number of steps that every environment has taken in this round: the minimum over the workers."""
+        """Return the minimum number of steps that a worker has taken in this round, without dropped workers."""
         return self._round.played(set(range(self.manager.n_workers)) - self._dropped)
 
     def _require_learners(self, frozen: Set[str]) -> None:

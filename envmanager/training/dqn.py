@@ -49,7 +49,7 @@ class DQNOptions(ReplayOptions):
     """Number of agent steps over which epsilon falls to its final value."""
     max_grad_norm: float = 10.0
     action_mask: bool = True
-    """Whether to obey the key ``action_mask`` of the observations, if they have one."""
+    """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -57,7 +57,7 @@ class DQNOptions(ReplayOptions):
 
 
 class QNetwork(nn.Module):
-    """An encoder followed by one value per action; actions that the mask forbids have the value ``FORBIDDEN``."""
+    """A network that returns one value per action: ``FORBIDDEN`` for actions that the mask forbids."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; their indices are in the outputs.
+        """Return actions for the environment; the outputs hold their indices.
 
         Raises NothingAllowed if the mask of an agent forbids all actions.
         """
@@ -119,7 +119,7 @@ class EpsilonGreedyPolicy:
 
 
 class BestAction(nn.Module):
-    """The greedy policy as a module: from the leaves of an observation to the action."""
+    """The greedy policy as a module that maps the leaves of an observation to the action."""
 
     def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class DQN(OffPolicyTrainer):
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
         self._optimizer.step()
-        if options.prioritized:  # only then, as the copy to the CPU waits for the GPU
+        if options.prioritized:  # not otherwise, because the copy to the CPU waits for the GPU
             self.replay.was_wrong_by(batch.rows, (value.detach() - goal).abs().cpu().numpy())
         if self._n_batches % options.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())

@@ -1,7 +1,7 @@
 """The episode log of a training: a CSV file with one line per episode, for plots of returns.
 
 The rule: a resumed training keeps the episodes up to its checkpoint and drops later ones. The kept episodes are written
-to a new file, which replaces the old file once complete.
+to a new file, which replaces the old file when it is complete.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """A writer of ``directory/episodes.csv``. With ``resumed_at`` it keeps the episodes up to that agent step.
+    """A writer of ``directory/episodes.csv``. With ``resumed_at`` it keeps the existing episodes up to that agent step.
 
-    ``seconds``: time of the last kept episode, or 0; the caller adds it to the times of new ones. Each line is flushed
-    at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.
+    ``seconds``: time of the last kept episode, else 0; the caller adds it to the times of new episodes. Each line is
+    flushed at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -68,7 +68,7 @@ class EpisodeLog:
             self._file.close()
 
     def write(self, end: EpisodeEnd) -> None:
-        """Append an episode. A row that cannot be written is dropped; only the first such failure is logged."""
+        """Append an episode. An episode that cannot be written is dropped; only the first such failure is logged."""
         with self._surviving():
             self._file.write(_row(end))
 

@@ -1,7 +1,7 @@
 """Evaluation of policies over a number of episodes, divided among the environments before the start.
 
-Counting the episodes that end first would favour short ones. Instead, every environment's assigned episodes count,
-however long they take.
+Counting the episodes that end first would favour short ones. Instead, each environment plays a fixed number of
+episodes, and all of these count, however long they take.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from envmanager.policy import Policy
 
 @attrs.frozen
 class Evaluation:
-    """Returns and lengths of whole episodes, by behavior: the first episodes of every agent after a reset.
+    """Returns and lengths, by behavior, of the first whole episodes of each agent after a reset.
 
-    A return is the sum of one agent's rewards in one episode; a length is the number of that agent's steps. The returns
-    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes of the environments. Each
-    episode has one return per agent.
+    A return is the sum of one agent's rewards in one episode; a length is the number of this agent's steps. The returns
+    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes that the environments played.
+    Each episode has one return per agent.
     """
 
     returns_of: Mapping[str, list[float]]
@@ -55,12 +55,12 @@ class Evaluation:
 
 
 def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation."""
+    """Return the mean and the standard deviation of ``returns``."""
     return float(np.mean(returns)), float(np.std(returns))
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Divide ``n_episodes`` evenly among the environments; the first ones get one more if there is a remainder."""
+    """Return each environment's number of episodes: an even split, with the remainder given to the first ones."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -72,10 +72,10 @@ def evaluate(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Reset ``manager``, then let ``policies`` play until every agent has finished its episodes.
+    """Reset ``manager``, then play with ``policies`` until every agent has finished its episodes.
 
-    ``episodes_per_env``: one number, or one for each environment. The call returns once the slowest environment has
-    played its episodes. Episodes lost with a failed worker are played again; a dropped worker's are left out.
+    ``episodes_per_env``: one number for all environments, or one for each. The slowest environment determines when the
+    call returns. Episodes lost with a failed worker are played again; episodes of a dropped worker are left out.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 _GENERATION = 2**31 - 1
-"""Seed generation that no worker reaches, so that evaluations share no seed with the training."""
+"""Generation for ``derive_seed`` that no worker reaches, so that evaluations share no seed with the training."""
 
 
 class Evaluator:
-    """An evaluator of greedy policies over ``n_episodes``, with the same seeds each time. A context manager.
+    """A context manager that evaluates greedy policies over ``n_episodes``, with the same seeds each time.
 
-    ``options``: options of the training's ``manager``. Raises what ``make_manager`` raises.
+    ``manager``: the training's manager, with ``options``. Raises what ``make_manager`` raises.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -56,9 +56,9 @@ class Evaluator:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
-        """Play the episodes and return the evaluation; return None once ``is_over()`` is True."""
+        """Play the episodes and return the evaluation; stop and return None if ``is_over()`` becomes True."""
         for trainer in trainers.values():
-            trainer.pause()  # the weights stay fixed, as in a checkpoint written now
+            trainer.pause()  # so that the weights stay equal to those in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
         before = generator_states()
         try:
@@ -74,7 +74,7 @@ class Evaluator:
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
-    """Return options for a manager like the training's ``manager``, with at most ``n_episodes`` environments.
+    """Return options for a manager like ``manager``, the training's, with at most ``n_episodes`` environments.
 
     Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """
@@ -100,7 +100,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
 
 
 def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine options of the training, without a window and without pinned cores."""
+    """Return ``options``, the training's engine options, with the window and the pinning to cores turned off."""
     if options.get("attach") is not None:
         raise ConfigError(
             "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "

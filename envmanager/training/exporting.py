@@ -1,4 +1,4 @@
-"""Export of a greedy policy to ONNX or TorchScript. The file needs neither this library nor the environment.
+"""Export of a greedy policy to an ONNX or TorchScript file, which needs neither this library nor the environment.
 
 ::
 
@@ -44,19 +44,19 @@ OPSET = 17
 OPSETS = range(11, 21)
 """Versions of the ONNX operator set that can be written."""
 RTOL, ATOL = 1e-4, 1e-5
-"""Relative and absolute tolerance for the continuous actions of the file. Discrete actions must be equal."""
+"""Relative and absolute tolerance for the exported policy's continuous actions. Discrete actions must be equal."""
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 """A function from the leaves of observations ``[n, …]`` to the leaves of actions ``[n, …]``."""
 
 
 class ExportFailed(EnvManagerError):
-    """The policy could not be exported, or the exported one acts differently. No file was written."""
+    """Raised when a policy cannot be exported, or when the exported policy acts differently. No file was written."""
 
 
 @attrs.frozen
 class Exported:
-    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations compared."""
+    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations tested."""
 
     file: Path
     inputs: dict[str, str]
@@ -91,7 +91,7 @@ def export_policy(
     check_format(to, opset)
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
-    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # a copy: the policy may still be in use
+    module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # copied because the policy may be in use
     seen = _leaves_of(spec.observation, observations)
     example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
     try:
@@ -140,7 +140,7 @@ _MOST_STEPS = 100
 
 
 class _Recorder:
-    """A policy that records its observations and leaves the actions to another policy."""
+    """A policy that records its observations and returns the actions of another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -179,7 +179,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Convert an array to the dtype that its tensor has."""
+    """Convert an array to the dtype of the tensor that ``to_tensor`` makes of it."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -202,12 +202,12 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Export with the tracing exporter: the newer one needs two more libraries, and fixes the batch size."""
+    """Export with the tracing exporter, because the newer one needs two more libraries and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # such as its deprecation; check_model finds errors
+        warnings.simplefilter("ignore")  # such as the exporter's deprecation; check_model finds errors
         torch.onnx.export(
             module,
             example,

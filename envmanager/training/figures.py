@@ -1,13 +1,13 @@
-"""Metrics of a training, written for each behavior every ``EVERY_S`` seconds, and with each checkpoint.
+"""Metrics of a training, written for each behavior every ``EVERY_S`` seconds and with each checkpoint.
 
 ::
 
     default/loss …           figures of an update                        evaluation/return, evaluation/length
-    default/return, length   means of the last hundred returns           default/evaluation_return, …
+    default/return, length   means of the last hundred episodes          default/evaluation_return, …
     default/frozen           0 or 1                                      training/steps_per_s
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Behaviors that learn together are updated at the same moment, so each behavior has its own clock.
+Behaviors that learn together are updated at the same moment, so a shared clock would omit all but one of them.
 
 The rule: a writer that fails is removed with a warning, and the training continues.
 """
@@ -45,7 +45,7 @@ class Clocks:
 
 
 class Figures:
-    """A collector of a training's metrics, which passes them to the writers."""
+    """A collector of a training's metrics, which it passes to ``writers``."""
 
     EVERY_S = 0.5
 
@@ -63,7 +63,7 @@ class Figures:
             self._try(name, lambda writer: writer.close())
 
     def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers. They receive all later metrics, and are closed at the end."""
+        """Add writers, which receive all later metrics and are closed at the end."""
         self._writers.update(writers)
 
     def started(self, controller: TrainerController) -> None:
@@ -107,7 +107,7 @@ class Figures:
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
     def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
-        """Write the metrics that belong to no single behavior."""
+        """Write the metrics that are not about one behavior."""
         episodes = controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
         scalars |= self._rate(controller, now)
@@ -144,5 +144,5 @@ def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) ->
 
 
 def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Drop the metrics in ``names`` that are NaN, because no episode has ended."""
+    """Drop those metrics in ``names`` that are NaN because no episode has ended."""
     return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

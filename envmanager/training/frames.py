@@ -1,12 +1,12 @@
-"""Storage of stacks of frames that keeps each frame once: stacks of four take a quarter of the memory.
+"""Storage of stacks of frames that keeps each frame once, so stacks of four take a quarter of the memory.
 
 ::
 
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So all frames of a
-row stay until newer frames fill the whole memory except the window.
+The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So a row shares no
+frame older than this window, and keeps all its frames until ``capacity`` newer frames have been stored.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from envmanager.training.named_arrays import copy_into
 
 WINDOW = 4096
-"""Number of the newest frames that a new row can share."""
+"""Number of newest frames that are searched for a frame equal to a new one."""
 
 
 class FrameStacks:
     """A column ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
 
-    It has room for one new frame per row. A row that adds several, such as the first of an episode, overwrites frames
-    of old rows earlier; see ``first_whole``.
+    It has room for one new frame per row. If rows add more, as the first row of an episode does, frames of the oldest
+    rows are overwritten before these rows are; ``first_whole`` returns the first row that is unaffected.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
@@ -35,7 +35,7 @@ class FrameStacks:
         self._numbers = np.zeros((capacity, shape[0]), np.int64)
         self._n_before = np.zeros(capacity, np.int64)  # number of frames when the row was written
         self._n_frames = 0
-        self._number_of: dict[int, int] = {}  # the newest frame by hash of its content
+        self._number_of: dict[int, int] = {}  # number of the newest frame, by the hash of its content
 
     def __getitem__(self, places: Any) -> np.ndarray:
         stacks: np.ndarray = self._frames[self._numbers[places] % len(self._frames)]
@@ -47,7 +47,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """Return the first row from ``first`` on whose frames are all still stored, or ``n_rows``."""
+        """Return the first row, from ``first`` on, whose frames are all still stored; ``n_rows`` if there is none."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1
@@ -72,7 +72,7 @@ class FrameStacks:
         return frame
 
     def state(self, n_rows: int) -> dict[str, np.ndarray]:
-        """Return the arrays of the first ``n_rows`` places, for a checkpoint."""
+        """Return the arrays for a checkpoint, with the first ``n_rows`` rows."""
         return {
             "frames": self._frames[: self._n_frames],
             "numbers": self._numbers[:n_rows],

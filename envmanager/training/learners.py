@@ -5,9 +5,9 @@
     frozen, or not in this round ──▶ its greedy policy acts; the trainer gets no steps
     learning                     ──▶ its own policy acts; the trainer gets every step that this policy chose
 
-The rule: a trainer receives a step only if its own policy chose the actions, and only if the trainer has received the
-observations before them. So an unfrozen trainer begins new chains, as after a reset. It never receives the steps that
-were in flight when it was frozen or unfrozen.
+The rule: a trainer receives a step only if its own policy chose the actions, and only after the trainer has received
+the observations for which they were chosen. So an unfrozen trainer begins new chains, as after a reset. It never
+receives the steps that were in flight when it was frozen or unfrozen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from envmanager.training.rounds import RoundCount, unknown_behavior
 from envmanager.training.trainer import Trainer
 
 KEPT = 1000
-"""Number of changes kept in memory. The log has all of them."""
+"""Number of latest changes kept in memory. The log has all changes."""
 _NOTHING: Mapping[str, int] = {}
 _logger = logging.getLogger("envmanager")
 
@@ -36,8 +36,8 @@ _logger = logging.getLogger("envmanager")
 class LearnersChanged:
     """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all that learn from now on.
 
-    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the change came
-    with the next round, without a request.
+    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the next round
+    caused the change, not a request.
     """
 
     frozen: tuple[str, ...]
@@ -64,7 +64,7 @@ class LearnersState:
 
 @attrs.define
 class InFlight:
-    """The steps in flight. ``versions``: by worker and behavior, the version of the policy that chose the actions."""
+    """The steps in flight. ``versions``: version of the policy that chose the actions, by worker id and behavior."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
@@ -74,7 +74,7 @@ class InFlight:
             self.versions[worker_id] = versions
 
     def came(self, worker_id: int) -> Mapping[str, int]:
-        """Remove the worker's step from the steps in flight; return the versions of the policies that chose it."""
+        """Remove the worker's step from the steps in flight; return the policy versions that chose its actions."""
         return self.versions.pop(worker_id, _NOTHING)
 
     def forget(self, behavior: str) -> None:
@@ -88,7 +88,7 @@ class InFlight:
 
 
 class Learners:
-    """The trainers of one manager. ``frozen``: behaviors frozen on request; ``resting``: behaviors out of the round."""
+    """The trainers of one manager. ``frozen``: behaviors frozen on request. ``resting``: those not in this round."""
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
         self.trainers = dict(trainers)
@@ -99,7 +99,7 @@ class Learners:
         self.on_change: Callable[[LearnersChanged], Any] | None = None
         self._manager = manager
         self._seen: dict[str, set[int]] = {behavior: set() for behavior in self.trainers}
-        """Ids of the workers whose latest observations a behavior's trainer has received, by behavior."""
+        """For each behavior, ids of the workers whose latest observations its trainer has received."""
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Prepare for a reset of all environments: start new chains in all trainers, and set the manager's policies."""
+        """Prepare for a reset of all environments: discard the steps in flight, and set the manager's policies."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -150,7 +150,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step to learning trainers, by the module's rule; return the number of agent steps to learn from."""
+        """Pass a step to learning trainers by the module's rule; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)
@@ -190,7 +190,7 @@ class Learners:
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
-    """Return ``steps`` as if the environments had just been reset to these observations."""
+    """Return a StepInfo with the observations in ``steps``, as if the environments had just been reset to them."""
     seen = steps.get(behavior)
     first = None if seen is None else AgentSteps.first(agent_id=seen.agent_id, obs=seen.obs, acting=seen.acting)
     own = {} if first is None else {behavior: first}

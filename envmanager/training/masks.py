@@ -4,8 +4,8 @@
 
     {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
 
-The rule: a mask is not an input of the network. It is applied to the network's outputs, so that no use of these can
-choose a forbidden action.
+The rule: a mask is not an input of the network. It is applied to the network's outputs, so that no policy can choose a
+forbidden action from them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """An action mask forbids all actions of agents that have to act: ``agent_ids``, in ``env_ids``."""
+    """Raised when an action mask forbids all actions of agents that have to act: ``agent_ids``, in ``env_ids``."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -62,7 +62,7 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """Return the allowed choices, bool[n, choices]; None without a mask. Raises NothingAllowed."""
+        """Return bool[n, choices], True if allowed; None without a mask. Raises NothingAllowed if an agent has none."""
         if self.place is None:
             return None
         allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0
@@ -73,7 +73,7 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """Return the allowed choices, bool[n, choices], from leaves of observations; None without a mask."""
+        """Return the allowed choices, bool[n, choices], given the leaves of observations; None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 
@@ -83,7 +83,7 @@ def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _place_of_mask(observation: Any) -> int | None:
-    """Return the index of the mask among the leaves; None without a mask."""
+    """Return the index of the mask among the leaves of an observation; None without a mask."""
     if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
         return None
     before = list(observation)[: list(observation).index(KEY)]

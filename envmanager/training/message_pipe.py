@@ -25,7 +25,7 @@ _READ_SIZE = 1 << 20
 
 
 class MessagePipe:
-    """One end of a socket pair. Makes the socket ``fd`` non-blocking, and closes it."""
+    """One end of a socket pair. Takes ownership of the socket ``fd``, and makes it non-blocking."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -33,15 +33,15 @@ class MessagePipe:
         self._unsent: list[memoryview] = []
         self._inbox = bytearray()
         self.hung_up = False
-        """Whether the other end is closed. Messages that it sent before can still be received."""
+        """Whether the other end is closed. Messages that were sent before can still be received."""
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of a message are still queued. False once the other end is closed."""
+        """Whether bytes of a message are still queued. Always False after the other end has closed."""
         return bool(self._unsent)
 
     def send(self, message: Any) -> None:
-        """Queue a message, and write as much of it as the socket takes now."""
+        """Queue a message, and write as much as possible to the socket without blocking."""
         buffer = io.BytesIO()
         buffer.write(bytes(_LENGTH.size))
         pickle.dump(message, buffer, protocol=5)
@@ -52,7 +52,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until the socket is ready, then write and read; return False after a timeout of ``timeout_s``."""
+        """Wait until the socket is ready, then write and read. Return False if it is not ready within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
             while not self.hung_up:
@@ -68,7 +68,7 @@ class MessagePipe:
         return True
 
     def receive(self) -> Any:
-        """Return the next message; None if none has arrived. Raises EOFError once no more can arrive."""
+        """Return the next message; None if none has arrived. Raises EOFError if none can arrive any more."""
         with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:

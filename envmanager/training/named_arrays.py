@@ -10,17 +10,17 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part of a trainer, with its name as a prefix: ``"model.…"``."""
+    """Return the arrays of one part of a trainer, with the part's name as a prefix: ``"model.…"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part, without its prefix: the inverse of ``named``."""
+    """Return the arrays of one part, without the prefix that ``named`` added."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` into ``place``. Raises KeyError if it is missing, ValueError if shape or kind differ."""
+    """Copy ``arrays[name]`` into ``place``. Raises KeyError if missing, ValueError if shape or kind of dtype differ."""
     array = arrays[name]
     if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
         raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")

@@ -21,7 +21,7 @@ SMALLEST_IMAGE = 36
 """Minimum height and width for a 3-D array to be treated as an image; the convolutions need this size."""
 CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
-    "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019: takes a quarter of the time
+    "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019; four times as fast
 }
 """Convolutional layers by name: (number of filters, size, stride) each."""
 _MOST_ONE_HOT = 1000
@@ -32,7 +32,7 @@ class Encoder(nn.Module):
 
     Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and everything else is
     flattened. With ``normalize`` flat vectors are normalized by the mean and spread so far. ``unseen``: index of a leaf
-    to leave out.
+    to ignore.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
                 part.scale.update(leaf.flatten(1).float())
 
     def share_scale(self, other: Encoder) -> None:
-        """Use the scale object of another encoder of the same observations, including its later updates."""
+        """Use the ``Scale`` of another encoder of the same observations, so that updates affect both encoders."""
         for part, theirs in zip(self.parts, other.parts, strict=True):
             if _has_scale(part):
                 part.scale = theirs.scale
@@ -79,7 +79,7 @@ class Encoder(nn.Module):
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """Return an array as a tensor on the device. ``pinned``: copy to a GPU from pinned memory, without waiting."""
+    """Return an array as a tensor on the device. ``pinned``: copy to a GPU from pinned memory, asynchronously."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -89,7 +89,7 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """Reshape ``[n, …]`` to ``[n, k]`` without reading n, so that a traced module takes any number of rows."""
+    """Reshape ``[n, …]`` to ``[n, k]`` without reading n, so that a traced module accepts any number of rows."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 
@@ -122,7 +122,7 @@ class OneHot(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """An encoder of images, ``[channels, height, width]`` or channels last, uint8 or float, to 512 features."""
+    """An encoder of images with channels first or last, uint8 or float. It returns 512 features per image."""
 
     n_features = 512
 

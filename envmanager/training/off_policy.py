@@ -5,8 +5,8 @@
     add ── StepStore, Replay ── draw ──▶ Batch ── the trainer's _learn ──▶ new version
                   raw                normalized by all steps so far
 
-The rule: the replay holds raw observations and rewards, which are normalized when they are drawn. So old and new steps
-are normalized by the same scale.
+The rule: the replay holds raw observations and rewards, which are normalized when they are drawn, so that old and new
+steps are normalized by the same scale.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The common options of trainers with a replay. Subclasses change some defaults. Steps are agent steps."""
+    """The common options of trainers with a replay. Subclasses override some defaults. Steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
@@ -69,7 +69,7 @@ class ReplayOptions:
     reward_clip: float | None = None
     """Absolute bound to which rewards are clipped. Normalized rewards are clipped to 10 in any case."""
     pinned_copies: bool = True
-    """Whether to copy batches to a GPU from pinned memory, without waiting. No effect on the CPU."""
+    """Whether to copy batches from pinned memory to a GPU, asynchronously. No effect on the CPU."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("capacity", "train_every", "updates", "batch", "n_step"):
@@ -85,7 +85,7 @@ def require_at_least_one(options: Any, name: str) -> None:
 
 
 class Batch(NamedTuple):
-    """A batch of the replay as tensors on the device; see ``Drawn``. ``rows``: row numbers in the store."""
+    """A batch of the replay as tensors on the device, with the fields of ``Drawn``. ``rows`` stays a NumPy array."""
 
     rows: np.ndarray
     obs: list[Tensor]
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """An exploring policy, which uses the weights being trained."""
+    """A policy that explores and uses the weights being trained."""
 
     version: int
     generator: np.random.Generator
@@ -106,7 +106,7 @@ class ExploringPolicy(Policy, Protocol):
 class OffPolicyTrainer(Trainer):
     """A trainer that learns from batches of a replay. A subclass makes ``model``, ``target`` and ``policy``.
 
-    ``encoder``: the encoder in ``model`` whose normalization all encoders of ``model`` and ``target`` share.
+    ``encoder``: an encoder in ``model``; all other encoders of ``model`` and ``target`` share its normalization.
     """
 
     max_policy_lag = math.inf
@@ -146,11 +146,11 @@ class OffPolicyTrainer(Trainer):
         self._n_since_update = 0
         self._n_batches = 0
         self._n_in_scale = 0
-        """Number of rows of the store that the normalization of observations has learned from."""
+        """Number of rows of the store that were used to update the normalization of observations."""
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
-        """Learn from one batch; return figures by name, as tensors on the device."""
+        """Update the weights with one batch; return figures by name, as tensors on the device."""
 
     def add(self, info: StepInfo) -> int:
         n = self.replay.add(info, self.behavior)
@@ -252,7 +252,7 @@ class OffPolicyTrainer(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The state of a trainer in a checkpoint, except arrays."""
+    """The state of a trainer in a checkpoint, without the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))

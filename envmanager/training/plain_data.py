@@ -33,7 +33,7 @@ def to_plain(value: Any) -> Any:
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """Return ``spec`` as JSON data, which ``spec_from_plain`` converts back, with bounds of the same dtype."""
+    """Return ``spec`` as JSON data. ``spec_from_plain`` converts it back and keeps the dtypes of the bounds."""
     return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
 
 
@@ -86,7 +86,7 @@ def _dtype_name(plain: Mapping[str, Any]) -> str:
 def _converter_of_files() -> cattrs.Converter:
     converter = make_converter(forbid_extra_keys=False)
 
-    # cattrs would accept a string or a mapping where a list belongs, as a list of its characters or keys.
+    # cattrs would accept a string or a mapping instead of a list, and make a list of the characters or keys.
     def as_tuple(value: Any, wanted: Any) -> Any:
         if not isinstance(value, list):
             raise Misfit("a list", value)

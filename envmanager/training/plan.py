@@ -4,7 +4,7 @@
 
     tables manager, training, trainers ── TrainingPlan.parse ──▶ TrainingPlan
 
-The rule: every mistake that can be found without an environment is found here, before any environment is made.
+The rule: a mistake that can be found without an environment raises an error before any environment is made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHECKPOINTS = "checkpoints"
 CONTROL = "control.toml"
 """Name of the file that a person edits to change a running training. The training only reads the file."""
 ANY_BEHAVIOR = "*"
-"""Key in the table ``trainers`` for every behavior without an entry of its own."""
+"""Key in the table ``trainers`` whose entry applies to every behavior without its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
-"""Manager options left out of checkpoints: they may be secret, or concern one run only."""
+"""Manager options left out of checkpoints, because they may be secret, or concern only one run."""
 
 
 @attrs.frozen(kw_only=True)
 class TrainingOptions:
-    """The table ``training`` of a config. ``steps``: agent steps of all behaviors that learn, together."""
+    """The table ``training`` of a config. ``steps``: total number of agent steps of all learning behaviors."""
 
     steps: int = 100_000
     seed: int = 0
@@ -44,15 +44,15 @@ class TrainingOptions:
     """Number of threads PyTorch may use for one operation. The workers need the other cores."""
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
-    """Agent steps between checkpoints. One is always written at the end."""
+    """Agent steps between checkpoints; None for none. A last checkpoint is always written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
-    """Number of latest checkpoints to keep. The best by evaluation is kept too."""
+    """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = 100
-    """Number of episodes to play greedily at the end, spread over the environments; 0 for none."""
+    """Number of greedy episodes in an evaluation, divided among the environments; 0 for no evaluation at the end."""
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     """Agent steps between evaluations during training, in separate environments; None for none."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
-    """Metrics writers: names, or ``{name: options}``, of tensorboard, csv, wandb, mlflow."""
+    """Metrics writers (tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
     rounds: Rounds | None = None
     """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
 
@@ -74,8 +74,8 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 class SavedPlan:
     """The manager's options and the trainers' tables as JSON data, saved so that the policies can play later.
 
-    ``manager`` is None if the environment was not given as text. ``directory``: working directory of the training; the
-    environment's name may be a path relative to it.
+    ``manager`` is None if the environment was not given as text. ``directory``: working directory of the training, to
+    which a path in the environment's name is relative.
     """
 
     manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
@@ -85,7 +85,7 @@ class SavedPlan:
 
 @attrs.frozen
 class TrainingPlan:
-    """A whole training: environments, trainers, and the folder for its files."""
+    """A whole training: the environments, the trainers, and the folder for the training's files."""
 
     manager: ManagerOptions
     training: TrainingOptions
@@ -129,7 +129,7 @@ class TrainingPlan:
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
-        except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the directory was deleted
+        except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the working directory was deleted
             return None
 
     @property
@@ -148,12 +148,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _without_rounds(tables: Any) -> Any:
-    """Return the table without ``rounds``, which is structured separately: its own check gives better errors."""
+    """Return the table without ``rounds``, which ``_rounds`` structures separately because its errors are clearer."""
     return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Structure the rounds. Check their behaviors against the trainers, unless one trainer is for all (``*``)."""
+    """Structure the rounds. Raises ConfigError for ``apart``, and for behaviors without a trainer."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

@@ -6,7 +6,7 @@
                                         └── each reset and step is shown ──▶ a window, or frames
 
 The rule: a frame is rendered right after each reset and step of the environment itself. After a step of the manager it
-would be too late for an episode's last frame: the manager has begun the next episode by then.
+would be too late for an episode's last frame, because the manager has already reset the environment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FRAMES_PER_S = 30.0
 
 @attrs.frozen
 class PlayedEpisode:
-    """An episode that has ended. ``number`` counts from 0; ``returns`` has one return per agent, by behavior.
+    """An episode that has ended. ``number`` counts from 0. ``returns``: one return per agent, by behavior.
 
     ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty for a window.
     ``frames_per_s``: the speed at which to show the frames.
@@ -102,7 +102,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder that wraps an environment's reset and step, to render after each. A scene is an episode."""
+    """A wrapper of an environment's reset and step that renders a frame after each. A scene is one episode."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -137,7 +137,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Make the environment of these options and render it once. Raises UsageError if it cannot be rendered."""
+    """Make the environment and render it once. Raises UsageError if it cannot be rendered in this mode."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -145,7 +145,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
             "out.mp4), or run it where there is a screen."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mistakes are raised below
+        warnings.simplefilter("ignore")  # mistakes raise errors below
         try:
             environment = _make(options, mode)
         except (MissingExtra, UsageError):
@@ -184,7 +184,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Reset and render the environment once: only this shows whether rendering works. Raises UsageError."""
+    """Reset and render the environment once, to test whether rendering works. Raises UsageError if it does not."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None
@@ -199,7 +199,7 @@ def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
 
 
 def _frames_per_s(environment: Any) -> float:
-    """Return the environment's frames per second, else FRAMES_PER_S."""
+    """Return the environment's frames per second, or FRAMES_PER_S if it does not define them."""
     told = (getattr(environment, "metadata", None) or {}).get("render_fps")
     return float(told) if told else FRAMES_PER_S
 
@@ -211,7 +211,7 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames as a video to ``file``, replacing an old one. Raises NotWritten, MissingExtra."""
+    """Write frames as a video to ``file``, replacing an existing file. Raises NotWritten or MissingExtra."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
@@ -222,7 +222,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return frames with the last one repeated as needed: moviepy rounds a video's length down and would drop it."""
+    """Repeat the last frame as needed, because moviepy rounds a video's length down and would drop this frame."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

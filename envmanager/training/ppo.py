@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout is a number of rows, from the agents that were ready first. Each agent's rows form a separate chain,
-so the number of agents, and the order in which their rows arrive, make no difference.
+The rule: a rollout is a number of rows, whichever agents they come from. Each agent's rows form a separate chain, so
+the number of agents, and the order in which their rows arrive, make no difference.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class PPOOptions:
-    """Options of PPO, under their usual names. ``rollout``: agent steps per update, of all agents together."""
+    """Options of PPO, under their usual names. ``rollout``: total number of agent steps, of all agents, per update."""
 
     rollout: int = 1024
     epochs: int = 10
@@ -58,11 +58,11 @@ class PPOOptions:
     target_kl: float | None = None
     """KL divergence from the old policy at which the epochs of an update stop."""
     hidden: Sequence[int] = (64, 64)
-    """Sizes of the hidden layers after the encoder, for policy and value alike. Images usually need none."""
+    """Sizes of the hidden layers after the encoder, for the policy and for the value. Images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     policy_gain: float = 0.01
-    """Initial scale of the weights in the policy's last layer. Near 0 all actions are equally likely at first; with 1
+    """Initial scale of the weights in the policy's last layer. Near 0 all actions are equally likely at first. With 1
     or more some are likelier, which helps agents that have to learn to communicate."""
     normalize_observations: bool = False
     """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
@@ -70,7 +70,7 @@ class PPOOptions:
     """Whether to divide rewards by the spread of the discounted returns so far."""
     reward_scale: float = 1.0
     action_mask: bool = True
-    """Whether to obey the key ``action_mask`` of the observations, if they have one."""
+    """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("rollout", "epochs", "minibatch"):
@@ -79,7 +79,7 @@ class PPOOptions:
 
 
 class ActorCritic(nn.Module):
-    """An encoder that a policy network and a value network share."""
+    """An encoder followed by a policy network and a value network."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 
     def inputs(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the inputs of the action heads alone."""
+        """Return only the inputs of the action heads, without the values."""
         return self._inputs(self.encoder(obs), obs)
 
     def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:
@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy that uses the weights being trained. ``greedy``: take the likeliest action instead of drawing one."""
+    """A policy that uses the weights being trained. ``greedy``: take the likeliest action; else draw one."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -120,7 +120,7 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs have the raw actions, their log-probabilities and the values.
+        """Return actions for the environment; the outputs hold raw actions, their log-probabilities and the values.
 
         Raises NothingAllowed if the mask of an agent forbids all actions.
         """
@@ -142,7 +142,7 @@ def _numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 class LikeliestAction(nn.Module):
-    """The greedy policy as a module: from the leaves of an observation to the leaves of an action."""
+    """The greedy policy as a module that maps the leaves of an observation to the leaves of an action."""
 
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class PPO(Trainer):
         self.policy: ActorCriticPolicy = ActorCriticPolicy(self.model, self._device)
         float_row = ArraySpec((), np.float32)
         columns = {**self.model.heads.raw_columns, "log_prob": float_row, "value": float_row}
-        # The store also holds open rows and rows that only end an episode; a round may need still more.
+        # The store also holds open rows and rows that only end an episode. It grows, as a round may need more.
         self._store = StepStore(spec.observation, columns, capacity=2 * self.options.rollout + 4096, grows=True)
         self._return_spread = ReturnSpread(self.options.gamma, enabled=self.options.normalize_rewards)
         self._n_in_rollout = 0
@@ -311,7 +311,7 @@ class PPO(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The state of a trainer in a checkpoint, except arrays."""
+    """The state of a trainer in a checkpoint, without the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_in_rollout: int = attrs.field(validator=at_least(0))
@@ -320,7 +320,7 @@ class _Facts:
 
 @attrs.frozen
 class Rollout:
-    """The rows of one update; all arrays are ``[n, …]``."""
+    """The rows that one update learns from; all arrays are ``[n, …]``."""
 
     obs: list[Tensor]
     raws: dict[str, Tensor]
@@ -351,8 +351,8 @@ def advantages(
 ) -> np.ndarray:
     """Return the generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
 
-    ``successor[i]`` > i is the row that follows row i, or -1 for none. A row without an action ends a chain; its value
-    stands for the rewards that would have followed.
+    ``successor[i]`` > i is the row that follows row i; -1 if there is none. A row without an action ends a chain, and
+    its value stands for the rewards that would have followed.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()

@@ -2,10 +2,10 @@
 
 ::
 
-    run/config.json      the whole config, with every default and every behavior's trainer; `envmanager train` reads it
+    run/config.json      the whole config, with all defaults and each behavior's trainer; `envmanager train` reads it
     run/versions.json    versions of Python and of every installed package
 
-The rule: each file is complete or absent. A file counts as a training's if it has the table ``envmanager``.
+The rule: each file is complete or absent. A file was written by a training if it has the table ``envmanager``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write both files. Raises NotWritten, and UsageError if a file exists that no training wrote."""
+    """Write both files. Raises NotWritten on failure, and UsageError if a file exists that no training wrote."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Yield a phrase for each difference: ``trainers.default.gamma was 0.99 and is 0.9``."""
+    """Yield a phrase for each difference, such as ``trainers.default.gamma was 0.99 and is 0.9``."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)

@@ -18,10 +18,10 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch of rows. ``obs``, ``next_obs``: leaves ``[n, …]``; ``next_obs`` is from up to ``n_step`` steps later.
+    """A batch of rows. ``obs``, ``next_obs``: leaves ``[n, …]``; ``next_obs`` is up to ``n_step`` steps after ``obs``.
 
     ``reward``: discounted sum over these steps. ``discount``: factor for the value of ``next_obs``, 0 where the episode
-    terminated. ``weight``: importance-sampling weight.
+    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers in the store.
     """
 
     rows: np.ndarray
@@ -37,8 +37,8 @@ class Replay:
     """A buffer of the last ``capacity`` rows, from which batches are drawn.
 
     With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. A step is
-    drawn only once the observation after it is known. Each observation is kept once, in its own dtype; with
-    ``share_frames`` each frame of stacked images is kept once.
+    drawn only when the observation after it is known. Each observation is stored once, in its own dtype; with
+    ``share_frames`` each frame of stacked images is stored once.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replay:
         store = self.store
         if self._tree is None:
             return self._generator.integers(store.first, store.n_rows, n)
-        # Stratified: one mark in each of n equal parts of the total.
+        # Stratified sampling: one random mark in each of n equal parts of the total.
         marks = (np.arange(n) + self._generator.random(n)) / n * self._tree.total
         places = self._tree.find(marks)
         newest = store.n_rows - 1
@@ -133,7 +133,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each chain for up to n steps; return the discounted reward, the last row and its value's discount."""
+        """Follow each row's chain for up to ``n_step`` steps; return discounted rewards, last rows and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -178,7 +178,7 @@ class Replay:
 
 @attrs.frozen(kw_only=True)
 class ReplayState:
-    """The state of a replay in a checkpoint, except arrays."""
+    """The state of a replay in a checkpoint, without the arrays. ``highest``: the highest priority so far."""
 
     generator: dict[str, Any]
     highest: float
@@ -189,7 +189,7 @@ class ReplayState:
 
 
 class SumTree:
-    """A binary tree of the sums of non-negative numbers. ``find`` searches the running sum in O(log n)."""
+    """A binary tree of the sums of non-negative numbers. ``find`` searches their running sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The whole config of a training, with every default filled in, and its comparison with a new config on a resume.
+"""The whole config of a training, with all defaults filled in, and its comparison with the new config on a resume.
 
 The rule: a change that does not fit the checkpoint raises an error before anything is started. Any other change takes
 effect, with a warning in the log.
@@ -33,7 +33,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
         of_trainers[name] = {"kind": None, **filled_in, **records.plain(table_for(name, plan.trainers))}
     manager, training = records.plain(plan.manager), records.plain(plan.training)
     if manager["seed"] == training["seed"]:
-        del manager["seed"]  # left out as the default, so that a change of the training's seed changes both
+        del manager["seed"]  # the default; left out so that a change of training.seed changes both
     return {"manager": manager, "training": training, "trainers": of_trainers}
 
 

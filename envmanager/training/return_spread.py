@@ -5,7 +5,7 @@
     agent 3   reward 2  1  4 │ end │ 3        running return   2   1 + 2γ   4 + γ + 2γ²  │ 3
 
 The rule: each agent has its own running return, so it makes no difference which agents' steps arrive together. The
-running return restarts at 0 with an episode, after a lost step, and after a reset of the environments.
+running return restarts at 0 with each episode, after a lost step, and after a reset of the environments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReturnSpread:
 
     gamma: float
     enabled: bool = True
-    """Whether rewards are normalized; if not, they are left unchanged."""
+    """Whether rewards are normalized. If not, rewards are unchanged and no spread is computed."""
     count: float = 1e-4
     mean: float = 0.0
     variance: float = 1.0
@@ -51,7 +51,7 @@ class ReturnSpread:
 
     @property
     def factor(self) -> float:
-        """Factor that normalizes a reward."""
+        """Factor by which a reward is multiplied to normalize it."""
         return 1.0 / math.sqrt(self.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
@@ -62,7 +62,7 @@ class ReturnSpread:
         return scaled
 
     def add(self, info: StepInfo, behavior: str) -> None:
-        """Add the rewards of one worker's step."""
+        """Update the running returns and the spread with the rewards of one worker's step."""
         if not self.enabled:
             return
         now = info.current.get(behavior)
@@ -88,7 +88,7 @@ class ReturnSpread:
             if agent_id in acted:
                 self._returns[agent_id] = self.gamma * self._returns.get(agent_id, 0.0) + reward
                 found.append(self._returns[agent_id])
-            elif agent_id in self._returns:  # a reward received in another agent's turn is for the agent's last action
+            elif agent_id in self._returns:  # received in another agent's turn, for this agent's last action
                 self._returns[agent_id] += reward
             if ended:
                 self._returns.pop(agent_id, None)
@@ -109,13 +109,13 @@ class ReturnSpread:
         self.count = total
 
     def state(self) -> SpreadState | None:
-        """Return the state for a checkpoint, without running returns: a resumed training resets the environments."""
+        """Return the state for a checkpoint, without running returns, because a resume resets the environments."""
         if not self.enabled:
             return None
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore what ``state`` returned. Raises ValueError if normalization was on and is off now, or vice versa."""
+        """Restore what ``state`` returned. Raises ValueError if ``enabled`` has changed since."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

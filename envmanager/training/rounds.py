@@ -6,8 +6,8 @@
     round 2  target learns  │ 40 steps of every environment │ update target │
     round 3  hero learns    │ …
 
-The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so with partial
-steps the faster ones play more steps.
+The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so faster
+environments play more steps if the manager's steps are partial (``wait``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Rounds:
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round from ``number`` on in which one of ``learners`` learns. There must be such a round."""
+        """Return the first round number, from ``number`` on, at which one of ``learners`` learns; there must be one."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -86,7 +86,7 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of a round. ``steps``: steps per environment that were played in it before a resume."""
+    """The progress of round ``number``. ``steps``: steps per environment in this round before a resume."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
@@ -97,12 +97,12 @@ class RoundCount:
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the minimum number of steps that these workers have taken."""
+        """Return the minimum number of steps that any of these workers has taken in the round."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown behavior: a similar name, and all known ones."""
+    """Return the end of an error message about an unknown behavior, with a similar name and all known names."""
     near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

@@ -5,7 +5,7 @@
     TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
-The rule: a training stops only between two steps of the controller, so checkpoints are consistent.
+The rule: a training saves and stops only between two steps of the controller, so checkpoints are consistent.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 class TrainingResult:
     """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
 
-    ``n_steps``: agent steps of the training; ``n_steps_before``: how many of them earlier runs took. ``wall_s``:
-    seconds of this run. ``mean_return_of``: mean of the last returns of each behavior that has ended an episode.
+    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
+    run. ``mean_return_of``: mean of the last returns, by behavior; behaviors without a whole episode are absent.
     """
 
     ended: str
@@ -103,7 +103,7 @@ class TrainingResult:
 
 
 class Report(Protocol):
-    """Receives progress reports of a training."""
+    """A receiver of progress reports of a training."""
 
     def started(self, run: TrainingRun) -> None:
         """Report that the environments are running and the trainers have been made."""
@@ -153,19 +153,19 @@ class TrainingRun:
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
-        """Make ``go`` stop after the step in progress, and save."""
+        """Make ``go`` save a checkpoint and return after the step in progress."""
         self._stops = True
 
     @property
     def saved_at(self) -> int:
-        """Number of agent steps in the last checkpoint; 0 when there is none yet."""
+        """Number of agent steps of the training at the last checkpoint; 0 if there is none yet."""
         return self._saved_at
 
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``.
 
-        A resumed training that has taken all its steps already starts nothing and writes nothing; its result is
-        ``"over"``. Raises UsageError if a training still runs in the folder, or other files there have the same names.
+        If a resumed training has already taken all its steps, nothing is started or written, and ``ended`` is
+        ``"over"``. Raises UsageError if another training runs in the folder, or if files there would be overwritten.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
@@ -177,7 +177,7 @@ class TrainingRun:
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         with run_lock.held(directory):
-            # Checked again under the lock: another training may have written there since.
+            # Checked again under the lock, because another training may have written there since the first check.
             run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
             return self._train(training)
 
@@ -210,7 +210,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make all that the training needs. With ``force``, delete old files after all that is likely to fail."""
+        """Make the objects of the training. With ``force``, delete old files, but only after what is likely to fail."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
@@ -394,11 +394,11 @@ class TrainingRun:
             restore_generators(checkpoint.generators)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
-        if self.plan.manager.seed is not None:  # new seeds: the old ones' episodes have been played already
+        if self.plan.manager.seed is not None:  # new seeds, because the episodes of the old ones have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore which behaviors are frozen. Where ``frozen`` has changed in the config, the config wins."""
+        """Restore which behaviors are frozen. If a behavior's ``frozen`` has changed in the config, the config wins."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -1,4 +1,4 @@
-"""The folder of a training: which files it has, and which may be deleted.
+"""The folder of a training: its files, and which of them may be deleted.
 
 ::
 
@@ -29,7 +29,7 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""Files of a training except checkpoints. Each function returns whether a file exists that no training wrote."""
+"""Files of a training except checkpoints. Each function returns whether the path exists and no training wrote it."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
@@ -49,12 +49,12 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 def clear(directory: Path) -> None:
     """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError."""
-    for name in _names(directory):  # first, so that no file names a half-deleted checkpoint
+    for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
     for path, facts in checkpoints.own(directory / CHECKPOINTS).items():
         checkpoints.remove(path, facts)
-    with contextlib.suppress(OSError):  # it has other files, or does not exist
+    with contextlib.suppress(OSError):  # the folder has other files, or does not exist
         (directory / CHECKPOINTS).rmdir()
     for file, is_of_others in _FILES.items():
         if not is_of_others(directory / file):
@@ -72,7 +72,7 @@ def _names(directory: Path) -> list[Path]:
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield files with a training's names that no training wrote. Links are included, because they lead elsewhere."""
+    """Yield files that have a training's names but were not written by one. Symbolic links are included."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

@@ -1,10 +1,10 @@
-"""The lock of a training's folder: one training at a time may write there.
+"""The lock of a training's folder, in which only one training at a time may write.
 
-The kernel's lock on a file (``flock``) ends with the process, even when it is killed. The file stays in the folder: if
-it were deleted, two trainings could each lock a file of their own.
+The kernel releases the lock on the file (``flock``) when the process ends, even if it is killed. The file stays in the
+folder, because after a deletion two trainings could each lock a different file.
 
-The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once, and any other child
-never inherits one.
+The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
+not inherit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envmanager.observe.files import reporting
 
 try:
     import fcntl
-except ImportError:  # Windows has other locks
+except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".training.lock"
@@ -48,7 +48,7 @@ def held(directory: Path) -> Iterator[None]:
             _write(file, f"{_MARK}process {os.getpid()} on {platform.node()}\n")
             yield
         finally:
-            if file in _held:  # else this is a forked child, which has closed it
+            if file in _held:  # else this is a forked child, which has closed the file
                 _held.remove(file)
                 _write(file, "")
                 with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def _locked(path: Path) -> BinaryIO:
 def _opened(path: Path) -> BinaryIO:
     with reporting(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):  # a pipe could block, a link lead anywhere
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):  # pipes could block, links lead anywhere
             raise _of_others(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         return os.fdopen(descriptor, "r+b", buffering=0)
@@ -109,7 +109,7 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the content. Only the error message of ``_lock`` needs it, so a full disk is ignored."""
+    """Replace the file's content. Errors are ignored, because only the message of ``_lock`` needs the content."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

@@ -6,8 +6,8 @@ value counts, and a learned temperature, which is the weight of the entropy.
     batch ──▶ goal = reward + discount · (lower of two target values - temperature · log-probability of the next action)
          ├──▶ critics   towards the goal
          ├──▶ actor     towards a high value (the lower of two), and a high entropy
-         ├──▶ temperature   until the policy has the target entropy
-         └──▶ targets   a little nearer to the critics (Polyak averages)
+         ├──▶ temperature   towards the one at which the policy has the target entropy
+         └──▶ targets   a step of ``tau`` towards the critics (Polyak averages)
 
 The rule: each update uses the old temperature, and updates the actor with the new critics, as in the authors' program.
 """
@@ -55,7 +55,7 @@ class SACOptions(ReplayOptions):
     """Weight of the entropy; None to learn it."""
     initial_temperature: float = 1.0
     target_entropy: float | None = None
-    """Policy entropy that a learned temperature aims at; None for minus the number of floats in an action."""
+    """Policy entropy to which a learned temperature is adjusted; None for minus the number of floats in an action."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -69,7 +69,7 @@ class SACOptions(ReplayOptions):
 
 
 class Actor(nn.Module):
-    """An encoder followed by the mean and log spread of each float in an action."""
+    """An encoder followed by a network for the mean and the log standard deviation of each float in an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """An encoder followed by two networks for the value of an observation and an action."""
+    """An encoder followed by two networks, each of which estimates the value of an action."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Critics(nn.Module):
 
 
 class SACModel(nn.Module):
-    """Actor, critics and temperature."""
+    """The actor, the critics and the temperature, whose weights one optimizer trains."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that draws from a squashed Gaussian. ``greedy``: take the median; ``is_blind``: draw uniformly."""
+    """A policy that draws from a squashed Gaussian. ``greedy``: take the median. ``is_blind``: draw uniformly."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -127,7 +127,7 @@ class SquashedPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs have the raw actions, between -1 and 1."""
+        """Return actions for the environment; the outputs hold the raw actions, between -1 and 1."""
         raw = self._squashed.uniform(len(steps), self.generator) if self.is_blind else self._raw(steps)
         return ActionInfo(self._squashed.to_environment(raw), {COLUMN: raw}, self.version)
 
@@ -139,7 +139,7 @@ class SquashedPolicy:
 
 
 class MiddleAction(nn.Module):
-    """The greedy policy as a module: from the leaves of an observation to the leaves of an action."""
+    """The greedy policy as a module that maps the leaves of an observation to the leaves of an action."""
 
     def __init__(self, actor: Actor, squashed: SquashedGaussian) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class SAC(OffPolicyTrainer):
         self.target.encoder.share_scale(self.encoder)
         self._followers = list(self.target.parameters())
         self._leaders = list(self.model.critics.parameters())
-        # One optimizer for all weights: a step skips those without gradients.
+        # One optimizer for all weights is enough, because a step skips weights without gradients.
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, fused=True)
         self._target_entropy = -float(squashed.n) if options.target_entropy is None else options.target_entropy
         self.policy = SquashedPolicy(self.model.actor, squashed, self._device, seed=seed)

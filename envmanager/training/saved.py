@@ -1,12 +1,12 @@
-"""Saved trainings: their policies, which act without the environment, and the options of their manager.
+"""Saved trainings: policies that act without the environment, and the options of the training's manager.
 
 ::
 
     runs/x, or one checkpoint ── find ──▶ SavedTraining ── specs, trainers, weights ──▶ SavedPolicy
                                                └────── options of the manager ────────▶ the same environments
 
-The rule: nothing is written into the training's folder. A checkpoint is data: loading it runs no code but that of
-installed trainers.
+The rule: nothing is written into the training's folder. A checkpoint holds only data, so loading it runs no code
+except that of installed trainers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to read a checkpoint, which a running training may remove after it has written a newer one."""
+"""Number of attempts to find and read a checkpoint, which a running training may remove in between."""
 
 
 def load_policy(
@@ -61,9 +61,9 @@ def load_policy(
 class SavedPolicy:
     """The greedy policy of one behavior, from a checkpoint.
 
-    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` the steps of a manager. ``spec``: specs of the
-    observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls are independent of
-    each other, unless the trainer's documentation says otherwise.
+    ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` takes the steps of a manager. ``spec``: specs of
+    the observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls do not depend on
+    earlier calls, unless the trainer's documentation says otherwise.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
@@ -88,11 +88,11 @@ class SavedPolicy:
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return one action per row, as every Policy does."""
+        """Return one action per row of ``steps``."""
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
-        """Return the policy as a PyTorch module on leaves of observations; see ``Trainer.greedy_module``."""
+        """Return the policy as a PyTorch module that takes leaves of observations; see ``Trainer.greedy_module``."""
         return self._trainer.greedy_module().eval()
 
 
@@ -105,7 +105,7 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Find and read a checkpoint; the arguments are those of ``load_policy``. Raises UsageError."""
+        """Find and read a checkpoint; takes the arguments of ``load_policy``. Raises UsageError if there is none."""
         found = find(Path(path), checkpoint)
         for _ in range(_TRIES):
             try:
@@ -118,7 +118,7 @@ class SavedTraining:
 
     @property
     def name(self) -> str:
-        """Name of the training's folder, or of the checkpoint itself if it is outside a training's folder."""
+        """Name of the training's folder; for a checkpoint outside such a folder, the name of the checkpoint."""
         folder = self.path.resolve().parent
         return folder.parent.name if folder.name == CHECKPOINTS else self.path.name
 
@@ -154,7 +154,7 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of a behavior, which may be left out if there is only one. Raises UsageError."""
+        """Return the policy of a behavior; ``behavior`` may be left out if there is only one. Raises UsageError."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
@@ -168,7 +168,7 @@ class SavedTraining:
     def manager_options(
         self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
     ) -> ManagerOptions:
-        """Return the manager options of the training, overridden by the given ones.
+        """Return the manager options of the training, overridden by the arguments that are not None.
 
         Raises UsageError if the checkpoint does not name its environment and ``env`` is not given.
         """
@@ -221,7 +221,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint without reading it. Raises UsageError, which lists the existing checkpoints."""
+    """Return the folder of a checkpoint without reading it. Raises UsageError that lists the existing checkpoints."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -260,7 +260,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint of this name; for a number, the last one of this agent step (``…2000-2``)."""
+    """Return the checkpoint of this name; a number means the last checkpoint at that agent step (``…2000-2``)."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -272,7 +272,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
 
 
 def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
-    """Return options with ``n_envs`` environments, and at most as many workers."""
+    """Return ``options`` changed to ``n_envs`` environments and at most this number of workers."""
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):
         local_envs = min(local_envs, n_envs - 1)
@@ -282,7 +282,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether it was a single one."""
+    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was a single one."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
@@ -300,7 +300,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return one leaf of one or several observations in the dtype of ``spec``. Floats may be rounded."""
+    """Return one leaf of the observations in the dtype of ``spec``. Floats may be rounded. Raises SpecMismatch."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:

@@ -27,7 +27,7 @@ with needed_by("envmanager.training", extra="torch"):
 COLUMN = "raw"
 """Name of the raw action, float32[n_numbers] between -1 and 1, in a policy's outputs and in the replay."""
 _LOG_STD = (-20.0, 2.0)
-"""Lower and upper bound of the log standard deviation, as in the authors' program."""
+"""Bounds to which the log standard deviation is clipped, as in the authors' program."""
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -70,7 +70,7 @@ class SquashedGaussian:
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """Return the same leaves as ``to_environment``, from tensor operations, which can be exported."""
+        """Return the leaves of ``to_environment``, computed by tensor operations, which can be exported."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 
@@ -80,7 +80,7 @@ class SquashedGaussian:
 
 
 class _Part:
-    """One leaf of the action spec."""
+    """One leaf of the action spec, for which it converts raw actions to the leaf's bounds."""
 
     def __init__(self, spec: ArraySpec) -> None:
         is_continuous = not spec.is_object and spec.dtype.kind == "f"

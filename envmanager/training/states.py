@@ -1,6 +1,6 @@
-"""Conversion of modules and optimizers to arrays by name, and back, for checkpoints.
+"""Conversion of modules and optimizers to named arrays, and back, for checkpoints.
 
-The rule: ``load_learner`` takes what ``learner_state`` returns.
+The rule: ``load_learner`` restores what ``learner_state`` returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALE = ".scale."
 
 
 def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
-    """Return weights and the optimizer's tensors as arrays by name: ``"model.…"``, ``"optimizer.…"``."""
+    """Return the modules' weights and the optimizer's tensors as named arrays: ``"model.…"``, ``"optimizer.…"``."""
     arrays = named("optimizer", optimizer_state(optimizer))
     for name, module in modules.items():
         arrays |= named(name, arrays_of_module(module))
@@ -30,19 +30,19 @@ def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dic
 
 
 def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load the result of ``learner_state``; ignore other arrays. Raises what the loaders of its parts raise."""
+    """Load what ``learner_state`` returned; ignore others. Raises as ``load_module`` and ``load_optimizer`` do."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the weights and buffers by name."""
+    """Return the module's weights and buffers by name."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError if they belong to another model."""
+    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError for the arrays of another model."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
@@ -50,7 +50,7 @@ def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
-    """Return the optimizer's tensors by name (``"3.exp_avg"``: for parameter 3), without its options."""
+    """Return the optimizer's tensors by name (``"3.exp_avg"`` belongs to parameter 3), without its options."""
     return {
         f"{number}.{name}": value.detach().cpu().numpy()
         for number, own in optimizer.state_dict()["state"].items()
@@ -62,14 +62,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
     """Load what ``optimizer_state`` returned. Raises ValueError or IndexError for arrays of other parameters.
 
-    PyTorch does not compare the shapes; its fused step would write beyond the end of an array that is too small.
+    PyTorch does not check the shapes, and its fused step would write beyond the end of an array that is too small.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
         number, _, key = name.partition(".")
         shape = () if key == "step" else tuple(parameters[int(number)].shape)
-        if (array.shape or (1,)) != (shape or (1,)):  # files hold a scalar as an array of one number
+        if (array.shape or (1,)) != (shape or (1,)):  # files store a scalar as an array of one number
             raise ValueError(f"optimizer.{name} should have the shape {list(shape)}, but is {describe_value(array)}")
         state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array)).reshape(shape)
     if len({frozenset(own) for own in state.values()}) > 1:

@@ -5,10 +5,10 @@
     row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
 
 An agent's observation opens a row. The action and its reward close the row when the next step arrives. A row without an
-action only holds the observation after its predecessor: the episode was truncated, the next step was lost, or it is
-still in flight. So every observation is kept once, and steps of different workers cannot mix.
+action holds only the observation after its predecessor, because the episode was truncated, or the next step was lost or
+is still in flight. So every observation is stored once, and steps of different workers cannot mix.
 
-The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows; rows from ``first`` on are
+The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows. Rows from ``first`` on are
 valid.
 """
 
@@ -32,9 +32,9 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """The last ``capacity`` rows of one behavior. ``share_frames``: images are stacks of frames; keep each frame once.
+    """The last ``capacity`` rows of a behavior. ``share_frames``: whether to store each frame of stacked images once.
 
-    ``grows``: whether to enlarge ``capacity`` instead of overwriting rows; then only ``clear`` removes rows.
+    ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
     float32; ``terminated``, ``acted``: bool; ``successor``: int64, number of the next row or ``NOWHERE``.
     """
@@ -60,7 +60,7 @@ class StepStore:
         self.capacity = capacity
         self._grows = grows
         self.n_rows = 0
-        """Number of rows ever added, which is also the number of the next row."""
+        """Number of rows ever added, which is also the row number of the next row."""
         self.n_acted = 0
         """Number of rows ever closed by an action and its reward."""
         self.obs: Tree = _with_stacks(observation, capacity) if share_frames else zeros(observation, capacity)
@@ -79,7 +79,7 @@ class StepStore:
 
     @property
     def first(self) -> int:
-        """Number of the oldest row still in the store."""
+        """Row number of the oldest row that is still in the store."""
         return max(self._first, self.n_rows - self.capacity)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ class StepStore:
         return places
 
     def add(self, info: StepInfo, behavior: str) -> np.ndarray:
-        """Add one worker's step; return the numbers of the rows that it closed, int64."""
+        """Add one worker's step; return the row numbers of the rows that it closed, int64."""
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
@@ -120,7 +120,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write actions and rewards into the open rows; return these rows."""
+        """Write actions and rewards into the open rows; return the row numbers of these."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add rewards and ends that arrived in another agent's turn to the rows of the waiting agents' last actions."""
+        """Update the rows of waiting agents' last actions with the rewards and ends of another agent's turn."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -161,7 +161,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """Link truncated rows to their final observations; remember unfinished ones until their agents act next."""
+        """Link rows of truncated episodes to final observations; remember rows that still need a link to a next row."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -181,7 +181,7 @@ class StepStore:
                 self.successor[before % self.capacity] = row
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
-        """Add rows without actions; return their numbers."""
+        """Add rows without actions; return their row numbers."""
         if self._grows and len(self) + n > self.capacity:
             self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
@@ -197,7 +197,7 @@ class StepStore:
         return rows
 
     def _grow(self, capacity: int) -> None:
-        """Enlarge the arrays to ``capacity`` rows, and move the rows to their new places."""
+        """Enlarge the arrays to ``capacity`` rows, and move the rows to their new indices."""
         kept = np.arange(self.first, self.n_rows)
         before, after = self.places(kept), kept % capacity
 
@@ -225,7 +225,7 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what ``state`` returned, with no row open: a resumed training resets the environments.
+        """Restore what ``state`` returned, with no row open, because a resumed training resets the environments.
 
         Raises KeyError or ValueError for arrays of another store.
         """
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they cannot be right."""
+        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they are inconsistent."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")

@@ -39,26 +39,26 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add one worker's step; return the number of agent steps to learn from. Copy the arrays: they are reused."""
+        """Add a worker's step; return the number of agent steps to learn from. Copy its arrays, as they are reused."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Return whether there are enough steps for an update. Called again after each update, until False."""
+        """Return whether there are enough steps for an update. Called after each update until it returns False."""
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
-        """Learn, and increment the policy's version. ``progress``: 0 at the beginning of training, 1 at its end.
+        """Update the weights and increment ``version``. ``progress``: 0 at the start of training, 1 at the end.
 
         Returns figures for displays and metrics, by name.
         """
 
     @abstractmethod
     def greedy_policy(self) -> Policy:
-        """Return a policy that does not explore, for evaluation. It shares the weights, also after later updates."""
+        """Return a policy that does not explore, for evaluation. It shares the weights, so later updates change it."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return all that a resumed training needs: arrays by name, and JSON data."""
+        """Return the state that a resumed training needs: arrays by name, and JSON data."""
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Trainer(ABC):
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.
 
-        Each array is read from disk on access, so a replay that is not used takes no time.
+        Each array is read from disk on access, so skipping a replay saves time.
         """
         self.restore(arrays, facts)
 
@@ -87,12 +87,12 @@ class Trainer(ABC):
     def can_update(self) -> bool:
         """Return whether an update is possible at all, even with fewer steps than ``is_ready`` requires.
 
-        Called at the end of a round, and again after each update, until False.
+        Called at the end of a round, and again after each update until it returns False.
         """
         return self.is_ready()
 
     def pause(self) -> None:  # noqa: B027  (not needed by trainers that learn only in update())
-        """Stop learning, for a freeze or an evaluation: the weights must not change until the next ``add``."""
+        """Stop learning, for a freeze or an evaluation, so that the weights do not change until the next ``add``."""
 
     def collected(self, n_steps: int) -> None:  # noqa: B027  (not needed with constant exploration)
         """Adapt the policy's exploration to the ``n_steps`` agent steps taken so far."""
@@ -107,7 +107,7 @@ class Trainer(ABC):
 def require_can_learn_apart(trainer: Any) -> None:
     """Raise UsageError for a trainer, or a class of trainers, that cannot learn in a process of its own.
 
-    PPO cannot, because it needs steps of its present policy. Outside Linux no trainer can.
+    PPO cannot, because it needs steps of its current policy. On other systems than Linux no trainer can.
     """
     if sys.platform != "linux":
         raise UsageError("learning in a process of its own needs Linux (pidfd): leave out `apart` here.")

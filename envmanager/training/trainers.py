@@ -51,8 +51,8 @@ KINDS: dict[str, MakeTrainer] = {
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
     """Make the trainer for a table such as ``{"kind": "ppo", "rollout": 512}``. Raises ConfigError.
 
-    The caller must close the trainer. With ``frozen: true`` it only acts until it is unfrozen. With ``apart: N`` it
-    learns in its own process, which may be N agent steps behind and take ``learner_timeout_s`` to respond.
+    The caller must close the trainer. With ``frozen: true`` it does not learn until it is unfrozen. With ``apart: N``
+    it learns in its own process, which may be N agent steps behind and must respond within ``learner_timeout_s``.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -78,7 +78,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return the factory of a trainer, its options, whether it is ``frozen``, and the ``Apart`` options or None."""
+    """Return a trainer's factory, its options, whether it is frozen, and options of ``Apart``; None if not apart."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
@@ -105,7 +105,7 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
 def restore(
     trainer: Trainer, spec: BehaviorSpec, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False
 ) -> None:
-    """Restore a trainer from a checkpoint that was read from ``where``. Raises UsageError if they do not fit.
+    """Restore a trainer from a checkpoint that was read from ``where``. Raises UsageError if it does not fit.
 
     ``spec``: current specs of the behavior. ``to_act``: whether to restore only the greedy policy.
     """

@@ -1,4 +1,4 @@
-"""A view of a running training: its newest policies play its Godot game in a window.
+"""A view of a running training, whose newest policies play its Godot game in a window.
 
 ::
 
@@ -6,7 +6,7 @@
              └── read once a second, between two steps
 
 The rule: nothing is written into the training's folder. If a newer checkpoint cannot be played, a warning is logged and
-the earlier policies keep playing.
+the earlier policies continue to play.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _logger = logging.getLogger("envmanager")
 class WatchPlan:
     """The options of watching a training. ``directory``: the training's folder.
 
-    ``checkpoint``: the one checkpoint to play, as its name there or its folder elsewhere; None for always the newest.
-    ``shown``: number of arenas. ``binary``: an engine to use instead of the training's. ``headless``: whether to run
-    without a window. ``steps``: number of steps to play in each environment; None for no limit.
+    ``checkpoint``: name or path of the only checkpoint to play; None to always play the newest. ``shown``: number of
+    arenas. ``binary``: path of an engine to use instead of the training's. ``headless``: whether to run without a
+    window. ``steps``: number of steps to play in each environment; None for no limit.
     """
 
     directory: Path
@@ -58,17 +58,17 @@ class WatchPlan:
 
 
 class Report(Protocol):
-    """Receives reports of the play."""
+    """A receiver of reports while policies play."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Report that the policies of this checkpoint play from now on."""
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Report the returns of the episodes that ended since the last report, by behavior, after ``n_steps`` steps."""
+        """Report, after ``n_steps`` steps, the returns by behavior of the episodes that ended since the last report."""
 
 
 class Watching:
-    """A player of a training's checkpoints. ``go()`` returns after ``plan.steps``, or when the window is closed."""
+    """A player of a training's checkpoints. ``go`` returns after ``plan.steps`` steps or when the window is closed."""
 
     def __init__(self, plan: WatchPlan, report: Report) -> None:
         self._plan = plan
@@ -131,7 +131,7 @@ class Watching:
 
 
 class Source:
-    """The checkpoints of one training to play: always the newest, or the one named in the plan."""
+    """A source of checkpoints to play: always the training's newest, or only the one named in the plan."""
 
     def __init__(self, plan: WatchPlan) -> None:
         self._directory, self._name = plan.directory, plan.checkpoint
@@ -147,12 +147,12 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it is new, else None. Raises UsageError once for an unreadable one."""
+        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError once if unreadable."""
         if self._name is not None:
             return None
         try:
             found = find(self._directory)
-        except UsageError:  # the training is starting over, without checkpoints
+        except UsageError:  # the training has been restarted and has no checkpoint yet
             return None
         if found == self._seen:
             return None
@@ -166,7 +166,7 @@ class Source:
 
 
 def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
-    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is not Godot's."""
+    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is no Godot game."""
     options = saved.manager_options()
     if options.kind != "godot":
         raise UsageError(
