@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard writing to ``directory``. A later check refuses ``metrics`` that is no list."""
+    """Return ``metrics`` with TensorBoard writing to ``directory``. A later check refuses a value that is no list."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
