@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard writing to ``directory``. A later check refuses a value that is no list."""
+    """Return ``metrics`` with TensorBoard added. Return a value that is no list unchanged, to be refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +356,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return a table ``restarts`` with ``max_restarts`` set. A later check refuses a value that is no table."""
+    """Return a table with ``max_restarts`` set. Return a value that is no table unchanged, to be refused later."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

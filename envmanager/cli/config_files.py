@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for a trainer that the config lacks, unless its kind is set here or was before (``added``)."""
+    """Raise ConfigError for a trainer that the config lacks, unless ``path`` or an earlier assignment sets its kind."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -108,7 +108,7 @@ class PlainDisplay:
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Show what will run. Called before the start, because that may take a while."""
+        """Announce the run. Called before the start, because starting may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 

@@ -104,7 +104,7 @@ class Lines:
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the mean returns of episodes that ended since the last report. ``n_steps``: all steps of an arena."""
+        """Print the mean returns of episodes that ended since the last report. ``n_steps``: steps per arena so far."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

@@ -47,7 +47,7 @@ these let it continue, so that a first run shows how often an environment crashe
 
 @attrs.frozen
 class Plan:
-    """One checked run: the manager, the number of environment steps, the seed, the policy, and the file to write."""
+    """The checked options of a run: manager, number of environment steps, seed, policy, and file to write."""
 
     manager: ManagerOptions
     steps: int

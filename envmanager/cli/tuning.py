@@ -121,7 +121,7 @@ def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
 def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: int) -> list[Trial]:
     """Return a trial per candidate, sorted by the time per step that the probe predicts, the shortest first.
 
-    Without a probe, candidates with more workers come first. Candidates that can share a manager are neighbors.
+    Without a probe, candidates with more workers come first. Candidates that can share a manager stay adjacent.
     """
 
     def promise(candidate: Candidate) -> tuple[float, int, int]:
@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds. After each round half of the trials are dropped; the last round compares two."""
+    """Return the number of rounds. Between rounds half of the trials are dropped, so that the last compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 

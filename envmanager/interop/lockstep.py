@@ -6,7 +6,7 @@
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
 The rule: a response has a row for every environment that acted, even if its worker was replaced. The manager
-never overwrites its arrays.
+never overwrites the arrays of a response.
 """
 
 from __future__ import annotations

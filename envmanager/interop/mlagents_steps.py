@@ -82,7 +82,7 @@ class StepTranslator:
         masks = obs.get("action_mask")
         return DecisionSteps(
             list(obs["observations"]),
-            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # an ended episode's is in TerminalSteps
+            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # TerminalSteps has the final reward
             self._agents.of(steps.agent_id[rows].tolist()),
             list(masks) if masks is not None and any(mask.any() for mask in masks) else None,
             self._group_numbers(steps.agent_id[rows], obs),

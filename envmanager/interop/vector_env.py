@@ -64,13 +64,13 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        """Mask (bool[n_envs]) of ended episodes whose successor's first observation was not returned yet."""
+        """Mask (bool[n_envs]) of environments that have not yet returned the first observation of a new episode."""
         self._obs: Tree = None
         """Newest observation of each environment. If the environment is restarting, the first of its new episode."""
         self._shown: Tree = None
         """Observations returned by the last step or reset."""
         self._first_infos: dict[int, Info] = {}
-        """Infos of those first observations that were not returned yet, by env_id."""
+        """Infos of the first observations that are still to be returned, by env_id."""
         self._has_options = False
 
     def __del__(self) -> None:
@@ -249,7 +249,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Replace the rows of lost environments by the observations returned last. Their next reset calls ``reset``.
+        """Replace the rows of lost environments by the observations returned last. Make their next reset a real one.
 
         The manager does not record resets of single environments. So its last observation of a lost environment may be
         older than such a reset. Such a reset may also have ended the first episode of the new generation.

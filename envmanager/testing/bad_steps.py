@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Return a fault that replaces each named column by the result of the given function of that column."""
+    """Return a fault that applies a function to each named column, and replaces the column by the result."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 

@@ -453,7 +453,7 @@ class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingCont
 
 
 class EnvironmentContract:
-    """Tests that every environment must pass: of specs, restarts of episodes, seeds, and arrays returned earlier."""
+    """Tests that every environment must pass: specs, restarts of episodes, seeds, and unchanged earlier arrays."""
 
     n_steps = 300
 

@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert for the lost rows of ``batch`` what ``check_lost`` asserts for a StepInfo. ``last`` has all rows."""
+    """Assert for lost rows of ``batch`` what ``check_lost`` asserts for a StepInfo. ``last`` has all environments."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

@@ -12,7 +12,7 @@
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
 were delivered after its pidfd was opened. The second step was requested after that moment, so this process has taken
-it. Hence the worker is not being replaced, and its last replacement was reported, if nothing else ends workers.
+it. Thus the worker is not being replaced, and its last replacement was reported. Nothing else may end workers.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def chaos(
 ) -> Iterator[ChaosReport]:
     """Send signals of ``kinds`` to workers of ``manager`` while the block runs, on average ``rate`` per second.
 
-    The gaps are exponentially distributed, or longer if no worker may get a signal. The seed fixes gaps and kinds;
-    the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one fault.
-    ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's stats
-    count the last faults. Raises UsageError for a manager without processes. Linux only.
+    The gaps between signals are exponentially distributed, or longer if no worker may get one. The seed fixes gaps and
+    kinds; the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one
+    fault. ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
+    stats count the last faults. Raises UsageError for a manager without processes. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
