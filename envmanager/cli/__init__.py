@@ -1,6 +1,6 @@
 """The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``.
 
-Without the extra ``cli`` the command still exists and says what to install.
+Without the extra ``cli`` the command prints what to install and exits with code 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands and their options.
 
-Typer parses the words, ``plan.py`` checks them, and ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` do the work.
+Typer parses the arguments. ``plan.py``, ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` check and execute them.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run one of ``commands`` and return the exit code. A mistake in the call prints one line on stderr."""
-    # Modules of the current directory can be named on the command line, as with `python -m`.
+    """Run one of ``commands`` and return the exit code. If the arguments are invalid, print one line to stderr."""
+    # Make modules in the current directory importable, as `python -m` does.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
@@ -110,7 +110,7 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
         exit_code = exit.code
     except _ClickException as error:
         exit_code = error.exit_code
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands was called alone
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command group was called without a command
             error.show()
         else:
             _show_error(_in_one_line(error, arguments))
@@ -134,7 +134,7 @@ def _show_error(text: str) -> None:
 
 
 def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
-    """Return one line on a mistake in the call. It shows the given value, which Typer's own text leaves out."""
+    """Return a Click error as one line. It includes the invalid value, which Typer's own text leaves out."""
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             if word == option or word.startswith(f"{option}="):
@@ -337,7 +337,7 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Return digits as a number, and any other text unchanged; ``plan.py`` checks it."""
+    """Convert digits to an int, and return any other text unchanged for ``plan.py`` to check."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return the list ``metrics`` with TensorBoard in this directory. Anything but a list is kept and refused later."""
+    """Return ``metrics`` with TensorBoard added. Return a value that is no list unchanged, to be refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +356,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return the table ``restarts`` with this ``max_restarts``. Anything but a table is kept, and refused later."""
+    """Return a table with ``max_restarts`` set. Return a value that is no table unchanged, to be refused later."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -10,8 +10,8 @@
     [run]                      run:
     steps = 100000               steps: 100000
 
-``--set manager.n_envs=16`` overrides a value. Dots separate tables and name; a name that contains a dot is quoted. The
-value is YAML. This module only reads tables; their contents are checked where they are used.
+``--set manager.n_envs=16`` overrides a value. The value is YAML. Dots separate the names of a path; quote a name that
+contains a dot. This module only reads tables. Their contents are checked by the code that uses them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from envmanager.training.plan import TrainingOptions
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
-"""The tables that a config of each command may hold."""
+"""Tables that a config may hold, by command."""
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
-    """Return the tables of a config file; a table that it leaves out is empty.
+    """Return the tables of a config file. Tables that the file leaves out are returned empty.
 
     Raises ConfigError, or MissingExtra for YAML without PyYAML.
     """
@@ -74,7 +74,7 @@ def _parse_toml(text: str, path: Path) -> Any:
         document = toml.loads(text)
         repr(document)  # ValueError if a hexadecimal number has more digits than Python prints
         return document
-    except (ValueError, RecursionError) as error:  # the parser raises these too: too many digits, nested too deep
+    except (ValueError, RecursionError) as error:  # RecursionError if nested too deep
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse a text in YAML; ``what`` is its name in errors. Raises ConfigError, or MissingExtra without PyYAML.
+    """Parse YAML. Error messages call the text ``what``. Raises ConfigError, or MissingExtra without PyYAML.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
     true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return the folder for a training of this config: its own folder if a training wrote it, else ``runs/NAME``."""
+    """Return the folder for a training: the folder of ``config`` if a training wrote that file, else ``runs/NAME``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -161,7 +161,7 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
-    """Return the error text for an unknown table; the file may be the config of another command."""
+    """Return the error text for an unknown table. If another command has such a table, the text names the command."""
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training" if command == "train" else command
@@ -170,7 +170,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
-    """Return ``; did you mean …?`` with a table or an option of a similar name; else a full stop."""
+    """Return ``; did you mean …?`` with the most similar name of a table or option, or a full stop."""
     places = {}
     for table in tables:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
@@ -181,7 +181,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return a copy of the tables with all assignments made, in order. Raises ConfigError for an unknown table."""
+    """Return a copy of the tables with the assignments of ``--set`` applied in order. Raises ConfigError."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table in which the path's last name is set; create missing tables."""
+    """Return the table in which to set the last name of ``path``. Create missing tables."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError if the path names a trainer that is neither in the config nor ``added`` by setting its kind."""
+    """Raise ConfigError for a trainer that the config lacks, unless ``path`` or an earlier assignment sets its kind."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -1,7 +1,7 @@
 """The displays and the result of ``envmanager run``, and the formatting of text that all commands share.
 
-Drawing happens on the caller's thread when it is due, never on a thread of its own, so that it costs nothing between
-two updates.
+The caller's thread draws when an update is due. There is no drawing thread, so that displays cost nothing between
+updates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 LINES_AROUND_ROWS = 9
-"""Number of lines drawn besides the rows of workers. A terminal without room for all rows shows fewer."""
+"""Number of lines drawn besides the rows of workers. Rows for which the terminal has no room are not shown."""
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class RunSummary:
         return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
 
     def returns(self) -> dict[str, float]:
-        """Return the mean, the minimum and the maximum of the returns of all episodes; NaN without an episode."""
+        """Return the mean, the minimum and the maximum of the returns of all episodes; NaN if no episode ended."""
         values = self.episodes.all_returns()
         if not values:
             return dict.fromkeys(("mean", "min", "max"), math.nan)
@@ -94,7 +94,7 @@ def sayable(data: Any) -> Any:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` to ``path``, one line per name."""
+    """Write ``data`` to ``path`` as JSON, one line per top-level key."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
     write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -102,13 +102,13 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 class PlainDisplay:
     """A display of a run: lines of text without control characters, for files, pipes and logs.
 
-    :meth:`update` need not be called before ``due``, a time of ``time.monotonic``.
+    ``due`` is the time, by ``time.monotonic``, of the next update. :meth:`update` need not be called earlier.
     """
 
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Show what is being started, before the start, which may take a while."""
+        """Announce the run. Called before the start, because starting may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 
@@ -213,7 +213,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """A counter of steps per second over the last ``WINDOW_S`` seconds, or since the last call if that is longer."""
+    """Steps per second over the last ``WINDOW_S`` seconds, or since the previous call if that was longer ago."""
 
     WINDOW_S = 2.0
 
@@ -230,7 +230,7 @@ class Rate:
 
 
 def describe_start(plan: Plan) -> str:
-    """Return one line on what is being run."""
+    """Return one line with the environment, the number of workers, the manager and the seed."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return one phrase on the episodes so far."""
+    """Return a phrase with the number of episodes, their mean return, and the number of lost ones."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -250,8 +250,8 @@ def describe(episodes: Episodes) -> str:
 def describe_returns(returns: Sequence[float]) -> str:
     """Format returns or lengths: one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
-    These are mean ± standard deviation, minimum and maximum. ``train``, ``evaluate`` and ``play`` pass the returns of a
-    behavior: one per episode and agent.
+    The numbers are mean ± standard deviation, minimum and maximum. ``train``, ``evaluate`` and ``play`` pass
+    the returns of a behavior: one per episode and agent.
     """
     mean, spread = mean_and_spread(returns)
     if len(returns) == 1:
@@ -265,7 +265,7 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return a line of text per behavior on the returns of an evaluation."""
+    """Return a line per behavior with the mean, the spread and the range of its returns."""
     lines = []
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
@@ -309,7 +309,7 @@ def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
-    """Return one worker as a row of a table with WORKER_COLUMNS."""
+    """Return the cells of a worker's row, in the order of WORKER_COLUMNS."""
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),
@@ -330,7 +330,7 @@ def state_of(worker: WorkerStats) -> str:
 
 
 def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
-    """Return one line on the workers after the first ``n_shown``; empty when there are none."""
+    """Return one line that sums up the workers after the first ``n_shown``, or ``""`` if there are none."""
     rest = workers[n_shown:]
     if not rest:
         return ""
@@ -344,7 +344,7 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean share of their time that these workers spent without a command."""
+    """Return the mean fraction of time for which these workers had no command to execute."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 

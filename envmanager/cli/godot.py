@@ -97,21 +97,21 @@ def watch_command(
 
 
 class Lines:
-    """A display of ``watch``: a line for each checkpoint, a line per second on episodes that ended, and notices."""
+    """A display of ``watch``. It prints new checkpoints, returns of ended episodes once per second, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Print which checkpoint plays from now on."""
+        """Print the name of the checkpoint that plays from now on."""
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the mean returns of the episodes since the last report; each arena has taken ``n_steps``."""
+        """Print the mean returns of episodes that ended since the last report. ``n_steps``: steps per arena so far."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")
         self._show("  ".join(told))
 
     def show_notice(self, level: str, text: str) -> None:
-        """Print what the library logged about a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
+        """Print a logged message about a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         self._show(describe_notice(level, text))
 
     def _show(self, text: str) -> None:

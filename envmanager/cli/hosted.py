@@ -1,4 +1,4 @@
-"""A SimpleEnvManager in a worker process, where ``envmanager tune`` measures it: crashes then end only the worker.
+"""A SimpleEnvManager inside a worker, so that a crash in a trial of ``envmanager tune`` does not end the command.
 
 ::
 
@@ -31,12 +31,12 @@ class HostedFactory:
     settings: Mapping[str, Any]
 
     def __call__(self, context: EnvContext) -> HostedManager:
-        """Make the manager, wrapped as an environment."""
+        """Return a new manager, wrapped as an environment."""
         return HostedManager(self.settings)
 
 
 class HostedManager(Environment):
-    """An environment that wraps a manager: ``reset`` resets it, ``step`` and ``run`` step it with random actions."""
+    """An environment that wraps a manager. ``reset`` resets the manager; ``step`` and ``run`` take random steps."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 
@@ -57,7 +57,7 @@ class HostedManager(Environment):
         return self._nothing()
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Step for ``seconds``, at least once; return the number of environment steps and the seconds that passed."""
+        """Step for ``seconds``, at least once. Return the number of environment steps and the elapsed seconds."""
         n_before, started = self._manager.stats().env_steps, time.monotonic()
         self._step()
         while time.monotonic() < started + seconds:

@@ -1,7 +1,7 @@
 """Handling of Ctrl-C while a command imports its libraries, which may take seconds.
 
-Nothing has been started by then, so the process exits at once, without a traceback. KeyboardInterrupt is not raised,
-because a library that is being imported might catch it.
+No worker runs yet, so the process exits at once, without a traceback. KeyboardInterrupt is not raised, because a
+library that is being imported might catch it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def loading() -> Iterator[None]:
     """Return a context in which Ctrl-C ends the process with exit code 130."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # a handler of the calling program, or SIGINT ignored by the shell, is kept
+        yield  # keep the calling program's handler, or SIG_IGN set by the shell
         return
     signal.signal(signal.SIGINT, _leave)
     try:

@@ -25,8 +25,8 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; without one nothing is seeded. ``policy`` is ``"module:callable"``,
-    called with a behavior's name and spec; without it actions are random.
+    The same ``seed`` gives the same episodes; None seeds nothing. ``policy`` is ``"module:callable"``. The callable
+    receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
     steps: int = 10_000
@@ -41,13 +41,13 @@ class RunOptions:
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""Defaults of ``restarts`` in ``run``. They allow more restarts than RestartPolicy's own, so that a first look at an
-environment that crashes often shows how often, and does not end with the fourth crash."""
+"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's own would end the run at a worker's fourth crash;
+these let it continue, so that a first run shows how often an environment crashes."""
 
 
 @attrs.frozen
 class Plan:
-    """One run: the manager, the number of environment steps, the seed, the policy, and the file to write."""
+    """The checked options of a run: manager, number of environment steps, seed, policy, and file to write."""
 
     manager: ManagerOptions
     steps: int
@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Return the Plan for the tables of a config, which include the flags already. Raises UsageError."""
+        """Return the Plan for a config's tables, to which the flags were already applied. Raises UsageError."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """Import the callable that ``"module:callable"`` names."""
+    """Import and return the callable named by ``"module:callable"``. Raises UsageError, or MissingExtra."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")

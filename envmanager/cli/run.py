@@ -38,9 +38,9 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
-    """Run ``plan``, show and write the summary however the run ends, and return the exit code.
+    """Run ``plan`` and return the exit code. Once a manager has started, every run ends with a summary.
 
-    If an error ended the run, it is raised after the summary.
+    The summary is shown, and written to ``plan.out``. An error that ended the run is raised after that.
     """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
@@ -62,7 +62,7 @@ def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
 
 
 def exit_code_of(error: EnvManagerError) -> int:
-    """Return 2 for a mistake in the call, 3 for a file that cannot be written, 1 for any other error while running."""
+    """Return 2 for a UsageError, 3 for a file that cannot be written, and 1 for any other error."""
     if isinstance(error, NotWritten):
         return EXIT_NOT_WRITTEN
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
@@ -108,7 +108,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set policies for all behaviors but the first ``n_known``; return the number of behaviors."""
+    """Set policies for all behaviors after the first ``n_known``, and return the number of behaviors."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -128,9 +128,9 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context in which warnings and errors that the library logs are shown on ``display``: one line per restart.
+    """A context that shows the library's logged warnings and errors on ``display``, with one line per restart.
 
-    ``verbose``: True shows each failure with its evidence too. False shows a hint at ``--verbose`` after the first
+    ``verbose``: True also shows the evidence of each failure. False shows a hint at ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.
     """
 
@@ -177,7 +177,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` all are ignored, so that closing, which takes at most ``Timeouts.close_s``, is not interrupted.
+    After ``hold()`` all are ignored, so that none interrupts ``close()``, which takes at most ``Timeouts.close_s``.
     """
 
     _holding = False

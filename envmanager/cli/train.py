@@ -1,6 +1,6 @@
 """``envmanager train``: train the policies of a config, show the progress, and write checkpoints.
 
-The first Ctrl-C or SIGTERM stops the training after the step in progress, and saves everything. A second one ends the
+The first Ctrl-C or SIGTERM ends the training after the step in progress, and writes a checkpoint. The second ends the
 command at once.
 """
 
@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return a line on how far back the last checkpoint of a failed training is."""
+    """Return a line that says how many agent steps the last checkpoint of a failed training lacks."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -77,10 +77,10 @@ class Stopping(StopSignals):
 
 
 class Lines:
-    """A Report that prints a line for each event of a training and, every ``EVERY_S`` seconds, one on its progress.
+    """A Report that prints a line for each event of a training, and its progress every ``EVERY_S`` seconds.
 
     ``show_update`` is called for each behavior every ``TOLD_EVERY_S`` seconds, and for its last update before a
-    checkpoint. Each behavior has its own clock, since behaviors that learn together are updated at the same moment.
+    checkpoint. Each behavior has a timer of its own, since one for all would skip behaviors updated at the same moment.
     """
 
     TOLD_EVERY_S = 0.5
@@ -136,7 +136,7 @@ class Lines:
         self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:
-        """Print a line, which no later output overwrites."""
+        """Print a line that later output does not overwrite."""
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
@@ -147,7 +147,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """A display for terminals: Lines, and below them a table of the progress that is redrawn."""
+    """A display for terminals. It prints the same lines as Lines, and redraws a table of the progress below them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Screen(Lines):
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
-    """Return the progress of a training as texts by name."""
+    """Return the progress of a training as a dict from names, such as ``"episodes"``, to texts."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     episodes = controller.episodes

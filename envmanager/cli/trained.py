@@ -1,7 +1,7 @@
 """The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
-Modules that need PyTorch are imported when a command is called, since that takes a second. The exit code of a command
-that was ended by a signal is 128 + the signal's number.
+A command imports modules that need PyTorch only when it is called, because the import takes a second. The exit code
+of a command that a signal ended is 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from envmanager.training.playing import PlayedEpisode
 
 N_CHECKED = 300
-"""Number of observations recorded for the check of an exported policy."""
+"""Number of recorded observations on which an exported policy must choose the same actions."""
 VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
 
@@ -141,7 +141,7 @@ def evaluate_command(
 
 
 def leave_cores() -> None:
-    """Limit PyTorch to one core, and leave the others to the workers."""
+    """Limit PyTorch to one thread, so that the workers can use the other cores."""
     import torch
 
     torch.set_num_threads(1)
@@ -195,7 +195,7 @@ def play_command(
 
 
 class Show:
-    """A display of played episodes. It can write videos: one of all episodes to a file, or one each into a folder."""
+    """A display of played episodes. It can write one video of all episodes, or a folder with one per episode."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps
@@ -267,7 +267,7 @@ def export_command(
         from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
         from envmanager.training.saved import SavedTraining
     check_format(to, opset)
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime would report its use
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime sends usage data
     leave_cores()
     training = SavedTraining.open(directory, checkpoint)
     policy = training.policy(behavior)

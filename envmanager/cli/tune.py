@@ -5,9 +5,9 @@
     probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
-After the probe the command ends when the time is up; only a start or a step in progress can delay the end. Ctrl-C
-ends it at once. The best so far is kept in both cases. No environment runs in the command's own process: the placement
-"in process" is measured in a worker, and counts as failed once an environment has ended any worker.
+The time limit begins after the probe; only a start or a step in progress can exceed it. Ctrl-C ends the command at
+once. The best placement so far is kept in both cases. No environment runs in the command's own process.
+The placement "in process" is measured in a worker, and counts as failed once an environment has ended any worker.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LEAST_S = 0.1
-"""Minimum seconds for which a trial is measured, even after a long start."""
+"""Minimum seconds for which a trial is measured, even if the start took all of its time."""
 
 LOOK_S = 0.5
-"""Maximum seconds between two looks at the clock, for a trial with slow steps."""
+"""Maximum seconds for which a trial steps or waits before it checks the deadline again."""
 
 LEAST_PATIENCE_S = 10.0
-"""Timeout in seconds of a reset or a step of the probe; a longer ``--seconds`` is the timeout instead."""
+"""Timeout in seconds of each reset and step of the probe. If ``--seconds`` is longer, that is the timeout."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
-"""Restart budget of a trial's workers: an environment that dies every thousand steps needs ten restarts a second."""
+"""Restart budget of a trial's worker. An environment that dies every 1000 steps may need ten restarts per second."""
 
 
 @attrs.frozen(kw_only=True)
 class TunePlan:
-    """One tuning: the environment, the number of seconds, and the file for the best placement."""
+    """The options of one tuning: the environment, the number of seconds, and the file for the best placement."""
 
     env: str
     n_envs: int | None = None
@@ -92,13 +92,13 @@ class TunePlan:
             raise ConfigError(f"--start-method {self.start_method}: Ray starts its processes. Leave it out.")
 
     def settings(self, trial: Trial | None = None) -> dict[str, Any]:
-        """Return a config's table ``manager``, for the probe or for a trial."""
+        """Return a config's table ``manager`` for ``trial``, or for the probe if ``trial`` is None."""
         own = {"env": self.env, **({} if trial is None else trial.candidate.options())}
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
 
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
-    """Tune; return the exit code. The best placement so far is shown and written even after Ctrl-C or an error."""
+    """Tune, and return the exit code. The best placement so far is shown and written even after Ctrl-C or an error."""
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
     with _FewNotices(display), StopSignals() as signals:
@@ -116,7 +116,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices that show only the first restart of a tuning. There may be thousands; the trials count them."""
+    """Notices that show only the first restart of a tuning, since there may be thousands. The trials count them all."""
 
     _has_restarted = False
 
@@ -129,7 +129,7 @@ class _FewNotices(Notices):
 
 @attrs.define
 class _Tuning:
-    """A tuning in progress. ``trials`` has the results so far, after an error too."""
+    """A tuning in progress. ``trials`` has the results so far, also after an error."""
 
     plan: TunePlan
     display: PlainTuneDisplay
@@ -156,7 +156,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step. Return None if a step ends the environment's process; raise if the first reset ends it."""
+        """Measure a step in a worker. Return None if the step ends the worker; raise an error if the reset does."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -236,7 +236,7 @@ class _Tuning:
         return make_manager(attrs.evolve(options, restarts=RESTARTS))
 
     def _hosted(self, trial: Trial) -> EnvManager:
-        """Return a manager of one worker, in which the environments of ``trial`` run one after the other."""
+        """Return a manager with one worker, which steps all environments of ``trial`` one after the other."""
         n_envs, own = trial.candidate.n_envs, Timeouts()
         return SubprocessEnvManager(
             HostedFactory(self.plan.settings(trial)),
@@ -246,7 +246,7 @@ class _Tuning:
         )
 
     def _measure_hosted(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until``, at least once."""
+        """Step until the time ``until``, at least once, and add the results to ``trial``."""
         is_done = False
         while not is_done:
             left_s = until - time.monotonic()
@@ -255,11 +255,11 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until``, and until there were as many responses as workers, but not beyond the deadline."""
+        """Step until the time ``until`` and until ``n_workers`` responses arrived, but not beyond the deadline."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()
-        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # all workers begin together
+        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # so that all begin together
         n_before, n_seen = manager.stats().env_steps, 0
         started = now = time.monotonic()
         try:
@@ -291,7 +291,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class of this kind, and the number of cores for its workers (with Ray, the cluster's)."""
+    """Return the manager class of this kind, and the number of cores for its workers (with Ray: CPUs)."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -301,7 +301,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error to raise if the first reset of the environment fails, so that no placement can be tried."""
+    """Return the error to raise if the environment's first reset fails, because then no placement can be tried."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -311,7 +311,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return the error of a placement in process, derived from the error of the worker that hosted it."""
+    """Convert the error of a hosting worker to the error that its placement would have caused in process."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

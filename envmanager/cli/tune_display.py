@@ -1,6 +1,6 @@
 """Displays of ``envmanager tune``: a table that is redrawn in a terminal, or plain lines.
 
-As in ``envmanager run``, drawing happens on the caller's thread, and only when there is something new.
+As in ``envmanager run``, the caller's thread draws, and only when there are new results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show the new results of a trial; ``is_done``: it has ended this round."""
+        """Show the new results of a trial. ``is_done``: whether the trial has finished the current round."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -54,7 +54,7 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials, the fastest first, ``lines``, and ``command``, which runs the best (``""`` without one)."""
+        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best (``""``: none)."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
@@ -95,16 +95,16 @@ class LiveTuneDisplay(PlainTuneDisplay):
         for line in lines:
             show(self._console, line)
         if command:
-            self._console.print(Text(f"run it: {command}"), soft_wrap=True)  # copied as one line
+            self._console.print(Text(f"run it: {command}"), soft_wrap=True)  # can be copied as one line
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the remaining trials, then the dropped ones, both with the fastest first."""
+    """Return the remaining trials, the fastest first, followed by the dropped ones, the fastest first."""
     return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
 
 
 def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
-    """Return a table with a row per trial; ``states`` has texts for its last column, by ``id(trial)``."""
+    """Return a table with a row per trial. ``states`` maps ``id(trial)`` to the text in the last column."""
     made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         made.add_column(name, justify="right")
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return a trial as a row of a table with COLUMNS."""
+    """Return the cells of a trial's row, in the order of COLUMNS."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

@@ -1,6 +1,6 @@
 """The placements that ``envmanager tune`` tries, their results, and the choice of the best.
 
-Nothing is run here and no clock is read. Trials are compared by successive halving: each round gives every remaining
+This module runs nothing and reads no clock. Trials are compared by successive halving: each round gives every remaining
 trial the same time and then drops the slower half, so that most of the time goes to placements of similar speed.
 """
 
@@ -30,12 +30,12 @@ SUBPROCESS, RAY = "subprocess", "ray"
 """Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Fraction of the highest speed from which on trials count as equally fast. The smallest of them wins."""
+"""Fraction of the highest speed that a trial must reach to count as equally fast. The smallest such trial is chosen."""
 
 
 @attrs.frozen
 class Candidate:
-    """A placement to try. ``n_workers`` may be IN_PROCESS; otherwise ``kind`` is the kind of manager."""
+    """A placement to try. If ``n_workers`` is IN_PROCESS, the manager is a SimpleEnvManager, whatever ``kind`` says."""
 
     n_envs: int
     n_workers: int
@@ -70,14 +70,14 @@ class Trial:
     n_steps: int = 0
     """Number of environment steps in ``seconds``."""
     seconds: float = 0.0
-    """Measured time."""
+    """Total measured time."""
     is_out: bool = False
     failure: Exception | None = None
     """Error that ended the trial."""
     restarts: int = 0
-    """Number of workers that were replaced because they had failed."""
+    """Number of times that a failed worker was replaced."""
     last_failure: WorkerError | None = None
-    """Failure because of which a worker was replaced last."""
+    """Cause of the most recent replacement of a worker."""
 
     @property
     def steps_per_s(self) -> float:
@@ -119,9 +119,9 @@ def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
 
 
 def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: int) -> list[Trial]:
-    """Return a trial of each candidate, the most promising first; candidates that can share a manager stay together.
+    """Return a trial per candidate, sorted by the time per step that the probe predicts, the shortest first.
 
-    Without a probe, more workers are more promising.
+    Without a probe, candidates with more workers come first. Candidates that can share a manager stay adjacent.
     """
 
     def promise(candidate: Candidate) -> tuple[float, int, int]:
@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds, such that two of ``n_trials`` remain in the last one."""
+    """Return the number of rounds. Between rounds half of the trials are dropped, so that the last compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the best trial so far: the smallest of the equally fast ones. None when none was measured."""
+    """Return the smallest of the trials that count as fastest (see AS_FAST), or None if no trial was measured."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -164,14 +164,14 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def config_text(settings: Mapping[str, Any], *, remark: str) -> str:
-    """Return a config file in TOML with these settings in its table ``manager``."""
+    """Return a TOML config with ``remark`` as its first comment and these settings in its table ``manager``."""
     # JSON and TOML write these values in the same way.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     return "\n".join([f"# {remark}", "[manager]", *lines, ""])
 
 
 def command_line(settings: Mapping[str, Any]) -> str:
-    """Return the settings as a command to type."""
+    """Return the shell command ``envmanager run …`` with these settings."""
     words = ["envmanager", "run"]
     for name, value in settings.items():
         if "." in name:
@@ -189,9 +189,9 @@ def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
 
 
 def summarize_failures(trials: Sequence[Trial]) -> list[str]:
-    """Return lines with the reasons of the trials that failed, and with the number of restarts.
+    """Return a line per reason for which trials failed, and a line on restarts if there were any.
 
-    If all trials failed for one reason, it is left out, because the error that ends the command states it.
+    If all trials failed for one reason, its line is left out, because the command ends with that error.
     """
     reasons: dict[str, list[str]] = {}
     for trial in trials:
@@ -209,7 +209,7 @@ def summarize_failures(trials: Sequence[Trial]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error as one line, without the worker's number."""
+    """Return an error as one line without the worker's id, so that failures of different workers can be equal."""
     if isinstance(error, RestartsExhausted):
         return _reason(error.last)
     if isinstance(error, WorkerError):

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 NAMES = 12
-"""Width of the column of names in front of texts."""
+"""Width in characters of the column of names that ``print_pairs`` prints."""
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a text of one or more lines."""
+    """Print a text of one or more lines on a console of Rich."""
     console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
 def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> None:
-    """Print a text of one or more lines; where a line is wrapped, the rest of it is indented."""
+    """Print a text of one or more lines. In a terminal, the continuations of a wrapped line are indented."""
     file = sys.stdout if file is None else file
     if file.isatty():
         width = shutil.get_terminal_size().columns
@@ -43,13 +43,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Show an event of a worker while ``console`` draws. In a terminal, writing to stderr would tear the drawing."""
+    """Show an event of a worker. In a terminal, use ``console``, because ``errors`` would tear its drawing."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return ``"Warning: …"`` without blank lines at the end, which a worker's output may have."""
+    """Return ``"Warning: …"`` without the blank lines at the end of a worker's output."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 

@@ -41,7 +41,7 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MlagentsEnvManager":  # imported late: it inherits from a class of ML-Agents
+    if name == "MlagentsEnvManager":  # imported on first use, since its base class is ML-Agents'
         return importlib.import_module("envmanager.interop.mlagents").MlagentsEnvManager
     raise AttributeError(f"module 'envmanager.interop' has no attribute {name!r}")
 

@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: a response has a row for every environment that acted, even if its worker was replaced. Its arrays are never
-overwritten by the manager.
+The rule: a response has a row for every environment that acted, even if its worker was replaced. The manager
+never overwrites the arrays of a response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
-"""Info key, true if the worker was replaced: the episode was truncated and the step was not taken."""
+"""Info key that is True if the worker was replaced, so that the step was not taken and the episode is truncated."""
 
 Info = dict[str, Any]
 
@@ -43,10 +43,10 @@ class Lockstep:
         self._read_final = final_reader(self.observation_space)
         self._has_infos = False
         self._acting: np.ndarray | None = None
-        """Environments of the pending step; None if no step is pending."""
+        """The env_ids of the pending step; None if no step is pending."""
 
     def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
-        """Reset all environments; return their first observations in order."""
+        """Reset all environments and return their first observations, in the order of env_ids."""
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
         batch = self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
@@ -56,8 +56,8 @@ class Lockstep:
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
         """Reset the environments in ``seeds``; return their first observations (``[len(seeds), …]``) and infos.
 
-        Calls each environment's own ``reset``, which Gymnasium's environments have (see ``require_gymnasium``) and
-        which the manager does not record. Environments with the same seed, or with None, are reset in parallel.
+        Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
+        The manager does not record these resets. Environments with equal seeds (or None) are reset in parallel.
         """
         self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}
@@ -80,7 +80,7 @@ class Lockstep:
             )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
-        """Send the actions of ``env_ids``, by default all; ``actions`` has a row for every environment in any case."""
+        """Send actions to ``env_ids``, by default all. ``actions`` has a row for every environment of the manager."""
         self._require_no_pending_step()
         if env_ids is None:
             self.manager.send(actions, np.arange(self.n_envs))
@@ -161,7 +161,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, ``{}`` without ``infos=True``. LOST marks a replaced worker."""
+    """Return copies of the step infos by env_id, empty without ``infos=True``. LOST is added for replaced workers."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

@@ -92,7 +92,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
     def _step(self) -> list[EnvironmentStep]:
         if self._replaced:
-            # Replaced environments have the parameters of the last reset, but not the parameters sent after it.
+            # A replacement has received the parameters of the last reset, but not those sent after that reset.
             env_ids = sorted(self._replaced)
             self._manager.call("set_environment_parameters", self._parameters_since_reset, env_ids=env_ids)
             self._replaced = set()
@@ -159,7 +159,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """Return the statistics of all environments of a worker."""
+    """Return the statistics in the step infos of a worker's environments, joined by name."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

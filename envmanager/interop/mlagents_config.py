@@ -19,9 +19,9 @@ with needed_by("MlagentsEnvManager", extra=None):
 
 @contextmanager
 def config_errors() -> Iterator[None]:
-    """Raise mistakes in a config of ML-Agents as its TrainerConfigError, with a line per mistake.
+    """Return a context that converts errors in an ML-Agents config to TrainerConfigError, with a line per mistake.
 
-    Use this context around functions that read a config: ``parse_command_line``, ``RunOptions.from_dict``.
+    Use it around functions that read a config, such as ``parse_command_line`` and ``RunOptions.from_dict``.
     """
     try:
         yield

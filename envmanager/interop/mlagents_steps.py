@@ -26,18 +26,18 @@ with needed_by("MlagentsEnvManager", extra=None):
     from mlagents_envs.base_env import DecisionSteps, TerminalSteps
 
 _CALL, _ROW = "call", "row"
-"""Outputs of a manager's ActionInfo: ML-Agents' ActionInfo of the whole policy call, and the agent's row in it."""
+"""Keys in a manager's ``ActionInfo.outputs``: ML-Agents' ActionInfo of the policy call, and the agent's row in it."""
 
 
 class Numbers:
-    """A table of ML-Agents' numbers for the ids of agents or groups, counted from 1 over all environments."""
+    """A mapping from the ids of agents or groups to ML-Agents' numbers, which count from 1 over all environments."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._last = 0
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """Return the numbers of these ids (int64[n]), with new ones for ids that have none."""
+        """Return the numbers of these ids (int64[n]). An id without a number gets the next one."""
         numbers = []
         for own in ids:
             number = self._numbers.get(own)
@@ -47,7 +47,7 @@ class Numbers:
         return np.array(numbers, np.int64)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Drop the numbers of these ids; they get new ones when they appear again."""
+        """Drop the numbers of these ids. An id that appears again gets a new number."""
         for own in ids:
             self._numbers.pop(own, None)
 
@@ -65,10 +65,10 @@ class StepTranslator:
         self._groups = Numbers()
 
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
-        """Return the agents that need a decision and those whose episode ended, in new arrays.
+        """Return steps of agents that need a decision and of agents whose episode ended, in new arrays.
 
-        If the worker was lost, the ends of its episodes are unknown: no agent is reported as ended, and the numbers of
-        these agents are not used again.
+        ``is_lost``: the worker was lost, so the real ends of its episodes are unknown. No agent is reported as ended,
+        and the numbers of these agents are not used again.
         """
         ended = np.flatnonzero(steps.ended)
         terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)
@@ -76,13 +76,13 @@ class StepTranslator:
         return self.decision_steps(steps), terminals
 
     def decision_steps(self, steps: AgentSteps) -> DecisionSteps:
-        """Return the agents that need a decision."""
+        """Return the steps of the agents that need a decision."""
         rows = steps.acting_rows
         obs = take_rows(steps.obs, rows)
         masks = obs.get("action_mask")
         return DecisionSteps(
             list(obs["observations"]),
-            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # it belongs to the episode that ended
+            np.where(steps.ended[rows], np.float32(0), steps.reward[rows]),  # TerminalSteps has the final reward
             self._agents.of(steps.agent_id[rows].tolist()),
             list(masks) if masks is not None and any(mask.any() for mask in masks) else None,
             self._group_numbers(steps.agent_id[rows], obs),
@@ -116,7 +116,7 @@ class StepTranslator:
 
 
 def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
-    """Convert an ML-Agents policy's actions for ``n`` agents to a manager's; ``share_of`` converts them back."""
+    """Convert an ML-Agents policy's actions for ``n`` agents to an ActionInfo; ``share_of`` converts back."""
     actions = taken.env_action
     tree = {}
     if actions.continuous.shape[1] or not actions.discrete.shape[1]:
@@ -127,7 +127,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """Return the rows of one worker from a policy call that was made for several workers."""
+    """Return one worker's rows of a policy call that was made for several workers, as ML-Agents' ActionInfo."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])

@@ -1,6 +1,6 @@
 """Functions that bridges run in the workers with ``manager.call(function, …)``.
 
-A worker imports this module, so it imports no library but Gymnasium.
+Workers import this module, so it imports no optional library except Gymnasium.
 """
 
 from __future__ import annotations

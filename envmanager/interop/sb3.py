@@ -27,7 +27,7 @@ Indices = int | Iterable[int] | None
 
 
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
-    """The VecEnv that ``as_sb3_vec_env`` returns. ``manager`` is the manager itself, for what a VecEnv cannot do.
+    """The VecEnv that ``as_sb3_vec_env`` returns. Its attribute ``manager`` offers what a VecEnv cannot do.
 
     When a worker was replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
     ``TimeLimit.truncated`` true, and the observation that was returned last as ``terminal_observation``.
@@ -46,9 +46,9 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.metadata = self._lockstep.first_attr("metadata", self.metadata)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Set the options of the next ``reset`` and of the restarts of episodes after it.
+        """Set the options of the next ``reset``, and of the resets at the ends of later episodes.
 
-        A list must have the same options for all environments, since a manager has one set of options (UsageError).
+        Raises UsageError for a list of unequal options, because a manager gives all environments the same.
         """
         if isinstance(options, list) and any(each != options[0] for each in options):
             raise UsageError("set_options: a manager gives the same options to all environments.")

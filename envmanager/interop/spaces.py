@@ -1,7 +1,7 @@
 """Gymnasium spaces of a manager's environments, and conversion of its arrays to elements of the batched spaces.
 
-Environments' own spaces are used if there are some, because specs say less: a spec does not distinguish a Discrete from
-a Box with one integer, nor a text from a graph. For other environments, spaces are made from the specs.
+The environments' own spaces are used if they have some, because a spec does not distinguish a Discrete from a Box with
+one integer, nor a Text from a Graph. If they have none, spaces are made from the spec.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _(_: Any) -> BatchMaker:
 
 @batch_maker.register(spaces.Discrete)
 def _(space: Any) -> BatchMaker:
-    dtype = np.dtype(space.dtype)  # the spec of every Discrete has int64
+    dtype = np.dtype(space.dtype)  # columns of every Discrete are int64
     return lambda column: column.astype(dtype, copy=False)
 
 

@@ -35,9 +35,9 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 
 
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
-    """The VectorEnv that ``as_vector_env`` returns. ``manager`` is the manager itself, for what a VectorEnv cannot do.
+    """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` offers what a VectorEnv cannot do.
 
-    Rewards are float64 arrays of the manager's float32 values. When a worker was replaced, the episodes of its
+    Rewards are the manager's float32 values as float64. When a worker was replaced, the episodes of its
     environments are truncated, with reward 0 and the observation that was returned last. The info of that step has
     ``"lost": True``.
     """
@@ -64,17 +64,17 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        """Mask, bool[n_envs]: the episode ended, and the first observation of the next one was not returned yet."""
+        """Mask (bool[n_envs]) of environments that have not yet returned the first observation of a new episode."""
         self._obs: Tree = None
-        """Newest observations; those of restarting environments are the first of the new episode."""
+        """Newest observation of each environment. If the environment is restarting, the first of its new episode."""
         self._shown: Tree = None
-        """Observations returned last."""
+        """Observations returned by the last step or reset."""
         self._first_infos: dict[int, Info] = {}
-        """Infos of the first observations that were not returned yet, by env_id."""
+        """Infos of the first observations that are still to be returned, by env_id."""
         self._has_options = False
 
     def __del__(self) -> None:
-        """Close nothing, unlike the base class of some versions: the manager may be in use elsewhere."""
+        """Close nothing, since the manager may be in use elsewhere. The base class of some versions closes."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
@@ -173,10 +173,10 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return seeds is None and not options and not self._has_options and self._lockstep.is_well
 
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
-        """Begin new episodes in some environments; return the observations of all and the infos of these.
+        """Begin new episodes in ``env_ids``. Return the observations of all environments and the infos of ``env_ids``.
 
-        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed is
-        given, or options are given here or were given to the last reset of all.
+        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed or
+        options are given, or the last reset of all environments had options.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
@@ -227,14 +227,14 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """Return the results of a step in which all environments acted, except those that were restarting."""
+        """Return the results of a step that was sent to all environments except the restarting ones."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
         for env_id in np.flatnonzero(restarted).tolist():
-            # It did not act. If it is in the batch nevertheless, its worker was replaced and it restarts again.
+            # A restarting environment did not act. If the batch has a row of it, its worker was replaced.
             reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
             of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
         self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
@@ -249,24 +249,24 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Replace the rows of lost environments by the observations returned last; their next reset is a real one.
+        """Replace the rows of lost environments by the observations returned last. Make their next reset a real one.
 
-        The manager does not record resets of single environments. So its last observation of an environment may be
-        older than such a reset, and such a reset may have ended the episode that began with the new generation.
+        The manager does not record resets of single environments. So its last observation of a lost environment may be
+        older than such a reset. Such a reset may also have ended the first episode of the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the first observations of all environments: all episodes had ended, so this step acts in none."""
+        """Return the first observations of all environments. No environment acts, because all episodes had ended."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Join infos by env_id to Gymnasium's dict of arrays and masks."""
+        """Convert infos by env_id to Gymnasium's dict of arrays and masks."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)

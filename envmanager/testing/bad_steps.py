@@ -1,4 +1,4 @@
-"""Faults after which a step breaks its spec, for environments of :mod:`envmanager.testing.faults`.
+"""Faults that make a step break its spec, for environments of :mod:`envmanager.testing.faults`.
 
 Each entry of a table breaks the spec in one way. Its key is ``"path: what is wrong"``, with the ``path`` of the
 BadObservation that must be raised.
@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Return a fault that replaces each named column by what its function returns for it."""
+    """Return a fault that applies a function to each named column, and replaces the column by the result."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 

@@ -33,7 +33,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, St
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
-    """Assert that each row of ``info`` shows its agent, step and action (in ``given``). Count steps in ``n_steps``."""
+    """Assert that each row has the right agent, step number and action (``given``). Count the steps in ``n_steps``."""
     steps = info.current["default"]
     assert info.previous is not None
     assert info.actions is not None
@@ -56,7 +56,7 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
 
 
 def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Return all calls that must raise ManagerClosed after ``close()``. ``manager`` has one EchoEnvironment."""
+    """Return calls that must raise ManagerClosed after ``close()``. ``manager`` has one EchoEnvironment."""
     return [
         manager.reset,
         manager.step,
@@ -71,7 +71,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract(OwnManagers):
-    """Tests of steps: each belongs to its environment and action, and later steps do not change it."""
+    """Tests that each step belongs to its environment and action, and that later steps do not change it."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -218,7 +218,7 @@ class _StepContract(OwnManagers):
 
 
 class _RefusalContract(OwnManagers):
-    """Tests of wrong calls: they raise an error, and no step is lost."""
+    """Tests that wrong calls raise an error and lose no step."""
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -312,7 +312,7 @@ class _LifeContract(OwnManagers):
     """Tests of calls into environments, of exceptions in them, and of ``close()``."""
 
     exceptions_travel = True
-    """Whether the error's ``__cause__`` is the environment's exception. If False, the error has only its text."""
+    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, EnvRaised has only its text."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.stepping(EchoEnvironment, 4) as manager:
@@ -453,7 +453,7 @@ class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingCont
 
 
 class EnvironmentContract:
-    """Tests that every environment must pass: data fits its spec, episodes restart, seeds repeat, old arrays stay."""
+    """Tests that every environment must pass: specs, restarts of episodes, seeds, and unchanged earlier arrays."""
 
     n_steps = 300
 

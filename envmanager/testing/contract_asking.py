@@ -19,7 +19,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class NumberedActions:
-    """A policy with the actions 1, 2, 3, …, of which none repeats. ``given``: each agent's last action, by agent id."""
+    """A policy that returns the actions 1, 2, 3, … and never repeats one. ``given``: last action by agent id."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -34,7 +34,7 @@ class NumberedActions:
 
 
 class OwnManagers:
-    """Base class of ManagerContract's parts: the method that makes a manager, and contexts that prepare one."""
+    """Base class of ManagerContract's parts, with an abstract ``make_manager`` and contexts that prepare a manager."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -58,7 +58,7 @@ class OwnManagers:
 
 
 class AskingContract(OwnManagers):
-    """Tests of the arguments of ``reset``, ``call`` and ``set_attr``: by name, or one value for all environments."""
+    """Tests that ``reset`` and ``call`` accept arguments by name, and ``set_attr`` one value for all environments."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:
@@ -107,7 +107,7 @@ class AskingContract(OwnManagers):
         with self.make_manager(_Talks, 2) as manager:
             manager.reset()
             assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
-            with pytest.raises(EnvRaised, match="env_ids"):  # the manager takes the argument, so the method lacks it
+            with pytest.raises(EnvRaised, match="env_ids"):  # the manager takes env_ids, so the method lacks it
                 manager.call("gather", env_ids=[1])
 
     def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:

@@ -22,7 +22,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class DataContract(OwnManagers):
-    """Tests, for every manager, of casts and of data that does not fit its spec."""
+    """Tests of casts and of data that does not fit its spec. Every manager must pass them."""
 
     @pytest.mark.parametrize(
         "change",
@@ -191,10 +191,10 @@ class _Chooses:
 
 
 class _Guests(Environment):
-    """An environment with one agent of each behavior, some of which appear late.
+    """An environment with one agent per behavior. Some behaviors appear late.
 
-    The ``early`` behaviors exist from the start, "guest" from the reset on, "invited" after a call that adds it.
-    An observation is ``[env_id, last action]``.
+    The ``early`` behaviors exist from the start, ``late`` exists after the first reset, and "invited" after a call of
+    ``invite``, ``doorbell`` or ``render``. An observation is ``[env_id, last action]``.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -249,7 +249,7 @@ class _Guests(Environment):
 
 
 class _Raises(_Guests):
-    """An environment whose late behavior has another name in each generation. The first raises in its first step."""
+    """An environment whose late behavior has a new name in each generation. Generation 0 raises in its first step."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, late=f"guest {context.generation}")
@@ -262,7 +262,7 @@ class _Raises(_Guests):
 
 
 class _Changes(_Guests):
-    """An environment whose first generation raises in its first step, and whose second has another spec."""
+    """An environment that raises in every step. In generation 1 its behaviors have another spec."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, ("host",))
@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment that returns float64 for float32, int64 for uint8 and bool. ``change`` replaces more columns."""
+    """An environment that returns float64 for float32, and int64 for uint8 and bool, updated with ``change(steps)``."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

@@ -32,7 +32,7 @@ class FakeWorker:
         manager = SubprocessEnvManager(FakeEnvironment, n_envs=3)
         manager.step_queue = responses
 
-    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, responses to steps are queued until
+    ``sent`` lists all commands as ``(name, payload)``. While ``hold`` is true, responses to steps are held back until
     ``release()``.
     """
 
@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """An entry of a script that steps, with this reward and these flags."""
+    """A script entry that takes a step with this reward and these flags."""
 
     reward: float = 0.0
     terminated: bool = False
@@ -93,21 +93,21 @@ class Step:
 
 @attrs.frozen
 class Sleep:
-    """An entry of a script that sleeps; the step then continues with the next entry."""
+    """A script entry that sleeps. The same step then continues with the next entry."""
 
     seconds: float
 
 
 @attrs.frozen
 class Raise:
-    """An entry of a script that raises an error."""
+    """A script entry that raises ``error``."""
 
     error: BaseException
 
 
 @attrs.frozen
 class Die:
-    """An entry of a script that ends the process: by ``signal_number`` if set, else by ``os._exit(exit_code)``."""
+    """A script entry that ends the process: by ``signal_number`` if set, else by ``os._exit(exit_code)``."""
 
     exit_code: int = 0
     signal_number: int | None = None

@@ -1,4 +1,4 @@
-"""Assertions of FaultContract that must hold after any failure of an environment.
+"""Assertions that FaultContract makes after every failure of an environment.
 
 Calls return in time, errors are typed and name the worker, every step is delivered once and belongs to its action,
 healthy workers keep their episodes, and ``close()`` always works.
@@ -40,7 +40,7 @@ SOON_S = 60.0
 """Timeout in seconds for events that have no deadline of their own, long enough for a busy machine."""
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
-"""Phases in the error of a worker killed while idle: "step" if an action was sent before the death was noticed."""
+"""Phases of the error after an idle worker was killed: "step" if an action was sent before the death was noticed."""
 
 Error = TypeVar("Error", bound=WorkerError)
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -72,7 +72,7 @@ def is_gone(pid: int) -> bool:
 def check_error(
     error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
 ) -> Error:
-    """Assert the error's kind, worker, environment, phase and cause, and that it can be pickled. Return it."""
+    """Assert an error's kind, worker, environment, phase and cause, and that pickle can copy it. Return the error."""
     assert isinstance(error, kind), f"{type(error).__name__}: {error}"
     assert error.worker_id == worker_id
     assert env_id in error.env_ids
@@ -123,8 +123,8 @@ class CheckedTrainer:
     """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
     Each worker's steps must be consecutive and belong to their actions. An episode may only be truncated by a StepInfo
-    that reports the loss or the recycling of its worker; these are kept in ``lost`` and ``recycled``. Without
-    ``recycling``, no worker may be recycled.
+    that reports the loss or the recycling of its worker. These StepInfos are kept in ``lost`` and ``recycled``.
+    Without ``recycling``, no worker may be recycled.
     """
 
     def __init__(self, manager: EnvManager, *, recycling: bool = False) -> None:
@@ -190,7 +190,7 @@ class CheckedTrainer:
             self._n_steps[agent_id] = 0
 
     def step_until(self, condition: Callable[[], Any], *, wait: Any = "any", within_s: float = SOON_S) -> None:
-        """Step until ``condition()`` holds, for at most ``within_s`` + SLACK_S seconds; then raise AssertionError."""
+        """Step until ``condition()`` holds. Raise AssertionError after ``within_s`` + SLACK_S seconds."""
         deadline = time.monotonic() + within_s + SLACK_S
         while not condition():
             assert time.monotonic() < deadline, f"did not come true within {within_s} s"
@@ -228,22 +228,22 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """Base class of FaultContract's parts: the method that makes a manager, and a leak check after each test."""
+    """Base class of FaultContract's parts, with an abstract ``make_manager`` and a leak check after each test."""
 
     has_processes = True
-    """Whether each environment has its own process, which tests may kill. If False, one worker hosts all of them."""
+    """Whether each environment has its own process, which tests may kill. If False, one worker hosts all."""
     exceptions_travel = True
-    """Whether the error's ``__cause__`` is the environment's exception. If False, the error has only its text."""
+    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, EnvRaised has only its text."""
     start_s = 12.0
     """``Timeouts.start_s`` of tests in which one worker hangs; healthy workers must start within it."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager, with one worker per environment or for all. ``options`` are fields of ManagerOptions."""
+        """Return your manager, with a worker per environment or one for all. ``options``: fields of ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
-        if type(self) not in _warmed_up:  # starts the helper, which runs until the program ends and is no leak
+        if type(self) not in _warmed_up:  # start the helper: it runs until the program ends and is no leak
             self.make_manager(EchoEnvironment, 1).close()
             _warmed_up.add(type(self))
         with nothing_left_behind():
@@ -251,7 +251,7 @@ class FaultyManagers:
 
     @contextmanager
     def managing(self, env_factory: Any, n_envs: int = 3, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager; at the end apply ``check_close`` to it."""
+        """Yield a manager, and call ``check_close`` on it at the end."""
         manager = self.make_manager(env_factory, n_envs, **options)
         try:
             yield manager

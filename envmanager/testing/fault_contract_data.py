@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Faults in data: an observation or action that does not fit its spec raises an error that names the leaf."""
+    """Faults in data. An observation or action that does not fit its spec raises an error that names the leaf."""
 
     large_observation_bytes = 256 << 20
 
@@ -82,12 +82,12 @@ class DataFaults(FaultyManagers):
             assert not np.isfinite(numbers).any()
 
     def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
-        """Return a context with a manager, ready to step, of one environment that observes a dict of arrays."""
+        """Return a context that yields a manager, ready to step, of one KeyedFaultyEnvironment."""
         return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager with a policy, after a reset, for environments whose steps CheckedTrainer cannot check."""
+        """Yield a manager, ready to step, for environments whose steps CheckedTrainer cannot check."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -239,7 +239,7 @@ class _TakesFloats(EchoEnvironment):
 
 
 class _AnyObservation(EchoEnvironment):
-    """An environment whose observation is a Python object, ``observe(number of the step)``."""
+    """An environment whose observation is the Python object ``observe(n_steps)``."""
 
     SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
 

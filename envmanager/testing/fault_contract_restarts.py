@@ -1,7 +1,7 @@
 """Cases 14, 17, 18 and 20 to 23 of FaultContract: which worker is replaced, when, and what the trainer receives.
 
-Exceptions under ``on_exception="restart"`` are faults in managers of every kind; deaths and hangs need workers in
-processes of their own.
+Tests with exceptions under ``on_exception="restart"`` run for every kind of manager; tests with deaths and hangs need
+workers in processes of their own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RestartsAfterFaults(FaultyManagers):
         ("fault", "kind"),
         [
             (Die(0), WorkerDied),
-            (Die(signal_number=getattr(signal, "SIGKILL", None)), WorkerDied),  # Windows has none
+            (Die(signal_number=getattr(signal, "SIGKILL", None)), WorkerDied),  # Windows lacks SIGKILL
             (Sleep(600), WorkerTimedOut),
         ],
         ids=["exits", "is killed", "hangs"],
@@ -381,7 +381,7 @@ class RestartsAfterFaults(FaultyManagers):
             n_workers = trainer.manager.n_workers
             trainer.step_until(lambda: len({info.worker_id for info in trainer.recycled}) == n_workers)
             trainer.go_on(range(n_workers), n_steps=5)
-            # Wait for all workers: with any, one of them might always be restarting.
+            # Wait for all workers, since with "any" one of them might always be restarting.
             told = lambda: len(trainer.recycled) == trainer.manager.events.count(events.Recycled)  # noqa: E731
             trainer.step_until(told, wait=Wait.all())
 
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert of the lost rows of ``batch`` what ``check_lost`` asserts of a StepInfo. Batches have all environments."""
+    """Assert for lost rows of ``batch`` what ``check_lost`` asserts for a StepInfo. ``last`` has all environments."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

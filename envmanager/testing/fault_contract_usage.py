@@ -27,7 +27,7 @@ from envmanager.testing.faults import SendSignal, faulty
 
 
 class UsageFaults(FaultyManagers):
-    """Wrong usage: UsageError is raised and gives the reason, and ``close()`` works at any moment."""
+    """Tests that wrong usage raises an error with the reason, and that ``close()`` works at any moment."""
 
     # Options.
 

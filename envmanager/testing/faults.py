@@ -68,7 +68,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """Raise ``make_error()``, called in the worker. So the error need not be picklable, unlike that of ``Raise``."""
+    """A fault that raises ``make_error()``. It is called in the worker, so the error need not be picklable."""
 
     make_error: Callable[[], BaseException]
 
@@ -78,18 +78,18 @@ class RaiseNew(Fault):
 
 @attrs.frozen
 class Recurse(Fault):
-    """Recurse without end, which raises a RecursionError with a long traceback."""
+    """A fault that recurses without end, which raises a RecursionError with a long traceback."""
 
     def strike(self) -> None:
         self.strike()
 
 
-# Faults after which the process does not respond, like Sleep.
+# Faults that make the process unresponsive, as Sleep does.
 
 
 @attrs.frozen
 class HoldGil(Fault):
-    """Sleep in native code and keep the GIL, so that neither other threads nor Python signal handlers run."""
+    """A fault that sleeps in native code with the GIL held, so that no other thread and no signal handler runs."""
 
     seconds: float = 600
 
@@ -99,7 +99,7 @@ class HoldGil(Fault):
 
 @attrs.frozen
 class IgnoreSigterm(Fault):
-    """Ignore SIGTERM from now on."""
+    """A fault that makes the process ignore SIGTERM."""
 
     def strike(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -107,18 +107,18 @@ class IgnoreSigterm(Fault):
 
 @attrs.frozen
 class Stop(Fault):
-    """Stop the process with SIGSTOP: it is alive, but no thread runs."""
+    """A fault that stops the process with SIGSTOP. The process stays alive, but no thread runs."""
 
     def strike(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-# Faults that end the process, like Die.
+# Faults that end the process, as Die does.
 
 
 @attrs.frozen
 class Segfault(Fault):
-    """Read from address 0, which is a real segmentation fault that faulthandler reports."""
+    """A fault that reads from address 0. This is a real segmentation fault, which faulthandler reports."""
 
     def strike(self) -> None:
         ctypes.string_at(0)
@@ -129,12 +129,12 @@ class Segfault(Fault):
 
 @attrs.frozen
 class ExhaustMemory(Fault):
-    """Raise a MemoryError: limit the growth of the address space to ``spare_bytes``, and allocate twice as much."""
+    """A fault that raises a MemoryError: it limits the memory to ``spare_bytes`` more, and allocates twice that."""
 
     spare_bytes: int = 64 << 20
 
     def strike(self) -> None:
-        import resource  # Windows has none
+        import resource  # Windows lacks this module
 
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -144,7 +144,7 @@ class ExhaustMemory(Fault):
 
 @attrs.frozen
 class Leak(Fault):
-    """Allocate memory and open descriptors, and never release them."""
+    """A fault that allocates memory, opens descriptors, and never releases them."""
 
     n_bytes: int = 1 << 20
     n_descriptors: int = 1
@@ -159,7 +159,7 @@ class Leak(Fault):
 
 @attrs.frozen
 class Print(Fault):
-    """Write ``text`` to stdout and to stderr, ``times`` times."""
+    """A fault that writes ``text`` to stdout and to stderr, ``times`` times."""
 
     text: str
     times: int = 1
@@ -173,7 +173,7 @@ class Print(Fault):
 
 @attrs.frozen
 class CloseOutput(Fault):
-    """Close stdout and stderr, so that the next files to be opened get descriptors 1 and 2."""
+    """A fault that closes stdout and stderr, so that the next opened files get descriptors 1 and 2."""
 
     def strike(self) -> None:
         os.close(1)
@@ -182,7 +182,7 @@ class CloseOutput(Fault):
 
 @attrs.frozen
 class ReadInput(Fault):
-    """Read stdin to its end."""
+    """A fault that reads stdin to its end."""
 
     def strike(self) -> None:
         while os.read(0, 1 << 16):
@@ -207,7 +207,7 @@ def surroundings() -> dict[str, Any]:
 
 @attrs.frozen
 class Meddle(Fault):
-    """Change everything that ``surroundings`` returns."""
+    """A fault that changes all state that ``surroundings`` returns."""
 
     def strike(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
@@ -223,7 +223,7 @@ class Meddle(Fault):
 
 @attrs.frozen
 class StartSimulator(Fault):
-    """Start a child process that sleeps and ignores SIGTERM, and never wait for it."""
+    """A fault that starts a child process, which sleeps and ignores SIGTERM, and never waits for it."""
 
     def strike(self) -> None:
         _kept.append(subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; exec sleep 600"]))
@@ -231,7 +231,7 @@ class StartSimulator(Fault):
 
 @attrs.frozen
 class SendSignal(Fault):
-    """Send a signal to another process. With the trainer's ``pid``, SIGINT is a Ctrl-C at a chosen moment."""
+    """A fault that signals another process. With the trainer's ``pid``, SIGINT acts as a Ctrl-C at a chosen moment."""
 
     pid: int
     number: int = signal.SIGINT
@@ -245,7 +245,7 @@ class SendSignal(Fault):
 
 @attrs.frozen
 class Change(Fault):
-    """Replace the AgentSteps by ``change(steps)``."""
+    """A fault that replaces the AgentSteps by ``change(steps)``."""
 
     change: Callable[[AgentSteps], Any]
 
@@ -255,7 +255,7 @@ class Change(Fault):
 
 @attrs.frozen
 class ReuseArrays(Fault):
-    """Return the same arrays in every step, with new contents. Use it with ``times=sys.maxsize``, for all steps."""
+    """A fault that returns the same arrays with new contents in every step. Needs ``times=sys.maxsize``."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> AgentSteps:
         if earlier is None:
@@ -267,7 +267,7 @@ class ReuseArrays(Fault):
 
 
 def inform(make_info: Callable[[], Mapping[str, Any]]) -> Change:
-    """Return a fault that makes ``make_info()`` the info of each row of a step."""
+    """Return a fault that sets the info of each row of a step to ``make_info()``."""
     return Change(lambda steps: attrs.evolve(steps, info=[dict(make_info()) for _ in range(len(steps))]))
 
 
@@ -277,9 +277,9 @@ At = Literal["start", "reset", "step", "call", "close"]
 
 
 class FaultyEnvironment(EchoEnvironment):
-    """An EchoEnvironment in which ``fault`` (or several, in order) strikes.
+    """An EchoEnvironment in which ``fault``, or a sequence of faults, strikes.
 
-    ``at`` says in which call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
+    ``at`` selects the call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
     The first ``after`` calls succeed, the next ``times`` fail, later ones succeed again; each new object counts from 0.
     ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation: with ``only_generation=0`` a
     restart repairs the environment. Each step sleeps ``sleep_s`` seconds, so that the healthy environments do not keep

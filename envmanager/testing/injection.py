@@ -12,7 +12,7 @@
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
 were delivered after its pidfd was opened. The second step was requested after that moment, so this process has taken
-it: the worker is not being replaced, and its last replacement was reported. This holds if nothing else ends workers.
+it. Thus the worker is not being replaced, and its last replacement was reported. Nothing else may end workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Seconds between looks while no worker may get a signal: all have just had one, or the trainer does not step."""
+"""Polling interval while no worker may get a signal, because all have just had one or the trainer does not step."""
 
 
 @attrs.frozen
@@ -86,10 +86,10 @@ def chaos(
 ) -> Iterator[ChaosReport]:
     """Send signals of ``kinds`` to workers of ``manager`` while the block runs, on average ``rate`` per second.
 
-    The gaps are exponentially distributed, and longer while no worker may get a signal. The seed fixes gaps and kinds;
-    the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one fault.
-    ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's stats
-    count the last faults. Raises UsageError for a manager without processes. Linux only.
+    The gaps between signals are exponentially distributed, or longer if no worker may get one. The seed fixes gaps and
+    kinds; the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one
+    fault. ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
+    stats count the last faults. Raises UsageError for a manager without processes. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
@@ -110,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """A worker's process in one generation. ``steps``: the worker's delivered steps when the pidfd was opened."""
+    """A worker's process in one generation. ``steps``: number of its steps delivered when the pidfd was opened."""
 
     generation: int
     pid: int
@@ -184,7 +184,7 @@ class _Injector:
         return True
 
     def _look(self) -> list[tuple[int, _Process]]:
-        """Open new processes. Return the worker_id and the process of each worker that may get a signal now."""
+        """Open the pidfds of new processes. Return the id and the process of each worker that may get a signal now."""
         found = []
         for worker in self._manager.stats().workers:
             process = self._processes.get(worker.worker_id)
@@ -209,6 +209,6 @@ class _Injector:
             pidfd = os.pidfd_open(worker.pid)
         except ProcessLookupError:
             return
-        # Read after opening: if more steps than this are delivered, the process was alive when it was opened.
+        # Read after opening: if more steps than this are delivered, the process was alive when the pidfd was opened.
         steps = self._manager.stats().workers[worker.worker_id].steps
         self._processes[worker.worker_id] = _Process(worker.generation, worker.pid, pidfd, steps)

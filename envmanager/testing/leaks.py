@@ -1,6 +1,6 @@
 """Detection of leaks in a test: processes (orphans too), file descriptors, threads and shared memory.
 
-The rule: it compares what the kernel reports in /proc, not this library's own records. Linux only.
+The rule: checks compare what the kernel reports in /proc, not this library's own records. Linux only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_lasting(command: str) -> bool:
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
     lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
-    forked = {child for pid in lasting for child in machine.children_of(pid)}  # with the command line of the server
+    forked = {child for pid in lasting for child in machine.children_of(pid)}  # these show the server's command line
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
 
@@ -81,7 +81,7 @@ class Traces:
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """Return the names of what is not in ``before``, by kind; empty when nothing is new."""
+        """Return the names of the resources that are not in ``before``, by kind. Empty if there are none."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -92,11 +92,11 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Wait up to ``within_s`` seconds until nothing new since ``before`` is left; return what is left, by kind.
+    """Wait up to ``within_s`` seconds for all resources newer than ``before`` to be released. Return the rest, by kind.
 
     The kernel does not report which process has made a block of shared memory. A block counts as left by this program
-    if it belongs to this user, no other program has it mapped, and every look finds it: semaphores that multiprocessing
-    makes in other programs exist only for microseconds.
+    if it belongs to this user, no other program has it mapped, and every snapshot has it. So semaphores of
+    multiprocessing in other programs do not count, because they exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -120,7 +120,7 @@ def _reap() -> None:
 
 
 def _not_of_strangers(names: Iterable[str]) -> set[str]:
-    """Return those of ``names`` whose shared memory belongs to this user and is mapped by no other program."""
+    """Return the names of shared memory that belongs to this user and that no other program has mapped."""
     found = set()
     for name in names:
         with contextlib.suppress(OSError):  # it has just been removed
