@@ -101,8 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return a sequence or array of ``n`` values unchanged; repeat any other value ``n`` times.
 
-    Raises UsageError for another length. Only the type decides whether to repeat, because a list with one value too few
-    must not become one value for all.
+    The length does not decide whether to repeat, because a list with one value too few must not be repeated.
     """
     if not _is_many(values):
         return [values] * n

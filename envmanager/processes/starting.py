@@ -31,8 +31,7 @@ from envmanager.system.interrupts import allow_interrupts, blocked_in_children
 from envmanager.system.machine import after_fork_in_child, state_of
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that limit the threads of math libraries. They are set to 1 in workers, because otherwise
-n_workers × n_cores threads would share the cores."""
+"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
 PRELOADABLE = {
     "gymnasium": "envmanager.adapters.gymnasium",
     "pettingzoo": "envmanager.adapters.pettingzoo",
@@ -301,10 +300,7 @@ def execute(
 
 
 def _python(imports: str) -> list[str]:
-    """Return a command that calls a function of this package in a new Python with the same options and paths.
-
-    The caller appends the function's arguments, which must be integers.
-    """
+    """Return a command that starts a Python like this one and calls a function with the ints appended to the command."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

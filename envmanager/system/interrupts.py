@@ -106,10 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for all Python handlers, or None if every signal is in use.
-
-    Installs a Python handler for an unused signal to find out.
-    """
+    """Return the C function that the kernel calls for Python's handlers, found through an unused signal; else None."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
