@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A worker's process ended unexpectedly. ``exit`` is a signal or exit code, such as ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """A worker's process ended unexpectedly. ``exit`` is the signal or exit code: ``"SIGSEGV"``, ``"EXIT(3)"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0

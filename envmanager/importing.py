@@ -40,8 +40,7 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Import the plugin ``name`` and return it, or None if it is unknown. Raises MissingExtra if the import fails.
-        """
+        """Return the plugin ``name``, or None if there is none. Raises MissingExtra if its import fails."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()

@@ -30,8 +30,7 @@ from envmanager.system.interrupts import allow_interrupts
 _LONGEST_WAIT_S = 3600.0
 """Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
 _WATCH_EVERY_S = 0.01
-"""Seconds between checks for deaths and timeouts while responses keep arriving, because a busy queue must not hide
-them."""
+"""Seconds between checks for deaths and timeouts while responses keep arriving, so that a busy queue hides none."""
 _FIRST = (CommandName.START, CommandName.RESET)
 """Commands to a replacement before its first step."""
 
