@@ -238,9 +238,8 @@ class EnvManager(ABC):
         """Act in all environments that have no step in flight. Return the steps that are ready.
 
         Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
-        workers) overrides the manager's own. Raises UsageError (no reset, no policy) and BadAction (the policy's action
-        does not fit its spec; nothing was sent). Raises the WorkerError of a failed worker instead of returning its
-        step; the next call returns the other workers' steps.
+        workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
+        spec; nothing was sent), or a worker's WorkerError. After this error, the next call returns the others' steps.
         """
         return self._deliver("step", _STEP, wait)  # type: ignore[no-any-return]
 

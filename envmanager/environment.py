@@ -72,8 +72,7 @@ class Environment(ABC):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observations, with reward 0.
 
-        ``seeds`` has one entry per environment of a group, so one here. With None, the environment keeps the state of
-        its random number generator.
+        ``seeds`` has one entry per environment of a group, so one here. None keeps the random generator's state.
         """
 
     @abstractmethod

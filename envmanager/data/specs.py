@@ -44,7 +44,7 @@ def _bound(value: Any) -> Any:
 
 
 _FEW = 1024
-"""Number of choices below which they are kept in a set for fast checks."""
+"""Maximum number of choices that are kept in a set, for fast checks."""
 _SMALL = 32
 """Number of array elements up to which a Python loop is faster than NumPy."""
 
@@ -70,7 +70,7 @@ class ArraySpec:
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
-    """Possible values of a scalar integer if there are fewer than ``_FEW``, else empty."""
+    """Valid values of a scalar integer if there are at most ``_FEW``, else empty."""
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "is_object", self.dtype.kind == "O")
@@ -90,8 +90,7 @@ class ArraySpec:
         return max(low, -widest), min(high, widest)
 
     def is_choices(self, batch: Any) -> bool:
-        """Return whether ``batch`` is an array ``[n]`` of this dtype within the bounds. False may be wrong, True not.
-        """
+        """Check quickly that ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)

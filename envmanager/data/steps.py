@@ -164,8 +164,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError unless ``final_obs`` is given exactly if an episode ended.
-        """
+        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing, or no episode ended."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")

@@ -106,7 +106,7 @@ class GroupFactory:
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
 """Errors of this library about a factory or its environment, raised unchanged.
 
-Its other errors are wrapped in EnvRaised, because they concern the workers of a manager inside the environment.
+Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.
 """
 
 

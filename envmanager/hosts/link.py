@@ -110,7 +110,7 @@ class WorkerProcess(Protocol):
         """Return how the process ended, such as ``SIGSEGV``."""
 
     def release(self) -> None:
-        """Close its descriptors. A second call does nothing."""
+        """Close the descriptors of the process. A second call does nothing."""
 
 
 class ResponseDecoder(Protocol):
@@ -280,7 +280,7 @@ class Link:
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Let the poller reset the worker once it has started, and deliver the response."""
+        """Schedule a reset. The poller sends it once the worker has started, and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 

@@ -151,7 +151,7 @@ def dumps_failure(error: EnvManagerError) -> bytes:
 
 
 def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error, with its cause if it was sent."""
+    """Return the error that ``dumps_failure`` pickled, with its cause if that was sent."""
     error, original = pickle.loads(data)
     if original is not None:
         try:

@@ -183,7 +183,7 @@ class _Call:
         self.end(error)
 
     def begin(self) -> None:
-        """Begin the call: defer interrupts and acquire the lock. Raises UsageError if the call is not allowed now."""
+        """Begin the call: defer interrupts and acquire the lock. Raises UsageError or ManagerClosed if not allowed."""
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)

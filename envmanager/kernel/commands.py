@@ -155,8 +155,7 @@ class Asker:
         """Send ``payload(rows, places)`` to each worker and return the results in the order of ``env_ids``.
 
         ``rows`` are indices within the worker, ``places`` indices into ``env_ids``. Waits for replacements. The first
-        failure is raised after all workers have responded. A worker whose environment raised stays usable; a worker
-        that is gone is replaced.
+        failure is raised when all have responded. A worker whose environment raised stays usable; others are replaced.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

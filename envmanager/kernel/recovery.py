@@ -58,7 +58,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds. This is restart ``number`` in the window, from 1."""
+    """Decision to replace a worker in ``delay_s`` seconds. ``number`` counts its restarts within ``within_s``."""
 
     delay_s: float
     number: int
@@ -118,7 +118,7 @@ class Supervisor:
 
 
 class Recovery:
-    """Replaces and gives up the workers of one manager."""
+    """Replaces the failed workers of one manager, or gives them up."""
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost
@@ -273,7 +273,7 @@ class Recovery:
     # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """Count an action as lost, because the worker failed after delivering the observation for it."""
+        """Count an action as lost, because its worker failed before the action was sent."""
         entry.ignores_action = False
         self.steps_lost += 1
         self._table.recount()

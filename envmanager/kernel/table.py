@@ -53,7 +53,7 @@ _MOVES = (
     set[_S](),  # from DROPPED
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
-"""1 for each state in which a response is outstanding."""
+"""Whether a response is outstanding in each state, as 1 or 0."""
 _USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
 """Usual predecessor of each state."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
@@ -88,7 +88,7 @@ class Entry:
     """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """Whether to discard the next action, because the worker failed after delivering the observation for it."""
+    """Whether to discard the next action, because the worker failed after its last observation was delivered."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0

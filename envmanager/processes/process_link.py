@@ -166,7 +166,7 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Let the poller attach a replacement to the memory and reset it, once it has started.
+        """Schedule that the poller attaches a replacement to the memory and resets it, once it has started.
 
         ``slot`` is the last slot of the other workers, so that from then on all workers' rows are one view again.
         """

@@ -73,7 +73,7 @@ class _State:
 
 _state = _State()
 _levels = [0]
-"""Numbers of nested ``defer_interrupts`` blocks: the current one last. An ``allow_interrupts`` block appends a 0."""
+"""Stack of counters of nested ``defer_interrupts`` blocks. Each ``allow_interrupts`` block pushes a counter of 0."""
 
 
 class _Handler:
