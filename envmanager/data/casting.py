@@ -77,8 +77,8 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
     """Return ``value``, cast if necessary, so that it can be assigned to an array of this spec without loss.
 
-    Needs no cast: a Python number for a scalar spec of its kind, or an array that NumPy casts safely. Other values are
-    cast if ``casting`` allows it. Raises SpecMismatch for the rest.
+    A Python number for a scalar spec of its kind, and an array that NumPy casts safely, are returned uncast. Other
+    values are cast if ``casting`` allows it. Raises SpecMismatch if not.
     """
     if spec.is_object:
         return value

@@ -34,7 +34,7 @@ def derive_seeds(
 
 
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
-    """Return the ``seed`` to reset a worker's replacement with, so that it does not repeat the old episodes.
+    """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
     A single number is unchanged, because ``derive_seed`` derives another seed from it for each generation. From each
     seed in a list, a new one is derived.

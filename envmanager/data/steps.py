@@ -273,7 +273,7 @@ class Batch:
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
         """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
 
-        A caller that knows the ``env_ids`` of the rows passes them, so that they are not computed.
+        Pass the ``env_ids`` of the rows if they are known. Otherwise they are computed.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,

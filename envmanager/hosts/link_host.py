@@ -99,7 +99,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers within ``close_s`` seconds, but release nothing. Threads take turns."""
+        """End all workers within ``close_s`` seconds, but release nothing. A second thread waits for the first."""
         with self._stopping:
             self._stop(list(self._links))
 

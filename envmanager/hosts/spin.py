@@ -19,7 +19,7 @@ from envmanager.system.machine import count_cores
 SPIN_NS = 200_000
 """Maximum duration of a spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""Duration of a yield in ns above which another program has used the core for a time slice. Workers use less."""
+"""Duration of a yield (ns) above which another program must have used the core for a time slice. Workers use less."""
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4

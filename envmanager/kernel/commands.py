@@ -101,7 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return a sequence or array of ``n`` values unchanged; repeat any other value ``n`` times.
 
-    The length does not decide whether to repeat, because a list with one value too few must not be repeated.
+    Whether to repeat depends on the type alone, so a list with one value too few raises UsageError.
     """
     if not _is_many(values):
         return [values] * n

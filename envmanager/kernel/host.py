@@ -104,7 +104,7 @@ class HostContext:
     calls: Calls
     events: EventLog
     create: Callable[[int], EnvWorker]
-    """Makes a worker from its worker_id, by calling the manager's ``create_worker``, which tests replace."""
+    """Function that makes a worker from its worker_id. It calls ``EnvManager.create_worker``, which tests replace."""
 
 
 class WorkerHost(ABC):

@@ -126,7 +126,7 @@ class Recovery:
         self.steps_lost = 0
         """Number of steps that were sent and never delivered."""
         self.last_config = ResetConfig(seed=seed)
-        """Arguments with which replacements are reset: those of the last reset, and the last seed that was given."""
+        """Arguments for the reset of replacements: the options of the last reset, and the last seed of any reset."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -223,7 +223,7 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch the next generation of a worker. Reset it with the arguments of the last reset, but other seeds."""
+        """Launch the next generation of a worker. Reset it with the options of the last reset and with new seeds."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0

@@ -261,7 +261,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove the next response of each entry, whose StepInfo or batch must exist, from its outbox."""
+        """Remove the next response of each entry from its outbox. Its StepInfo or batch must exist already."""
         now_ns = time.monotonic_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:

@@ -109,7 +109,7 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """Exit a fork of the helper at once. This is the last of its ``atexit`` functions.
+    """Exit a fork of the helper at once, as the last of its ``atexit`` functions.
 
     The usual shutdown frees all modules inherited from the helper, which takes longer than to start a process.
     """

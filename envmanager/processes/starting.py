@@ -300,7 +300,7 @@ def execute(
 
 
 def _python(imports: str) -> list[str]:
-    """Return a command to start a Python like this one and call a function with the ints appended to the command."""
+    """Return a command that starts a Python like this one, to call a function. The caller appends its int arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

@@ -52,7 +52,7 @@ _RARELY_USED: Sequence[int] = (
     if hasattr(signal, "SIGRTMAX")
     else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
 )
-"""Signals that may be unused, to find out Python's C handler. macOS has no real-time ones, Windows only SIGBREAK."""
+"""Signals that are likely unused, so that one can reveal Python's C handler. Windows has only SIGBREAK."""
 _thread = threading.get_ident
 
 

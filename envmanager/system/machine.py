@@ -76,7 +76,7 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
 
-    Some may not exist, because a container may mount only its own group, whose path differs outside.
+    Some may not exist, because a container may mount only its own group, under another path than the host.
     """
     try:
         lines = OWN_CGROUP.read_text().splitlines()
