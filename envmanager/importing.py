@@ -58,7 +58,7 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra`` is the one that installs the library.
+    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra``: extra of the package with the library.
 
     Other import errors, of a library that is installed but broken, are raised unchanged.
     """

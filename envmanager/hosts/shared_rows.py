@@ -312,7 +312,7 @@ class SharedRows:
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
     def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of the steps in a slot. ``put`` has returned ``flags`` and ``n_ended``."""
+        """Return views of the steps in a slot. ``flags`` and ``n_ended`` are the values that ``put`` returned."""
         if flags & FULL:
             return self.full_with_final(slot, n_ended) if n_ended else self.full[slot]
         found = {}

@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin until ``ready()`` returns true, or call ``sleep()`` once and return."""
+        """Spin, if this is faster, until ``ready()`` is true. Otherwise call ``sleep()`` once."""
         began_ns = time.monotonic_ns()
         if self._rest:
             self._rest -= 1

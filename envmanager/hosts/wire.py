@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """A command's pickled payload, unpickled when the command is carried out, so that an error is the command's."""
+    """A command's pickled payload. It is unpickled as a part of the command, so that an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:

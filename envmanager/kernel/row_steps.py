@@ -56,7 +56,7 @@ class BatchStepper:
     def _find_behavior(self, *, is_begun: bool) -> None:
         """Look up the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
 
-        The number of agents is checked unless ``is_begun``, because then the last steps are the first observations.
+        Without ``is_begun``, the last steps are the first observations. Only these show the number of agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -87,7 +87,7 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of these environments. The first send after a reset calls ``begin()`` before.
+        """Send actions to the workers of these environments. ``begin`` is called before the first send after a reset.
 
         Raises BadAction, before anything is sent, for invalid actions and for a worker whose response has not been
         delivered. Raises the error of a worker that was given up.

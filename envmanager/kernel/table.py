@@ -75,7 +75,7 @@ class Replacement:
 
 @attrs.define(eq=False)
 class Entry:
-    """All that a manager knows of one worker, over all its generations."""
+    """The data that a manager has about one worker, over all its generations."""
 
     worker_id: int
     env_ids: tuple[int, ...]

@@ -67,7 +67,7 @@ class _State:
         self.managers: dict[int, weakref.ref[object]] = {}
         """Weak references to the open managers, by ``id()``."""
         self.found_another = False
-        """Whether our handler replaced one other than Python's own."""
+        """Whether our handler replaced a handler other than Python's own."""
         self.pythons_c_handler: Any = None
 
 
