@@ -1,17 +1,17 @@
-"""The abstract manager: the interface for trainers, independent of what runs the environments.
+"""The abstract manager: the interface for trainers, independent of where the environments run.
 
 ::
 
     step()          policies ── send("step") ──▶ every idle worker                    kernel.policy_steps
     send(), recv()  actions ─── send("step") ──▶ the workers of these environments    kernel.row_steps
-                    the ready steps that Wait asks for ◀── responses                  kernel.collecting
-    reset(), call() every worker, or some ◀──▶ send and recv                          kernel.commands
+                    the steps to deliver, by the rules of Wait ◀── responses          kernel.collecting
+    reset(), call() all or some workers ◀──▶ send and recv                            kernel.commands
 
 A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. ``kernel.table`` keeps
 the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
-The rule: at most one step per worker is in flight, and an error or a Ctrl-C loses no step. A Ctrl-C is raised while the
-manager waits, while a policy runs, or at the end of a call; the next call returns the steps that were ready.
+The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. A Ctrl-C is raised
+while the manager waits, while a policy runs, or at the end of a call. The next call returns the steps that were ready.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from envmanager.system.interrupts import allow_interrupts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # looked up once: in Python 3.11 that is as slow as a call
+_RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
 
 
 class EnvManager(ABC):
-    """The base class of all managers. A context manager; ``close()`` is idempotent and always returns."""
+    """The base class of all managers, and a context manager. ``close()`` is idempotent and always returns."""
 
     placement = ""
-    """Sentence that says which placement a probe chose for ``"auto"`` and why; empty if the user chose it."""
+    """Sentence with the placement that a probe chose for ``"auto"``, and why. Empty if the user chose it."""
 
     @abstractmethod
     def __init__(
@@ -74,16 +74,16 @@ class EnvManager(ABC):
     ):
         """Prepare a manager. A subclass calls this first, then ``start(host)``.
 
-        Without ``restarts`` no worker is replaced. ``trace``: path of the file for a trace. ``check_values``: refuse
+        Without ``restarts`` no worker is replaced. ``trace`` is the path of the trace file. ``check_values``: refuse
         actions of another kind of dtype than their spec's (floats for integers) instead of casting them.
-        ``zero_copy``: return a worker's arrays without a copy; the host must leave them unchanged for one more step.
+        ``zero_copy``: return a worker's arrays without a copy. The host must leave them unchanged for one more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
         self._undelivered: Any = None
-        """Result or error that ``step()`` or ``recv()`` has made and not yet returned or raised. A deferred Ctrl-C is
-        raised while it is stored here; the next call then returns or raises it."""
+        """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C is raised instead,
+        it stays here, and the next call returns or raises it."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
@@ -110,7 +110,7 @@ class EnvManager(ABC):
     def start(self, host: WorkerHost) -> None:
         """Start the workers of ``host`` and receive the specs of their environments.
 
-        Raises the error of the first worker that could not start, after all others were stopped.
+        If a worker cannot start, all others are stopped and the error of the first is raised.
         """
         this, env_factory = weakref.ref(self), host.env_factory
 
@@ -142,7 +142,7 @@ class EnvManager(ABC):
     # The interface for trainers.
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker. Only for kinds whose host calls it; tests replace it by a function that makes a fake."""
+        """Start one worker. Called by hosts through ``context.create``. Tests replace this to make fakes."""
         return self._some_host.make_worker(worker_id)
 
     @property
@@ -152,7 +152,7 @@ class EnvManager(ABC):
 
     @property
     def n_workers(self) -> int:
-        """Number of workers, the local worker included."""
+        """Number of workers, including the local worker."""
         return len(self._env_rows.blocks)
 
     @property
@@ -172,7 +172,7 @@ class EnvManager(ABC):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specs of all behaviors so far, merged over all workers. More may be added."""
+        """Specs of all behaviors that have appeared so far in any worker. More may appear later."""
         return self._table.specs
 
     @property
@@ -182,10 +182,10 @@ class EnvManager(ABC):
 
     @property
     def episodes(self) -> Episodes:
-        """Returns and lengths of finished episodes, by environment and agent; the last 10,000 are kept.
+        """Returns and lengths of finished episodes, by environment and agent. The last 10,000 are kept.
 
-        Counting begins with the first access, and ignores episodes that run at that moment: access this before the
-        first step. It counts steps of ``step()`` and of ``send()`` and ``recv()``.
+        Counting starts at the first access and ignores episodes already running then, so access this before the first
+        step. Both ``step()`` and ``recv()`` are counted.
         """
         if self._episodes is None:
             begun = [] if self._use in (_UNDECIDED, _RESETTING) else self._table.entries
@@ -196,7 +196,7 @@ class EnvManager(ABC):
     def set_policy(self, behavior: str, policy: Policy) -> None:
         """Use ``policy`` for the agents of ``behavior`` from the next ``step()`` on.
 
-        The behavior need not have appeared yet. Raises UsageError when the policy has no ``get_action``.
+        The behavior need not have appeared yet. Raises UsageError if the policy has no ``get_action``.
         """
         self._calls.require_usable("set_policy")
         if not callable(getattr(policy, "get_action", None)):
@@ -212,11 +212,11 @@ class EnvManager(ABC):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
-        """Begin a new episode in every environment; return one StepInfo per worker, in order.
+        """Begin a new episode in every environment. Return one StepInfo per worker, in order.
 
-        ``seed``: one number, or one per environment. ``options``: for the environments' own reset. Instead of these
-        two, ``config`` may be a ResetConfig, or a mapping with the keys ``seed`` and ``options``; UsageError when both
-        are given. Steps in flight are completed and discarded, failed workers are replaced. Takes up to
+        ``seed`` is one number, or a sequence with one per environment. ``options`` is passed to the environments' own
+        reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``; UsageError if both
+        are given. Steps in flight are completed and discarded; failed workers are replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False
@@ -229,25 +229,24 @@ class EnvManager(ABC):
                     self._episodes.add_all(infos)
                 self._use = _UNDECIDED
         except BaseException:
-            if has_begun:  # an interrupt may come at the very end: the first observations were not returned
+            if has_begun:  # even for an interrupt at the very end, because the first observations were not returned
                 self._use = _RESETTING
             raise
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Act in all environments that have no step in flight; return the steps that are ready.
+        """Act in all environments that have no step in flight. Return the steps that are ready.
 
-        Each behavior's policy is called once, for all its agents. ``wait`` says how many workers to wait for and how
-        long (a Wait, "any", "all" or a number); by default it is the manager's own. Raises UsageError (no reset, no
-        policy), BadAction (the policy's action does not fit; nothing was sent), or a worker's WorkerError
-        instead of its step; the next call returns the other workers' steps.
+        Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
+        workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
+        spec; nothing was sent), or a worker's WorkerError. After this error, the next call returns the others' steps.
         """
         return self._deliver("step", _STEP, wait)  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
-        """Act in some environments with your own actions: a tree of ``[len(env_ids), …]``, row i for env_ids[i].
+        """Act in some environments. ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``.
 
-        Raises BadAction, before anything is sent, if actions or env_ids do not fit or an environment's worker has a
+        Raises BadAction, before anything is sent, for invalid actions or env_ids, or if an environment's worker has a
         step in flight. Raises the WorkerError of a failed worker again, and UsageError for multi-agent environments.
         """
         bracket = self._named["send"]
@@ -269,15 +268,15 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Return the steps that are ready, one row per environment. After a reset, the first observations come first.
+        """Return the steps that are ready, one row per environment. After a reset, return the first observations first.
 
-        Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors as
-        ``step()`` does.
+        Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors like
+        ``step()``.
         """
         return self._deliver("recv", _SEND_RECV, wait)  # type: ignore[no-any-return]
 
     def _deliver(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
-        """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` asks for, or raise a worker's error.
+        """Return the StepInfos (``step``) or the Batch (``recv``) to deliver by ``wait``, or raise a worker's error.
 
         The result or error is stored in ``_undelivered`` as soon as it exists.
         """
@@ -322,7 +321,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Choose between ``step()`` and ``send()``/``recv()``, until the next reset."""
+        """Record that ``step()`` or ``send()``/``recv()`` is used until the next reset."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -335,12 +334,12 @@ class EnvManager(ABC):
             self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids``), in that order.
+        """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids`` in their order).
 
-        If ``name`` is a function, ``name(env, *args, **kwargs)`` runs in the environment's process; it is sent with
-        cloudpickle. The keyword ``env_ids`` always belongs to this method: pass a parameter of that name by position,
-        or call a function that passes it. A step in flight is completed first, within ``Timeouts.call_s``. Raises
-        EnvRaised if a call raises; the worker stays usable.
+        If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
+        environment's process. The keyword ``env_ids`` always belongs to this method; to pass a parameter of that name,
+        use its position, or a function that passes it. A step in flight is completed first, within ``Timeouts.call_s``.
+        Raises EnvRaised if a call raises; the worker stays usable.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
@@ -352,9 +351,9 @@ class EnvManager(ABC):
         """Set ``env.name = value`` for each environment; see ``call``.
 
         A sequence (list, tuple, …) or an array of at least one axis must have one value for each environment. Any other
-        ``values`` (a number, a text, bytes, a mapping, a set, an object of yours) is one value for all. To set the same
+        ``values`` (a number, a text, bytes, a mapping, a set, any other object) is one value for all. To set the same
         list in all, write ``[the_list] * n``. Raises UsageError for a wrong number of values, and for an object with
-        ``len()`` and ``[i]`` that is no Sequence.
+        ``len()`` and ``[i]`` that is not a Sequence.
         """
         ids = self._asker.ids(env_ids)
         each = one_for_each(values, len(ids))
@@ -365,7 +364,7 @@ class EnvManager(ABC):
         return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
-        """Return counters and times of every worker, and the verdict on them."""
+        """Return counters and times of every worker. ``verdict`` of the result says what limits the speed."""
         self._calls.require_owner("stats")
         entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(
@@ -384,12 +383,12 @@ class EnvManager(ABC):
     def close(self) -> None:
         """Stop all workers and release everything, within ``Timeouts.close_s``. May be called any number of times.
 
-        A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed; the memory
-        that it uses is released when it ends. In a process forked from the trainer this does nothing.
+        A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed. The memory
+        that the call uses is released when it ends. Does nothing in a process forked from the trainer.
         """
         if self._calls.owner_pid != os.getpid():
             return
-        self._calls.closed = True  # makes a call that waits in another thread return
+        self._calls.closed = True  # a call that waits in another thread now raises ManagerClosed
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
@@ -416,9 +415,9 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Release everything. Called by ``close()``, or at the end of the last call that was in progress then."""
+        """Release everything. Called by ``close()``, or after it, at the end of the last call in progress."""
         self._undelivered = None
-        self._table.clear()  # with zero_copy its arrays would keep the shared memory alive
+        self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:
             with allow_interrupts():
                 if self._host is not None:

@@ -1,7 +1,7 @@
 """The abstract Environment that a worker runs, and the group of K environments in one worker.
 
-Nothing here depends on an environment library. ``adapters`` has an adapter for each library; ``adapters.choosing``
-finds the one that fits an object.
+Nothing here depends on an environment library. ``adapters`` has an adapter for each library, and ``adapters.choosing``
+chooses the one for an object.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 
 @attrs.frozen
 class EnvContext:
-    """Facts about the environment to make, passed to factories that take an argument.
+    """A description of the environment to make, passed to factories that take an argument.
 
-    ``slot`` is unique among all environments that this manager ever starts: use it for ports and file names.
-    ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``; None if the manager has none.
+    ``slot`` is unique among all environments that this manager ever starts; use it for ports and file names.
+    ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``, or None if the manager has no seed.
     """
 
     env_id: int
@@ -49,37 +49,37 @@ class Environment(ABC):
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
     and ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
-    ``env_id``. When an episode ends, ``step`` begins the next one: ``obs`` is its first observation, and ``final_obs``
-    the last one of the old episode.
+    ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the new
+    episode, and ``final_obs`` the last of the old one.
     """
 
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """Casting of the adapter's values; None if the worker casts them."""
+    """Casting that the adapter uses, or None if the worker casts the values."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        """Expected number of agents of each behavior at once. Steps with more are sent pickled, which is slower."""
+        """Expected maximum number of agents per behavior. Steps with more agents are sent pickled, which is slower."""
         return dict.fromkeys(self.behavior_specs, 1)
 
     @property
     @abstractmethod
     def behavior_specs(self) -> BehaviorSpecs:
-        """The specs of all behaviors known so far. More may be added later."""
+        """The specs of all behaviors that have appeared so far. More may appear later."""
 
     @abstractmethod
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        """Begin an episode and return its first observations, with reward 0.
+        """Begin an episode. Return its first observations, with reward 0.
 
-        ``seeds`` has one entry per environment of the group, here one. None keeps the random number generator.
+        ``seeds`` has one entry per environment of a group, so one here. None keeps the random generator's state.
         """
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         """Take one environment step.
 
-        ``actions`` is ``{behavior: tree of [n, …]}`` with a row for each agent that was ``acting``, in the same order.
+        ``actions`` is ``{behavior: tree of [n, …]}``, with one row per ``acting`` agent of the last step, in its order.
         """
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment, which can also step only some of them."""
+    """The K environments of one worker as one Environment. It can also step only some of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting
@@ -111,7 +111,7 @@ class EnvGroup(Environment):
         """The user's K objects, in env_id order."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Accept a buffer into which the next steps may be written. Environments with changing agents ignore it."""
+        """Accept a buffer to write the next steps into. Ignored by environments whose agents change."""
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         for row in rows:
@@ -126,7 +126,7 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Return ``env.name(*args, **kwargs)`` of some environments, or ``name(env, …)`` if ``name`` is a function."""
+        """Return ``env.name(*args, **kwargs)``, or ``name(env, …)`` if ``name`` is a function, for each of ``rows``."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
@@ -146,7 +146,7 @@ class EnvGroup(Environment):
 
 
 def attribute_of(subject: Any, name: str) -> Any:
-    """Return ``subject.name``. Looks through Gymnasium's wrappers, which do not forward attributes themselves."""
+    """Return ``subject.name``, even from inside Gymnasium's wrappers, which do not forward attributes."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
@@ -234,7 +234,7 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Merge an environment's behaviors into the known ones; raise SpecConflict if a behavior has two specs."""
+        """Add an environment's specs to the known ones. Raises SpecConflict if a behavior has two different specs."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
@@ -249,7 +249,7 @@ class SideBySide(EnvGroup):
                 if behavior in actions:
                     start = taken[behavior]
                     taken[behavior] = stop = start + len(steps.acting_rows)
-                    # A copy, since an environment may keep or change its action.
+                    # A copy, because an environment may keep or change its action.
                     own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
             shares.append(own)
         return shares
@@ -268,7 +268,7 @@ class SideBySide(EnvGroup):
         return checked
 
     def _fitting(self, spec: BehaviorSpec, steps: Any) -> AgentSteps:
-        """Return the steps, cast if they do not fit the spec; raise SpecMismatch if they still do not."""
+        """Return the steps, cast to the spec if necessary. Raises SpecMismatch if they cannot be cast."""
         try:
             check_steps(spec, steps, check_numbers=self._check_values)
         except SpecMismatch:
@@ -288,9 +288,9 @@ class SideBySide(EnvGroup):
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps`` of one environment fits ``spec``.
+    """Raise SpecMismatch unless ``steps`` of one environment satisfies ``spec``.
 
-    Checks structure, shapes, dtypes and agent ids; with ``check_numbers`` also the values.
+    Checks structure, shapes, dtypes and agent ids, and with ``check_numbers`` also the values.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

@@ -3,23 +3,23 @@
 ::
 
     EnvManagerError
-    ├── WorkerError              something happened in or to one worker
+    ├── WorkerError              an error of one worker or in one of its environments
     │   ├── EnvRaised            the environment's own code raised
-    │   ├── BadObservation       the environment returned what its spec does not allow
-    │   ├── WorkerDied           the worker's process ended without being asked to
+    │   ├── BadObservation       the environment returned a value that violates its spec
+    │   ├── WorkerDied           the worker's process ended unexpectedly
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
     │   ├── ProtocolError        the worker is an engine that broke the protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
-    ├── BadAction                actions that do not fit; raised before anything is sent
+    ├── BadAction                invalid actions; raised before anything is sent
     ├── ManagerClosed            a call after close()
-    ├── UsageError               a call that makes no sense now, or options that do not fit together
-    │   └── ConfigError          a config that cannot be understood
-    ├── NotWritten               a file could not be written, as on a full disk; an OSError too
-    └── MissingExtra             an optional library is not installed; a ModuleNotFoundError too
+    ├── UsageError               a call that is invalid now, or options that contradict each other
+    │   └── ConfigError          an invalid config
+    ├── NotWritten               a file could not be written, as on a full disk; also an OSError
+    └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
 
-The text is for people: what happened, to which worker, in which phase, the evidence, and what to do. The fields are for
-programs. The rule: both survive pickling.
+The text is for people. It says what happened, to which worker, in which phase, shows the evidence, and advises what to
+do. The fields are for programs. The rule: both survive pickling.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class EnvManagerError(Exception):
     """The base class of every error that this library raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls cls(*args), which a keyword-only constructor refuses.
+        # The default calls cls(*args), which fails for a keyword-only constructor.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class WorkerError(EnvManagerError):
     """An error of a worker or in one of its environments.
 
-    ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is what the worker was doing:
-    ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; ``"recycled"`` if it was healthy and is
-    replaced as planned. ``cause`` is one line of evidence.
+    ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is the worker's activity at the
+    time: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; or ``"recycled"`` for a healthy
+    worker that is replaced as planned. ``cause`` is one line of evidence.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ _AFTER_EXCEPTION = {
 class EnvRaised(WorkerError):
     """An exception of the environment's own code. The text ends with the traceback from the worker.
 
-    ``__cause__`` is the original exception if it can be pickled, else None; ``type_name`` and ``remote_traceback`` are
-    always set. ``remote_traceback`` is empty if the exception says which library to install.
+    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` and ``remote_traceback`` are
+    always set, but ``remote_traceback`` is empty if the exception says which library to install.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """A value from the environment that its spec does not allow: ``path`` names the leaf, e.g. ``obs['camera']``."""
+    """A value from the environment that violates its spec. ``path`` names the leaf, such as ``obs['camera']``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A worker's process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """A worker's process ended unexpectedly. ``exit`` is the signal or exit code: ``"SIGSEGV"``, ``"EXIT(3)"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -198,7 +198,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """No node of the cluster had room for the worker within ``timeout_s``; ``missing`` names what was short."""
+    """No node of the cluster had room for the worker within ``timeout_s``. ``missing`` names the missing resources."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -221,7 +221,7 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """An engine sent a message that breaks the protocol; ``reason`` says how.
+    """An engine sent a message that violates the protocol, for the ``reason`` given.
 
     The engine was killed, and no part of the message was used.
     """
@@ -248,8 +248,8 @@ class ProtocolError(WorkerError):
 class RestartsExhausted(WorkerError):
     """A worker failed after the last restart that its RestartPolicy allows.
 
-    ``first`` and ``last`` are the first and last error in the window. The text contains the last error in full, and the
-    headline of the first.
+    ``first`` and ``last`` are the first and last error within ``within_s``. The text contains the headline of the
+    first, and the whole text of the last.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
@@ -274,7 +274,7 @@ class RestartsExhausted(WorkerError):
 
 
 class BadAction(EnvManagerError):
-    """Actions that do not fit. Raised before anything is sent, so the manager is unchanged."""
+    """Invalid actions or env_ids. Raised before anything is sent, so the manager is unchanged."""
 
 
 class ManagerClosed(EnvManagerError):
@@ -285,11 +285,11 @@ class ManagerClosed(EnvManagerError):
 
 
 class UsageError(EnvManagerError):
-    """A call that makes no sense now, or options that do not fit together."""
+    """A call that is invalid now, or options that contradict each other."""
 
 
 class ConfigError(UsageError):
-    """A config that cannot be understood."""
+    """An invalid config. The text has one line per mistake."""
 
 
 class NotWritten(EnvManagerError, OSError):
@@ -297,9 +297,9 @@ class NotWritten(EnvManagerError, OSError):
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):
-    """An optional library is not installed; the text ends with the pip command.
+    """An optional library is not installed. The text ends with the pip command that installs it.
 
-    It is raised when a module that needs the library is imported, and is also an ImportError.
+    Raised by the import of a module that needs the library. It is also an ImportError.
     """
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:

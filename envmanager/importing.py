@@ -1,11 +1,11 @@
-"""Imports by name (objects, plugins, optional libraries), and the nearest known name for an unknown one.
+"""Imports by name (objects, plugins, optional libraries), and suggestions for misspelled names.
 
 ::
 
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-A library that is not installed raises MissingExtra, with the pip command that installs it.
+If the library is not installed, this raises MissingExtra, with the pip command that installs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def imported(place: str) -> Any:
 
 
 class Plugins(NamedTuple):
-    """The plugins registered under one entry-point group. ``what`` names one in errors: ``"manager kind"``."""
+    """The plugins registered under one entry-point group. ``what`` is their noun in errors, as ``"manager kind"``."""
 
     group: str
     what: str
@@ -40,7 +40,7 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Import and return the plugin of this name; None if there is none. Raises MissingExtra if the import fails."""
+        """Return the plugin ``name``, or None if there is none. Raises MissingExtra if its import fails."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()
@@ -58,9 +58,9 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Context manager that turns a ModuleNotFoundError into MissingExtra; ``extra`` installs the library.
+    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra``: extra of the package with the library.
 
-    Errors of a library that is installed but does not load are raised unchanged.
+    Other import errors, of a library that is installed but broken, are raised unchanged.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return ``; did you mean …?`` with the known name most similar to ``name``, or a full stop if none is."""
+    """Return ``; did you mean …?`` with the known name most similar to ``name``, or "." if none is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -1,4 +1,4 @@
-"""The options of a manager: one frozen object per concern.
+"""The options of a manager, as one frozen object per concern.
 
 The rule: an invalid object cannot be made. Each class checks the combinations of its options.
 """
@@ -22,9 +22,9 @@ StartMethod = Literal["forkserver", "spawn"]
 START_METHODS = ("forkserver", "spawn")
 
 WorkerCount = int | Literal["auto"] | None
-"""Number of workers: None for one per environment, ``"auto"`` to let a probe choose."""
+"""Number of workers. None means one per environment; with ``"auto"`` a probe chooses."""
 LocalCount = int | Literal["auto"]
-"""Number of environments that run in the trainer's process; ``"auto"`` to let a probe choose."""
+"""Number of environments that run in the trainer's process. With ``"auto"`` a probe chooses."""
 
 
 def _number(value: Any) -> bool:
@@ -49,7 +49,7 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
-    """Return a validator that accepts whole numbers from ``least`` on and, with ``or_auto``, ``"auto"``."""
+    """Return a validator that accepts whole numbers of at least ``least`` and, with ``or_auto``, ``"auto"``."""
     choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -69,12 +69,12 @@ def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen
 class Wait:
-    """Number of workers that a step waits for.
+    """The rules for how long a step waits, and how many responses it returns.
 
     ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
-    responses of at most this many. ``timeout_s``: after this time, return the responses so far, perhaps none; later
-    calls return the others. ``max_lead``: hold back a worker that has taken this many steps more since the reset than
-    the slowest one.
+    responses of at most this many. ``timeout_s``: after this time, return the responses received so far, perhaps none;
+    later calls return the others. ``max_lead``: hold back a worker that is this many steps ahead of the slowest worker
+    since the reset.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -94,12 +94,12 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Wait for any worker: partial asynchronous steps."""
+        """Return the rules to wait for any worker, which makes steps asynchronous and partial."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
     def all(cls, *, timeout_s: float | None = None) -> Wait:
-        """Wait for all workers in flight: synchronous steps."""
+        """Return the rules to wait for all workers in flight, which makes steps synchronous."""
         return cls(min_ready=cls.ALL, timeout_s=timeout_s)
 
     @classmethod
@@ -120,7 +120,7 @@ _NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 
 
 def _whole_number(value: Any) -> int:
-    """Return a whole number, of NumPy too, as an int; raise TypeError for a bool, a float or anything else."""
+    """Return a whole number, perhaps of NumPy, as an int. Raise TypeError for a bool, a float or anything else."""
     if isinstance(value, bool):
         raise TypeError("a bool is no number")
     return operator.index(value)
@@ -130,7 +130,7 @@ def _whole_number(value: Any) -> int:
 class Timeouts:
     """Seconds that a worker may take before it counts as hung and is killed.
 
-    ``math.inf`` is no limit, except for ``close_s``: ``close()`` always returns.
+    ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` always returns.
     """
 
     start_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
@@ -164,15 +164,15 @@ def object_of(cls: type, example: str) -> Any:
 class RestartPolicy:
     """The treatment of workers that fail.
 
-    A *fault* (the process died, hung, or lost its connection) replaces that worker alone, at most ``max_restarts``
-    times within any ``within_s`` seconds; waits for hung workers do not count. The first replacement starts at once,
-    the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)`` seconds, at most 30 s.
-    With ``max_restarts=0`` the fault itself is raised.
+    After a *fault* (the process died, hung, or lost its connection) only that worker is replaced, at most
+    ``max_restarts`` times within ``within_s`` seconds; time spent waiting for hung workers does not count. The first
+    replacement starts at once, the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)`` seconds,
+    at most 30 s. With ``max_restarts=0`` the fault itself is raised.
 
-    ``on_exception``: ``"raise"`` raises an exception of the environment as its author's bug; ``"restart"`` treats it as
-    a fault. ``then``: when the budget is used up, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the
+    ``on_exception``: ``"raise"`` raises an exception of the environment as EnvRaised; ``"restart"`` treats it as a
+    fault. ``then``: after the last restart, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the
     worker. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many steps, for
-    environments that leak memory. Its other episodes are lost, as after a fault.
+    environments that leak memory. The other episodes of the worker are lost, as after a fault.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -190,7 +190,7 @@ def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
-    """Return None, an int, or a list of these; arrays and NumPy numbers become Python's own types."""
+    """Return the seed as None, an int, or a list of these. Arrays and NumPy numbers are converted."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         return [_one_seed(each) for each in plain]
@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``; raise UsageError if it has a list of seeds that is not ``n_envs`` long."""
+        """Return ``of(config)``. Raises UsageError if there is a list of seeds whose length is not ``n_envs``."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is None or maps str to str. No message shows a value: it may be secret."""
+    """Raise UsageError unless the value is None or maps str to str. Messages show no value, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -306,7 +306,7 @@ def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
 
 @attrs.frozen
 class KindOptions:
-    """The options that every kind of manager with workers takes."""
+    """The options of every kind of manager with workers."""
 
     n_envs: int = attrs.field(default=1, validator=at_least(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_optional(at_least(1, or_auto=True)), kw_only=True)
@@ -365,9 +365,9 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Decorate a constructor ``(self, env_factory, options)``: it then takes the fields of ``options_class``.
+    """Decorate a constructor ``(self, env_factory, options)`` so that it takes the fields of ``options_class``.
 
-    So no kind of manager lists its options again, and editors and ``help()`` show the fields with their defaults.
+    So no kind of manager repeats the list of options, and editors and ``help()`` show the fields with their defaults.
     """
 
     def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:
@@ -378,6 +378,6 @@ def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any
         own = list(inspect.signature(constructor).parameters.values())[:2]
         fields = list(inspect.signature(options_class).parameters.values())
         take.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
-        return cast(_Constructor[_P], take)  # which also takes env_factory by name
+        return cast(_Constructor[_P], take)  # ``take`` also accepts env_factory by name
 
     return decorate

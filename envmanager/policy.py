@@ -1,4 +1,4 @@
-"""Policies: they turn observations into actions, one policy per behavior."""
+"""The interface of policies, which choose actions for observations, and a random policy. Each behavior has a policy."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Policy(Protocol):
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return one action row per row of ``steps``, in order.
 
-        The rows are the agents of this policy's behavior that need an action, from all workers that are ready, so
-        their number changes from call to call. ``steps.agent_id`` identifies the agents.
+        The rows are the agents of this policy's behavior that need an action, from all idle workers, so their number
+        changes from call to call. ``steps.agent_id`` identifies the agents.
         """
         ...
 
 
 class RandomPolicy:
-    """A policy of uniform random actions that depend on the seed alone.
+    """A policy of uniform random actions, reproducible from the seed.
 
-    Each agent has a generator of its own, so its actions depend on the seed, its ``agent_id`` and how often it acted,
+    Each agent has its own generator. So its actions depend on the seed, its ``agent_id`` and how often it acted, but
     not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
 
     is_random = True
-    """Whether the policy is random. ``ManagerStats.verdict`` then gives no advice on a policy's speed."""
+    """Whether the policy is random, so that ``ManagerStats.verdict`` gives no advice on its speed."""
 
     def __init__(self, spec: BehaviorSpec, seed: int = 0) -> None:
         self.spec = spec

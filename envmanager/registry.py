@@ -1,18 +1,18 @@
-"""Creation of a manager from a config.
+"""Makes a manager from a config.
 
 ::
 
     mapping ── structure ──▶ ManagerOptions ── kind ──▶ KINDS, or an entry point ──▶ EnvManager
 
-The rule: nothing is started before the whole config has been checked; each unknown key is named together with the
-nearest known one. Files are read by the command line.
+The rule: nothing is started before the whole config has been checked. Errors name each unknown key and the nearest
+known one. Only the command line reads files.
 
 A package adds a kind with an entry point in its ``pyproject.toml``::
 
     [project.entry-points."envmanager.managers"]
     cluster = "my_package.managers:ClusterEnvManager"
 
-The entry point names a callable that takes the arguments of a manager: ``ClusterEnvManager(env_factory, n_envs, …)``.
+The entry point is a callable with the arguments of a manager: ``ClusterEnvManager(env_factory, n_envs, …)``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS = {
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
 }
-"""Import path of each kind of this library; a kind is imported when it is chosen."""
+"""Import path of each kind in this library. A kind is imported when it is chosen."""
 
 ENTRY_POINT_GROUP = "envmanager.managers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
@@ -50,24 +50,24 @@ _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 PROCESS_OPTIONS = frozenset(
     {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
 )
-"""Options about worker processes. They are ignored by a kind of manager without these parameters."""
+"""Options about worker processes. Kinds of manager without these parameters ignore them."""
 
 OF_ONE_KIND = frozenset({"engine", "cluster"})
-"""Options passed only to a kind with a parameter of this name; ``**options`` is not enough."""
+"""Options passed only to kinds with a parameter of this name, not to those that only take ``**options``."""
 
 
 @attrs.frozen(kw_only=True)
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
-    ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs`` leaves the choice to a probe of the first environment.
+    With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses.
 
-    Options that only make sense with worker processes (``n_workers``, ``local_envs``, ``start_method``, ``timeouts``,
-    ``worker_env``, ``log_dir``) are accepted and unused by ``kind="simple"``, so that changing the kind changes no
-    other line. ``engine`` has the options of ``kind="godot"``; every other kind refuses it.
+    ``kind="simple"`` accepts and ignores options that only worker processes use (``n_workers``, ``local_envs``,
+    ``start_method``, ``timeouts``, ``worker_env``, ``log_dir``), so that another kind needs no other change of the
+    config. ``engine`` has the options of ``kind="godot"``; every other kind refuses it.
 
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see
-    EnvRecipe. ``kind="godot"`` refuses them, because its engine makes the game.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
+    ``kind="godot"`` refuses them, because its engine makes the game.
     """
 
     kind: str = "subprocess"
@@ -87,12 +87,12 @@ class ManagerOptions(ProcessOptions):
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
-    """Start the manager that ``config`` describes: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
+    """Start a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
-    The keys are the fields of :class:`ManagerOptions`; ``wait`` may be ``"any"``, ``"all"``, a
-    number of workers or a mapping, ``timeouts`` a mapping. The environment is ``config["env"]`` or ``env_factory``;
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either.
-    Raises ConfigError for a mistake in the config, and MissingExtra for a known kind that is not installed.
+    The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
+    mapping; ``timeouts`` may be a mapping. The environment is ``config["env"]`` or ``env_factory``; ``env_kwargs``,
+    ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in the config, and
+    MissingExtra for a known kind that is not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
     if (options.env is None) == (env_factory is None):
@@ -119,7 +119,7 @@ def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
 
 
 def known_kinds() -> list[str]:
-    """Return the names of all kinds, including those of other packages."""
+    """Return the names of all kinds of managers, including those in other packages."""
     return _ADDED.names_with(KINDS)
 
 
@@ -132,7 +132,10 @@ def _find_kind(kind: str) -> Callable[..., Any]:
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """Return the keyword arguments for ``make``: the options without those about processes that it does not take."""
+    """Return the keyword arguments for ``make``. Raises ConfigError for a set option that ``make`` does not take.
+
+    Options about processes are left out if ``make`` does not take them.
+    """
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     defaults = ManagerOptions()

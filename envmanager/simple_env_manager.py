@@ -1,7 +1,7 @@
-"""A manager whose environments run in the trainer's process, with the contract of all managers.
+"""A manager whose environments run in the trainer's process.
 
-One worker hosts all environments. It steps only when its response is requested, so exceptions are raised by the same
-calls as with worker processes.
+One worker hosts all environments. It steps only when its response is requested, so the same calls raise exceptions as
+with worker processes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from envmanager.options import ProcessOptions, takes
 
 
 class SimpleEnvManager(EnvManager):
-    """A manager of ``n_envs`` environments that run one after the other in this process, as one worker.
+    """A manager of ``n_envs`` environments that run one after the other in the trainer's process, as one worker.
 
-    Use it for cheap environments, and for debugging: a breakpoint in the environment works. The parameters are those of
+    Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
     SubprocessEnvManager. ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir``
-    have no effect here (the factory's EnvContext has ``log_dir``), and only exceptions count as faults for
-    ``restarts``. An environment that hangs or crashes takes this process with it.
+    have no effect here (but EnvContext has ``log_dir``), and only exceptions count as faults for ``restarts``. If an
+    environment hangs or crashes, so does the trainer.
     """
 
     @takes(ProcessOptions)
@@ -37,7 +37,7 @@ class SimpleEnvManager(EnvManager):
 
 
 class LocalHost(WorkerHost):
-    """The host of one worker, in this process, with all environments."""
+    """The host of one worker with all environments, in the trainer's process."""
 
     def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class LocalHost(WorkerHost):
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known``, with ``wait_share`` set to the share of the time in which the environments stepped."""
+        """Return ``known`` with ``wait_share`` set to the fraction of the time in which the environments stepped."""
         share = 1.0 - known.workers[0].idle_share if self.context.entries[0].times.steps else 0.0
         return attrs.evolve(known, wait_share=share, in_process=True)
 

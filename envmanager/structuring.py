@@ -1,6 +1,6 @@
-"""Conversion of config tables into options.
+"""Converts config tables into options.
 
-The rule: every mistake in the data is named, an unknown key together with the nearest known one.
+The rule: the error lists every mistake in the data. For an unknown key it names the nearest known one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Return the mapping ``config`` as an object of the attrs class ``cls``, or raise a ConfigError with all mistakes.
+    """Convert the mapping ``config`` to an object of the attrs class ``cls``. Raises a ConfigError with all mistakes.
 
-    ``where`` goes before the keys in messages: with ``"run"`` an unknown key reads ``run.stepps``.
+    ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Return ``plain`` as a ``cls``; raise a ConfigError with one line per mistake."""
+    """Convert ``plain`` to a ``cls``. Raises a ConfigError with one line per mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -45,14 +45,14 @@ def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, wher
 
 
 class Misfit(ValueError):
-    """A value of the wrong type; the caller adds its key."""
+    """A value of the wrong type. The code that catches this adds the key of the value."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
 
 
 class PartMisfit(Exception):
-    """An error in one part of a list or of a mapping; ``place`` is ``[3]`` or ``.name``."""
+    """An error in one item of a list or mapping, at ``place``, such as ``[3]`` or ``.name``."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
@@ -77,7 +77,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
     converter.register_structure_hook(float, _strict("a number", int, float))
     converter.register_structure_hook(bool, _strict("true or false", bool))
     converter.register_structure_hook(str, _strict("text", str))
-    # The classes check these themselves, and list the choices.
+    # The classes check these types themselves, and list the choices.
     converter.register_structure_hook_func(
         lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Accept an object of ``cls``, a shorthand for one, or a mapping."""
+    """Make the converter accept an object of ``cls``, a shorthand for one, or a mapping."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:
@@ -133,7 +133,7 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
             yield from _complaints(child, path)
     elif isinstance(error, PartMisfit):
         yield from _complaints(error.error, f"{path}{error.place}")
-    elif isinstance(error, UsageError):  # an object's own check; its text begins with the option's name
+    elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name
         yield _join(path, str(error))
     else:
         yield f"{path or 'The config'} {error if isinstance(error, Misfit) else f'cannot be used: {error}'}."

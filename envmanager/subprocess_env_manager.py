@@ -7,8 +7,8 @@
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
-The rule: the trainer's process makes no environment, except with ``local_envs``. The constructor sends commands only to
-workers that ``create_worker`` started itself, so that tests can replace workers by fakes.
+The rule: no environment is made in the trainer's process, except with ``local_envs``. The constructor sends commands
+only to workers that ``create_worker`` started, so that tests can replace workers by fakes.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ __all__ = ["GroupFactory", "SubprocessEnvManager", "make_contexts", "worker"]
 
 
 class SubprocessEnvManager(EnvManager):
-    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one each). Linux only.
+    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one per environment). Linux only.
 
-    ``n_workers="auto"``: the number is chosen by a probe, a worker that steps the first environment for a moment before
-    the others start; ``stats().placement`` gives number and reason. ``local_envs``: number of environments (the last
-    ones) that run in this process, in an additional worker (the local worker) that ``n_workers`` does not count. It
-    steps while the trainer would wait; meanwhile no other response is received. If it crashes or hangs, so does the
-    trainer. ``local_envs="auto"``: the probe chooses it too, and ``n_workers`` unless that is a number.
+    ``n_workers="auto"``: a probe chooses the number. The probe is a worker that steps the first environment for a short
+    time before the others start; ``stats().placement`` has the number and the reason. ``local_envs``: number of
+    environments (the last ones) that run in the trainer's process, in an additional worker (the local worker) that
+    ``n_workers`` does not count. It steps while the trainer would wait; meanwhile no other response is received. If it
+    crashes or hangs, so does the trainer. ``local_envs="auto"``: a probe chooses both numbers, except a given
+    ``n_workers``.
 
-    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment; it may
-    be defined anywhere, also in a script without a guard or in a notebook. ``start_method``: "forkserver" (default)
-    or "spawn". ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also return the environments'
-    info dicts (they are pickled). ``check_values``: also check observations for NaN and for their bounds.
-    ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder for one file per
-    worker with its output; errors quote the end of it.
+    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
+    be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
+    (default) or "spawn". ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also return the
+    environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and for their bounds.
+    ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder for the output
+    of the workers, one file each; errors quote the end of the file.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
-    options or a factory that cannot work, and the WorkerError of the first worker that could not start, after all
-    others were stopped.
+    options or a factory that cannot work. If workers cannot start, it stops all others and raises the WorkerError of
+    the first.
     """
 
     @takes(ProcessOptions)

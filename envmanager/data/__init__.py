@@ -1,1 +1,1 @@
-"""Data exchanged between trainer and environments: steps, actions, and the specs of both."""
+"""Data that trainer and environments exchange: steps, actions, and the specs of both."""

@@ -1,9 +1,9 @@
-"""Casts to the dtype of a spec: observations, rewards and flags of an environment, actions of a policy.
+"""Casts observations, rewards and flags of an environment, and actions of a policy, to the dtypes of their specs.
 
 ::
 
     dtype of the spec, or a safe cast to it   ──▶ accepted
-    another dtype, each value survives        ──▶ cast
+    another dtype that can hold each value    ──▶ cast
     anything else                             ──▶ SpecMismatch
 
 The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 does not become an
@@ -37,16 +37,16 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """The treatment of values in another dtype than their spec's: cast without loss, or refused if ``strict``.
+    """The rules for values whose dtype is not their spec's: cast without loss, or refused if ``strict``.
 
-    ``on_cast(path, expected, value)`` is called before a value is replaced; only ``envmanager check`` sets it.
+    ``on_cast(path, expected, value)`` is called for each value that is cast. Only ``envmanager check`` sets it.
     """
 
     strict: bool = False
     on_cast: Callable[[str, Any, Any], Any] | None = None
 
     def cast(self, value: Any, dtype: np.dtype[Any], path: str, expected: Any) -> np.ndarray | None:
-        """Return ``value`` in the dtype, or None if it is refused."""
+        """Return ``value`` cast to ``dtype``, or None if the cast is refused."""
         cast = None if self.strict else cast_without_loss(np.asarray(value), dtype)
         if cast is not None and self.on_cast is not None:
             self.on_cast(path, expected, value)
@@ -54,7 +54,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` in another dtype, or None if a value would change by more than a float's rounding."""
+    """Return ``array`` cast to ``dtype``, or None if a value would change by more than a float's rounding."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -75,10 +75,10 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value`` in a form that can be assigned to an array of this spec without loss, or raise SpecMismatch.
+    """Return ``value``, cast if necessary, so that it can be assigned to an array of this spec without loss.
 
-    A Python number fits a scalar of its kind; an array fits if NumPy casts it safely. Other values are cast if
-    ``casting`` allows it.
+    A Python number for a scalar spec of its kind, and an array that NumPy casts safely, are returned uncast. Other
+    values are cast if ``casting`` allows it. Raises SpecMismatch if not.
     """
     if spec.is_object:
         return value
@@ -95,7 +95,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     array = np.asarray(value)
     given = array if kinds is None else value
     if array.shape == spec.shape:
-        # A time in another unit is never safe, though NumPy says so: it can overflow.
+        # To cast a time to another unit is never safe, although NumPy says so, because it can overflow.
         is_time = spec.dtype.kind in "mM"
         if kinds is None and (
             array.dtype == spec.dtype or (not is_time and np.can_cast(array.dtype, spec.dtype, "safe"))
@@ -108,10 +108,10 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
 
 
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True) -> Tree:
-    """Return ``batch`` as a tree of arrays ``[n, …]`` of the spec's dtypes; raise SpecMismatch if it does not fit.
+    """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it is invalid.
 
     Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
-    an int32 spec) is always cast, one of another kind (floats for an integer spec) only if not ``strict``.
+    an int32 spec) is always cast. A dtype of another kind (floats for an integer spec) is cast only without ``strict``.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):
@@ -163,7 +163,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return the steps with each array cast to its spec if possible, else unchanged."""
+    """Return the steps with each array cast to its spec's dtype, or unchanged if it cannot be cast."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

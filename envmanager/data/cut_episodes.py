@@ -1,7 +1,7 @@
-"""The step that a trainer receives when a worker was replaced: old episodes end, new ones begin.
+"""Makes the step that a trainer receives when a worker was replaced. In it, old episodes end and new ones begin.
 
-The rule: an episode of one generation never continues in the next. Each agent of the old generation gets one row in
-which its episode ends, with the last observation it had; the observation to act on next comes from the new generation.
+The rule: an episode of one generation never continues in the next. Each agent of the old generation has one row in
+which its episode ends, with its last observation. The observation to act on next is the new generation's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
-    """Return the last delivered steps of a replaced worker as the truncated ends of its episodes, with reward 0.
+    """Return rows in which the episodes of a replaced worker are truncated, with reward 0, from its last steps.
 
-    Agents whose episode had ended without a new one are left out. ``with_new``: also cut new episodes that have no
+    Agents whose episode had ended without a new one have no row. ``with_new``: also truncate new episodes that have no
     step yet.
     """
     ends = {}
@@ -44,8 +44,8 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     """Join the ends of the old episodes with the new generation's first observations.
 
-    ``final_obs`` is the last observation of an old episode, ``obs`` the first one of a new episode. The rows of agents
-    that act are in the order of ``first``, in which the new generation expects their actions.
+    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first ones of new episodes.
+    The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
     """
     names = dict.fromkeys([*old, *first])
     return {name: _followed_by(old.get(name), first.get(name)) for name in names}
@@ -74,7 +74,7 @@ def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join generations with different agents: the rows of ``first``, then the old agents that are gone."""
+    """Join generations with different agents. The rows of ``first`` precede those of agents only in ``old``."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

@@ -1,10 +1,10 @@
-"""The assignment of environments to workers.
+"""Assigns environments to workers.
 
 ::
 
     n_envs=8 over n_workers=3      worker 0: envs 0 1 2    worker 1: envs 3 4 5    worker 2: envs 6 7
 
-The rule: each worker has a contiguous block of environments, so its rows lie together in every array.
+The rule: each worker has a contiguous block of environments, so its rows are adjacent in every array.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from envmanager.errors import BadAction, UsageError
 
 
 def split_evenly(n_envs: int, n_workers: int) -> list[range]:
-    """Return the env_ids of each worker: contiguous blocks whose lengths differ by at most one."""
+    """Return the env_ids of each worker, as contiguous blocks whose lengths differ by at most one."""
     small, extra = divmod(n_envs, n_workers)
     starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
     return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
 
 
 class EnvsOfWorker(NamedTuple):
-    """Some environments of one worker: their ``rows`` in the worker, their ``places`` in the caller's arrays.
+    """Some environments of one worker, with their ``rows`` in the worker and their ``places`` in the caller's arrays.
 
-    ``places`` is an array of row numbers, or a slice if these are contiguous.
+    ``places`` is an array of row indices, or a slice if these are contiguous.
     """
 
     worker_id: int
@@ -38,7 +38,7 @@ class EnvsOfWorker(NamedTuple):
 
     @property
     def list_of_places(self) -> list[int]:
-        """The row numbers in ``places``."""
+        """The row indices in ``places``."""
         if isinstance(self.places, slice):
             return list(range(self.places.start, self.places.stop))
         return self.places.tolist()  # type: ignore[no-any-return]
@@ -55,7 +55,7 @@ class EnvIndex:
         self._hosts_one_each = all(len(block) == 1 for block in blocks)
         self._row_0 = np.zeros(1, np.int64)
         self.all_env_ids = np.arange(self.n_envs)
-        """int64[n_envs], read-only; the ``env_ids`` of a batch of all environments."""
+        """Sorted ids of all environments, int64[n_envs], read-only because batches share this array."""
         self.all_env_ids.flags.writeable = False
         self._all_groups = [
             EnvsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
@@ -63,9 +63,9 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and the environments grouped by worker. Raises as ``checked`` does."""
+        """Return the number of ``env_ids``, and the environments grouped by worker. Raises like ``checked``."""
         everything = self.all_env_ids
-        if env_ids is everything or (  # all in order, in an array as most callers pass it
+        if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
             and env_ids.shape == everything.shape
             and env_ids.dtype.kind in "iu"
@@ -81,7 +81,7 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]; raise ``error`` if one is unknown or named twice."""
+        """Return ``env_ids`` as int64[n]. Raises ``error`` for an unknown or repeated id."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
@@ -95,7 +95,7 @@ class EnvIndex:
             return np.zeros(0, np.int64), []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise error(f"{expected} {describe_value(ids if ids.ndim else env_ids)}.")
-        numbers = ids.tolist()  # most calls name few, and for these Python is faster than NumPy
+        numbers = ids.tolist()  # most calls pass few ids, for which Python is faster than NumPy
         unknown = [number for number in numbers if not 0 <= number < self.n_envs]
         if unknown:
             raise error(f"env_ids names env {unknown[0]}, but there are envs 0 to {self.n_envs - 1}.")
@@ -104,7 +104,7 @@ class EnvIndex:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
-        """Group the environments by worker."""
+        """Return the environments grouped by worker, in order of worker_id."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

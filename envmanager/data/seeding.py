@@ -1,7 +1,7 @@
-"""Seeds of environments: an independent one for each environment and generation.
+"""Derives independent seeds, one for each environment and generation.
 
-A seed is never ``seed + i``: neighbouring seeds of many generators give related streams, and two runs with seeds 0 and
-1 would share all but one of their environments' seeds. ``numpy.random.SeedSequence`` derives independent ones
+A seed is never ``seed + i``, because with adjacent seeds many generators give related streams, and two runs with seeds
+0 and 1 would share all but one of their environments' seeds. ``numpy.random.SeedSequence`` derives independent seeds
 (https://numpy.org/doc/stable/reference/random/parallel.html).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Return the seed of one environment: a number in [0, 2**31), which every environment library accepts."""
+    """Return the seed of one environment, in [0, 2**31), a range that every environment library accepts."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -23,8 +23,8 @@ def derive_seeds(
 ) -> list[int | None]:
     """Return the seeds of some environments for one reset.
 
-    If ``seed`` is None, all are None: each environment keeps its random number generator. A list has one seed for
-    each environment of the manager, by env_id; these are returned unchanged.
+    With ``seed`` None, all are None, so that each environment keeps the state of its random number generator. A list
+    has one seed for each environment of the manager, by env_id. Its seeds are returned unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -34,10 +34,10 @@ def derive_seeds(
 
 
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
-    """Return the ``seed`` of a worker's replacement, so that it does not repeat the old generation's episodes.
+    """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
-    A single number stays, since ``derive_seed`` derives another seed from it for each generation. In a list, each seed
-    is replaced by one derived from it.
+    A single number is unchanged, because ``derive_seed`` derives another seed from it for each generation. From each
+    seed in a list, a new one is derived.
     """
     if seed is None or isinstance(seed, int):
         return seed

@@ -20,7 +20,7 @@ from envmanager.errors import UsageError
 
 
 class SpecMismatch(ValueError):
-    """Data that does not fit its spec. Callers that know the worker translate it to an error of ``errors.py``."""
+    """Data that violates its spec. Callers that know the worker convert this to an error of ``errors.py``."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{path} should be {expected}, but is {got}")
@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype as the object that NumPy's arrays share. That of an unpickled space is only equal to it."""
+    """Return the dtype as the object that NumPy's arrays share. The dtype of an unpickled space is another object."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -44,18 +44,18 @@ def _bound(value: Any) -> Any:
 
 
 _FEW = 1024
-"""Largest number of choices that are looked up in a set."""
+"""Maximum number of choices that are kept in a set, for fast checks."""
 _SMALL = 32
-"""Largest array for which a Python loop is faster than NumPy."""
+"""Number of array elements up to which a Python loop is faster than NumPy."""
 
 
 @attrs.frozen(eq=False)
 class ArraySpec:
-    """The array of one leaf, for one agent.
+    """The spec of one leaf's array, for one agent.
 
-    ``shape`` does not include the agent axis, which comes first. ``dtype`` ``object`` stands for any Python object per
-    agent (a text, a graph, an array whose shape changes): such a leaf has shape ``()`` and is sent pickled.
-    ``minimum`` and ``maximum`` are inclusive, broadcast against ``shape``, or None.
+    ``shape`` is without the agent axis, which is the first. A leaf with the dtype ``object`` has shape ``()``, holds
+    any Python object per agent (a text, a graph, an array whose shape changes), and is sent pickled. ``minimum`` and
+    ``maximum`` are inclusive. They are None or can be broadcast to ``shape``.
     """
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
@@ -64,13 +64,13 @@ class ArraySpec:
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
-    """The bounds of an integer array if all its elements have the same two, else None."""
+    """Minimum and maximum of an integer array if both are given and the same for all elements, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """Range in which every number is finite and within the bounds; None if elements differ in their bounds."""
+    """Range in which every number is finite and within the bounds. None if the bounds differ by element."""
     is_object: bool = attrs.field(init=False, repr=False)
-    """Whether the leaf holds Python objects, which are sent pickled."""
+    """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
-    """The possible values of a single integer, if they are few; else empty."""
+    """Valid values of a scalar integer if there are at most ``_FEW``, else empty."""
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "is_object", self.dtype.kind == "O")
@@ -90,7 +90,7 @@ class ArraySpec:
         return max(low, -widest), min(high, widest)
 
     def is_choices(self, batch: Any) -> bool:
-        """Whether ``batch`` is an array ``[n]`` of this dtype within the bounds. Quick; may miss a valid one."""
+        """Check quickly that ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -128,7 +128,7 @@ def _same_bound(a: Any, b: Any) -> bool:
 
 _SHOWN_BOUNDS = 6
 _LONGEST_INT = 4096
-"""Number of bits from which whole numbers are shown in hexadecimal: repr() refuses more than 4,300 digits."""
+"""Number of bits above which whole numbers are shown in hexadecimal, because repr() refuses more than 4,300 digits."""
 
 
 def _bound_text(bound: Any) -> str:
@@ -143,14 +143,14 @@ def _bound_text(bound: Any) -> str:
 
 @attrs.frozen
 class BehaviorSpec:
-    """The observation and action specs that the agents of one behavior share: two trees of :class:`ArraySpec`."""
+    """The observation and action specs of all agents of one behavior. Both are trees of :class:`ArraySpec`."""
 
     observation: Tree
     action: Tree
 
     @property
     def has_objects(self) -> bool:
-        """Whether any leaf holds Python objects, which are sent pickled."""
+        """Whether any leaf holds Python objects."""
         return any(spec.is_object for spec in leaves(self.observation) + leaves(self.action))
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ def describe_spec(spec: Tree) -> str:
 
 
 class _Plain(str):
-    """A text that is printed without quotes inside a dict or tuple."""
+    """A string that is printed without quotes inside a dict or tuple."""
 
     def __new__(cls, value: object) -> _Plain:
         return super().__new__(cls, str(value))
@@ -176,7 +176,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """Describe ``value`` for an error message: dtype and shape of an array, else its type."""
+    """Describe ``value`` for an error message: an array by dtype and shape, other values mostly by their type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):
@@ -230,20 +230,20 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return ``values`` as an array, unchanged if it is one; raise ValueError with the reason if it cannot be one."""
+    """Return ``values`` as an array, or unchanged if it is one. Raises ValueError with the reason if this fails."""
     if values.__class__ is np.ndarray:
         return values
     try:
         with warnings.catch_warnings():
-            # Before NumPy 1.24 a ragged list is only a warning.
+            # Before NumPy 1.24 a ragged list only causes a warning.
             warnings.filterwarnings("error", "Creating an ndarray from ragged")
             return np.asarray(values)
-    except Exception as error:  # __array__ is foreign code: a tensor that requires grad raises RuntimeError
+    except Exception as error:  # ``__array__`` may raise anything, as RuntimeError for a tensor that requires grad
         raise ValueError(f"{describe_value(values)} that cannot be made an array ({error})") from error
 
 
 def object_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return a one-dimensional object array of ``values``. NumPy itself would make lists another dimension."""
+    """Return a one-dimensional object array of ``values``. ``np.array`` would turn lists into a second dimension."""
     array = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):
         array[index] = value
@@ -256,9 +256,9 @@ def zeros(spec: Tree, *leading: int) -> Tree:
 
 
 class SpecConflict(UsageError):
-    """One behavior has two specs.
+    """One behavior has two different specs.
 
-    Raised unchanged at the start. During a step, ``path``, ``expected`` and ``got`` go into a BadObservation.
+    Raised unchanged at the start. Later it becomes a BadObservation with the same ``path``, ``expected`` and ``got``.
     """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
@@ -273,7 +273,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``; raise SpecConflict if a behavior is in both with different specs."""
+    """Add ``new`` to ``known``. Raises SpecConflict if a behavior is in both with different specs."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

@@ -1,4 +1,4 @@
-"""The objects that workers, manager, policies and trainers exchange for a step.
+"""The objects that workers, managers, policies and trainers exchange for a step.
 
 ::
 
@@ -6,8 +6,8 @@
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
-The rule: the arrays of one object belong to one moment. ``reward`` is for the action just taken, in the episode in
-which it was taken; ``obs`` is the observation to act on next; ``final_obs`` is the last one of an episode that ended.
+The rule: the arrays of one object are of the same step. ``reward`` is for the action just taken, in the episode in
+which it was taken. ``obs`` has the observations to act on next, ``final_obs`` the last ones of episodes that ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envmanager.data.trees import Tree, concat_rows, copy_tree, no_rows, take_ro
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
-"""Bits of an agent_id below its env_id: ``agent_id = env_id << AGENT_BITS | k`` for the k-th agent to appear there."""
+"""Number of bits below the env_id in an agent_id. Agent k of an environment has ``env_id << AGENT_BITS | k``."""
 
 
 def only_agents(env_ids: Sequence[int]) -> np.ndarray:
@@ -33,7 +33,7 @@ def only_agents(env_ids: Sequence[int]) -> np.ndarray:
 
 
 class CommandName(str, enum.Enum):
-    """The name of a command or response; equal to its text."""
+    """The name of a command or response. It is equal to the string."""
 
     START = "start"
     RESET = "reset"
@@ -62,7 +62,7 @@ _PHASES = {
 
 
 def phase_of(name: CommandName) -> str:
-    """Return the ``phase`` of an error that a command ended with."""
+    """Return the ``phase`` in errors that the command ``name`` causes."""
     return _PHASES.get(name, str(name))
 
 
@@ -83,8 +83,8 @@ class EnvironmentResponse:
     """The response of a worker to a command.
 
     The payload is ``{behavior: AgentSteps}`` after a step or reset. A response to a command that failed has the name
-    "failed" and the error as its payload. ``specs``: the specs of all behaviors if a new one has
-    appeared since the last response, else None.
+    "failed" and the error as its payload. ``specs`` has the specs of all behaviors if a new behavior has appeared since
+    the last response, else it is None.
     """
 
     name: CommandName
@@ -117,7 +117,7 @@ COLUMNS: dict[str, np.dtype[Any]] = {
     "truncated": np.dtype(np.bool_),
     "acting": np.dtype(np.bool_),
 }
-"""Dtypes of the fields of AgentSteps that are one array ``[n]``."""
+"""Dtypes of the fields of AgentSteps that are arrays ``[n]``."""
 
 
 @attrs.define(eq=False)
@@ -127,8 +127,8 @@ class AgentSteps:
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
     bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts of the
-    step taken, and ``reset_info`` m dicts of the episodes that began. ``first`` and ``stepped`` make only steps of
-    this form.
+    step taken, and ``reset_info`` has m dicts of the episodes that began. Use ``first`` and ``stepped`` to make valid
+    steps.
     """
 
     agent_id: np.ndarray
@@ -145,7 +145,7 @@ class AgentSteps:
     def first(
         cls, *, agent_id: np.ndarray, obs: Tree, acting: np.ndarray | None = None, info: _Dicts = None
     ) -> AgentSteps:
-        """Return the steps after a reset: no rewards and no ends."""
+        """Return the steps after a reset, with rewards 0 and no episode ended."""
         n = len(agent_id)
         flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         return cls(agent_id, obs, *flags, acting=acting, info=info)
@@ -164,7 +164,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after an action. Raises ValueError if ``final_obs`` is missing, or given without an end."""
+        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing, or no episode ended."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -175,7 +175,7 @@ class AgentSteps:
 
     @property
     def env_id(self) -> np.ndarray:
-        """The environment of each agent: int64[n]."""
+        """Id of each agent's environment: int64[n]."""
         env_id: np.ndarray = self.agent_id >> AGENT_BITS
         return env_id
 
@@ -187,24 +187,24 @@ class AgentSteps:
 
     @property
     def acting_rows(self) -> np.ndarray:
-        """The rows that need an action: int64[k]."""
+        """Indices of the rows that need an action: int64[k]."""
         return np.arange(len(self)) if self.acting is None else np.flatnonzero(self.acting)
 
     @property
     def decision_steps(self) -> DecisionSteps:
-        """The agents that need an action (ML-Agents' DecisionSteps)."""
+        """The agents that need an action, in the form of ML-Agents' DecisionSteps."""
         rows = self.acting_rows
         return DecisionSteps(self.agent_id[rows], take_rows(self.obs, rows), self.reward[rows])
 
     @property
     def terminal_steps(self) -> TerminalSteps:
-        """The agents whose episode ended (ML-Agents' TerminalSteps); ``interrupted`` is ``truncated``."""
+        """The agents whose episode ended, in the form of ML-Agents' TerminalSteps. ``interrupted`` is ``truncated``."""
         rows = np.flatnonzero(self.ended)
         obs = take_rows(self.obs, rows) if self.final_obs is None else self.final_obs
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return steps with copies of the arrays, or with ``obs`` instead of a copied one. Infos are shared."""
+        """Return steps with copies of the arrays. ``obs``, if given, is used instead of a copy. Infos are shared."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -221,11 +221,11 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps with the same arrays, and with the final observations of the agents that ended."""
+        """Return steps with the same arrays but ``final_obs``, and without infos."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
-        """Return copies of some rows, in the order given."""
+        """Return copies of the rows at the indices ``rows``, in this order."""
         ended = self.ended
         final_obs = reset_info = None
         chosen_ended = rows[ended[rows]]
@@ -249,11 +249,11 @@ class AgentSteps:
 
 @attrs.define(eq=False)
 class Batch:
-    """One environment step each of n environments, a row per environment, for ``send`` and ``recv``.
+    """Steps of n environments with one agent each, one row per environment. ``recv`` returns it.
 
     ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
-    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the rows that ended, or None; ``info`` (n dicts) and ``reset_info``
-    (m dicts) when the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None; ``info`` (n dicts) and
+    ``reset_info`` (m dicts) if the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
     environments, else in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``, ``step`` or
     ``reset``.
     """
@@ -273,7 +273,7 @@ class Batch:
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
         """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
 
-        ``env_ids``, if the caller knows them, saves computing them from the rows.
+        Pass the ``env_ids`` of the rows if they are known. Otherwise they are computed.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -290,7 +290,7 @@ class Batch:
 
     @classmethod
     def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with copies of the arrays of ``steps``."""
+        """Return a batch with copies of the arrays of ``steps``. See ``of`` for ``env_ids``."""
         obs, final_obs = steps.obs, steps.final_obs
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -306,9 +306,9 @@ class Batch:
 
     @classmethod
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with the rows of all parts, copied, one part after the other.
+        """Return a batch with copies of the rows of all parts, one part after the other.
 
-        ``env_ids``: the sorted env_ids of all rows, if the caller knows them; the rows are then sorted by env_id.
+        With ``env_ids``, the sorted env_ids of all rows, the rows are sorted by env_id instead.
         """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
@@ -320,7 +320,7 @@ class Batch:
 
     @property
     def lost(self) -> np.ndarray:
-        """True for each environment whose episode was cut because its worker was replaced: bool[n]."""
+        """Whether each environment's episode was cut because its worker was replaced: bool[n]."""
         if self._lost is None:
             self._lost = np.zeros(len(self.env_ids), np.bool_)
         return self._lost
@@ -358,21 +358,21 @@ class TerminalSteps(NamedTuple):
 
 
 LEAST_LENT_BYTES = 1 << 16
-"""Least bytes of observations that a local worker lends without a copy. Copying fewer bytes is faster."""
+"""Minimum size of observations, in bytes, that a local worker lends. Smaller ones are faster to copy."""
 
 
 @attrs.define(eq=False)
 class RowBuffer:
-    """Arrays into which an environment whose K agents never change may write its steps, instead of making new ones.
+    """Reusable arrays into which an environment whose K agents never change may write its steps.
 
-    ``steps`` has K rows; ``final_obs`` is a tree of ``[K, …]``, the first m rows of which belong to the m agents whose
-    episode ended.
+    ``steps`` has K rows. ``final_obs`` is a tree of ``[K, …]``. Its first m rows are for the m agents whose episode
+    ended.
     """
 
     steps: AgentSteps
     final_obs: Tree
     views: Any = attrs.field(default=None, init=False, repr=False)
-    """Views of the arrays, stored by the environments that write into them."""
+    """Views of the arrays, stored here by the environments that write into them."""
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
@@ -383,10 +383,10 @@ class RowBuffer:
 
 @attrs.define(eq=False)
 class ActionInfo:
-    """The actions of a policy: one row for each *acting* row of its AgentSteps, in order.
+    """The actions of a policy, with one row for each *acting* row of its AgentSteps, in order.
 
-    Only ``action`` (a tree of ``[n, …]``) is sent to the worker. ``outputs`` (log-probs, values, …, arrays ``[n, …]``)
-    and the policy's ``version`` are returned with the StepInfo.
+    Only ``action`` (a tree of ``[n, …]``) is sent to the worker. The arrays ``[n, …]`` in ``outputs`` (such as
+    log-probs or values) and the policy's ``version`` are returned to the trainer with the StepInfo.
     """
 
     action: Tree
@@ -407,9 +407,9 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were cut: the worker was replaced by ``generation``, because it failed with ``cause``.
+    """A loss of episodes, because the worker failed with ``cause`` and was replaced by its next ``generation``.
 
-    If a healthy worker was replaced by ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
+    If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
 
     cause: WorkerError
@@ -417,7 +417,7 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """Transitions, one row per agent step. ``next_obs`` is the final observation where the episode ended."""
+    """Transitions, one row per agent step. In rows whose episode ended, ``next_obs`` is the final observation."""
 
     obs: Tree
     action: Tree
@@ -430,12 +430,12 @@ class Transitions(NamedTuple):
 
 @attrs.define(eq=False)
 class StepInfo:
-    """One step of a worker, for a trainer: the previous steps, the actions taken on them, and the current steps.
+    """One step of a worker: the previous steps, the actions taken on them, and the current steps.
 
-    Right after a reset ``previous`` and ``actions`` are None. ``previous`` *is* the ``current`` of that worker's last
-    StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no transitions. With
-    ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; ``copy()`` keeps one.
-    ``specs`` are the manager's; ``transitions`` takes the shapes and dtypes of empty arrays from them.
+    Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of that
+    worker's last StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
+    transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
+    ``copy()`` to keep one. ``specs`` are the manager's; ``transitions`` needs them for the shapes of empty arrays.
     """
 
     previous: Steps | None
@@ -452,7 +452,7 @@ class StepInfo:
         return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
 
     def transitions(self, behavior: str = "default") -> Transitions:
-        """Return the transitions of one behavior, a row for each agent that acted and is in the current steps.
+        """Return the transitions of one behavior, with a row for each agent that acted and is in the current steps.
 
         There are 0 rows after a reset, after a loss, and if no agent of the behavior acted.
         """
@@ -473,7 +473,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return 0 rows with shapes and dtypes of the spec or, without a spec (in fakes), of the current steps."""
+        """Return 0 rows with the shapes and dtypes of the spec, or of the current steps in a fake without specs."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
@@ -497,7 +497,7 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
-    """Return the rows of several AgentSteps of one behavior, one after the other, in new arrays."""
+    """Concatenate the rows of several AgentSteps of one behavior in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
     acting = None

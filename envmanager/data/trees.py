@@ -1,9 +1,9 @@
-"""Trees: a leaf, or a dict or tuple of trees. Observations, actions and their specs have this shape.
+"""Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
 Leaves of data are arrays. The last functions here choose, replace and concatenate the rows of arrays.
 
-The rule: the order of leaves is the order of the first tree's dict keys, so two trees with the same keys in another
-order still meet leaf by leaf.
+The rule: the order of leaves is the order of the first tree's dict keys. So leaves are paired correctly even if another
+tree has its dict keys in another order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of ``function(leaf, *other_leaves)``. All trees must have the structure of the first."""
+    """Return the tree of ``function(leaf, *other_leaves)``. All trees must have the same structure."""
     if isinstance(tree, dict):
         return {key: map_tree(function, child, *(other[key] for other in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -36,7 +36,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
-    """Return the leaves of ``tree`` in the order of ``structure``, which may list its dict keys in another order."""
+    """Return the leaves of ``tree`` in the order of ``structure``, even if its own dict keys are in another order."""
     if isinstance(structure, dict):
         return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
     if isinstance(structure, tuple):
@@ -95,7 +95,7 @@ def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
 
 
 def concat_rows(trees: list[Tree]) -> Tree:
-    """Return the rows of several trees of one structure, one after the other, in new arrays."""
+    """Concatenate the rows of several trees of one structure in new arrays."""
     if trees[0].__class__ is np.ndarray:
         return np.concatenate(trees)
     return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])

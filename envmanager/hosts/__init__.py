@@ -1,1 +1,1 @@
-"""Hosts: they start, drive, replace and end workers, in other processes or in the trainer's (the local worker)."""
+"""Hosts, which start, drive, replace and end workers in other processes or in the trainer's (the local worker)."""

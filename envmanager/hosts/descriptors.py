@@ -1,8 +1,8 @@
-"""File descriptors: waiting for them, and closing those that a forked child should not have.
+"""Waits for file descriptors, and closes the library's descriptors in forked children.
 
 The rule: every descriptor the library opens in the trainer is registered here. A child that the user's code forks
-closes all of them, so that it can neither keep workers alive nor stop them. None of them is 0, 1 or 2, the
-numbers of the standard streams.
+closes all of them, so that it can neither keep workers alive nor stop them. None of them has the number of a standard
+stream (0, 1 or 2).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from envmanager.errors import UsageError
 from envmanager.system.machine import after_fork_in_child
 
 CLOSED = -1
-"""Placeholder for a closed descriptor, whose number another file may have by now."""
+"""Sentinel that replaces a closed descriptor, because another file may reuse the number."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 _STDERR = 2
@@ -34,9 +34,9 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait until some descriptors are ready or hung up, for ``timeout_s`` but at most an hour. Return them.
+    """Wait for ``timeout_s``, at most an hour, until descriptors are ready or hung up. Return these descriptors.
 
-    ``select`` takes no descriptor above 1023, and ``poll`` no timeout above 24 days.
+    Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
     """
     wanted = dict.fromkeys(readable, select.POLLIN)
     for fd in writable:
@@ -48,9 +48,9 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError if the limit of this process does not allow ``n_more`` descriptors.
+    """Raise UsageError if this process may not open ``n_more`` descriptors.
 
-    Without /proc, the number of open descriptors is unknown and nothing is raised: the kernel refuses one too many.
+    Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
     import resource  # not on Windows
 
@@ -70,7 +70,7 @@ def require_room(n_more: int) -> None:
 def open_standard() -> None:
     """Open /dev/null on closed standard descriptors.
 
-    Otherwise a pipe of the library may get such a number, and environments would print into it.
+    Otherwise a pipe of the library might get such a number, and output of environments would be written into the pipe.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # returns the lowest free number
         os.set_inheritable(fd, True)
@@ -78,7 +78,7 @@ def open_standard() -> None:
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
-    """Redirect descriptors to /dev/null: code that still uses them does no harm, and no new file gets their numbers."""
+    """Redirect descriptors to /dev/null. Code that still uses them does no harm, and no new file gets their numbers."""
     with contextlib.suppress(OSError):
         os.close(fds[0])  # frees a number for the next line
     null = os.open(os.devnull, os.O_RDWR)
@@ -95,14 +95,14 @@ def forget(fd: int) -> None:
 
 
 def create_memory(name: str) -> int:
-    """Create a memfd with mode 0600; return its registered descriptor."""
+    """Create a memfd with mode 0600. Return its descriptor, which is registered."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     return register(fd)
 
 
 def close(fd: int) -> int:
-    """Close a registered descriptor. Return CLOSED, to be stored instead of it."""
+    """Close a registered descriptor. Return CLOSED, for the caller to store instead of the number."""
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def close(fd: int) -> int:
 
 
 def _after_fork_in_child() -> None:
-    """Close the trainer's descriptors."""
+    """Close the descriptors that the child has inherited from the trainer."""
     for fd in list(_registered):
         close(fd)
 

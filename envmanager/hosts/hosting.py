@@ -1,4 +1,4 @@
-"""Carries out a worker's commands, in whatever process the worker runs.
+"""Carries out a worker's commands, in the worker's process or in the trainer's.
 
 The rule: no code here depends on pipes or shared memory. One table maps each command to its function.
 """
@@ -27,7 +27,7 @@ from envmanager.options import KindOptions, ResetConfig
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """Return the contexts for the factories of one worker's environments."""
+    """Return the contexts of one worker's environments, for their factories."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
@@ -55,7 +55,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """Return the factory of the worker that hosts ``env_ids``; ``factories`` are those of the whole manager."""
+        """Return the factory of the worker that hosts ``env_ids``. ``factories`` has one for every environment."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -68,7 +68,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """Make the environments. If one cannot be made, close those that were made before."""
+        """Make the environments. If this fails, close those already made and raise."""
         made: list[Any] = []
         own_pid = os.getpid()
         try:
@@ -89,12 +89,12 @@ class GroupFactory:
             except Exception as error:
                 raise self._raised(error, env_ids) from error
         except BaseException:
-            if os.getpid() == own_pid:  # else a factory has forked, and the parent closes them
+            if os.getpid() == own_pid:  # else this is a fork made by a factory, and the parent closes them
                 for environment in made:
                     try:
                         getattr(environment, "close", lambda: None)()
                     except Exception:
-                        traceback.print_exc()  # the first error is raised
+                        traceback.print_exc()  # only the first error is raised
             raise
         group.generation = self.contexts[0].generation
         return group
@@ -104,14 +104,14 @@ class GroupFactory:
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
-"""Errors about a factory or its environment, raised unchanged.
+"""Errors of this library about a factory or its environment, raised unchanged.
 
-Any other error of this library comes from a manager inside the environment, and is about one of that manager's workers.
+Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.
 """
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """Return a worker's environments, made by a GroupFactory, or by a user's factory of one environment."""
+    """Make a worker's environments. ``env_factory`` is a GroupFactory, or a user's factory of one environment."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
@@ -139,7 +139,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
-    """Return the "failed" response to a command that raised. It names the environment whose code ran, if known."""
+    """Return the "failed" response to a command that raised ``error``. It names the environment that ran, if known."""
     if group is not None and group.current_env_id is not None:
         env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))

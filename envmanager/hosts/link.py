@@ -1,16 +1,16 @@
-"""The manager's side of every worker that is not in this process: its life, its tickets, its deadlines, its end.
+"""The manager's side of a worker outside this process: life cycle, messages, tickets, deadlines.
 
 ::
 
     STARTING ── first response ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
         └────────── died, timed out, killed ────────────────────────▶ GONE
 
-A ``Link`` drives a Python process, an engine, an actor, or a process at the other end of a network. They differ in
-the ``channel``, which carries messages; the ``process``, which reports or forces the worker's end; and in ``encode``
-and the ``decoder``, which turn commands into messages and messages into responses.
+A ``Link`` drives a Python process, an engine, an actor, or a process on another machine. Links differ in the
+``channel``, which carries messages; in the ``process``, which reports or forces the worker's end; and in ``encode`` and
+the ``decoder``, which turn commands into messages and messages into responses.
 
-Every message is matched by ticket: a response to an older command is discarded and counted, so an interrupt or a
-time-out can never pair a response with the wrong command. A worker's end is reported once, by ``recv`` or the poller.
+Commands and responses are matched by ticket. A response to an older command is discarded and logged, so no response is
+paired with the wrong command after an interrupt or timeout. A worker's end is reported once, by ``recv`` or the poller.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STEP = CommandName.STEP
 
 
 class State(enum.Enum):
-    """The state of a worker's life."""
+    """The state of a worker's life cycle."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -56,15 +56,15 @@ _MOVES = {
 
 
 class Alarm:
-    """The reasons for a poller to check all its links, which share this object."""
+    """The reasons for a poller to check all its links. The poller and its links share one object."""
 
     __slots__ = ("at", "has_unread")
 
     def __init__(self) -> None:
         self.at = math.inf
-        """Time (monotonic seconds) of the next check for late responses, not after the earliest deadline."""
+        """Time (monotonic seconds) of the next check for late responses. Never later than the earliest deadline."""
         self.has_unread = False
-        """Whether some ``recv`` may have read messages that the poller has not taken."""
+        """Whether a link's ``recv`` may have read messages that the poller has not taken."""
 
 
 @attrs.frozen(kw_only=True)
@@ -77,7 +77,7 @@ class WorkerPlan:
     timeouts: Timeouts
 
     def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
-        """Return the error of a worker that cannot start. ``what``: kind of process; ``more``: advice for the user."""
+        """Return the error of a worker that cannot start. ``what`` is the kind of process, ``more`` is advice."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
         return WorkerError(
@@ -101,16 +101,16 @@ class WorkerProcess(Protocol):
         """Descriptor that becomes readable when the process ends."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process. SIGKILL also ends what the process has started."""
+        """Send a signal to the process. SIGKILL also kills the processes that it started."""
 
     def core_wait_ns(self) -> int:
-        """Return how long (ns) the process was runnable but no core was free; 0 if unknown."""
+        """Return the time (ns) in which the process was runnable but no core was free; 0 if unknown."""
 
     def exit_name(self) -> str:
         """Return how the process ended, such as ``SIGSEGV``."""
 
     def release(self) -> None:
-        """Close its descriptors. A second call does nothing."""
+        """Close the descriptors of the process. A second call does nothing."""
 
 
 class ResponseDecoder(Protocol):
@@ -124,17 +124,17 @@ class ResponseDecoder(Protocol):
 
 
 class Link:
-    """The link to one worker: sends commands and receives responses. The poller delivers responses to steps.
+    """The link to one worker. It sends commands and receives responses; the poller delivers responses to steps.
 
     Set ``process`` and ``decoder`` after construction. A subclass may override ``encode``, ``step_response``,
     ``have_started_again`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
-    """Code of a message that reports a failure."""
+    """Command code of messages that report a failure."""
 
     slot = 0
-    """Slot of shared memory for the response to the last step; 0 for workers without shared memory."""
+    """Slot of shared memory in which the last step is or will be; 0 for workers without shared memory."""
 
     process: WorkerProcess
     decoder: ResponseDecoder
@@ -149,11 +149,11 @@ class Link:
         self.ticket = 0
         """Ticket of the last command."""
         self.step_ticket = 0
-        """Ticket of the step in flight; 0 if none is."""
+        """Ticket of the step in flight, or 0."""
         self.asked_ticket = 0
-        """Ticket of the last command other than a step; 0 once ``recv`` has ended."""
+        """Ticket of the last command other than a step. 0 after ``recv`` has returned or raised."""
         self.awaited: CommandName | None = None
-        """Command that the poller waits for: a step; "start" or "reset" of a replacement; "close" once retired."""
+        """Command whose response the poller awaits: a step, a replacement's "start" or "reset", or "close"."""
         self.due_at = math.inf
         """Deadline (monotonic seconds) of the awaited response."""
         self.alarm = Alarm()
@@ -170,7 +170,7 @@ class Link:
         self._released = False
 
     def move(self, to: State) -> None:
-        """Change the state; RuntimeError for a move that makes no sense."""
+        """Change the state. Raises RuntimeError for an invalid transition."""
         if to not in _MOVES[self.state]:
             raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
         self.state = to
@@ -180,7 +180,7 @@ class Link:
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command. Raises UsageError, before anything is sent, if the payload cannot be sent.
 
-        Nothing is sent to a worker that has ended; ``recv`` or the poller reports its end.
+        A command to a worker that has ended is lost; ``recv`` or the poller reports the end.
         """
         command = name if name.__class__ is CommandName else CommandName(name)
         ticket = self.ticket + 1
@@ -195,25 +195,25 @@ class Link:
         self.channel.push(message, deadline)
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
-        """Return the message of a command, for the channel. Raises UsageError if the payload cannot be sent."""
+        """Return a command as a message for the channel. Raises UsageError if the payload cannot be sent."""
         data = b"" if payload is None else dumps_command(payload)
         return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
 
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the last command: a "failed" one if the worker died, broke the protocol or is late."""
+        """Return the response to the last command. It is "failed" if the worker died, is late or broke the protocol."""
         try:
             return self._received()
         finally:
-            self.asked_ticket = 0  # a response that comes after an interrupt or a time-out is late
+            self.asked_ticket = 0  # a response that arrives after an interrupt or a timeout is discarded as late
             self.alarm.has_unread = True
 
     def _received(self) -> EnvironmentResponse:
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
-            if channel.pump():  # before believing a death or a deadline: the last response counts
+            if channel.pump():  # before a death or timeout is reported, because the last response counts
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             message = self.take(self.asked_ticket)
             if message is not None:
@@ -229,7 +229,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Return the message with this ticket; None if it has not arrived completely. Discard late messages."""
+        """Return the message with this ticket, or None until it has arrived completely. Discard late messages."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -243,7 +243,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response that a message carries, to the last command other than a step."""
+        """Return the response in a message to the last command that was not a step."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -268,24 +268,24 @@ class Link:
         return response
 
     def _note_step(self, busy_ns: int, ended_ns: int) -> None:
-        """Note that the step in flight has ended, and how long it took."""
+        """Record the end and the duration of the step in flight."""
         self.await_nothing()
         self.times.stepped(busy_ns, ended_ns)
 
     def core_wait_share(self) -> float:
-        """Return the share of the time since the start in which the worker was runnable but no core was free."""
+        """Return the fraction of the time since the start in which the worker was runnable but no core was free."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
 
-    # Replacements: the poller waits for their responses to "start" and "reset", so that no call has to.
+    # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Reset the worker once it has started. The poller delivers the response."""
+        """Schedule a reset. The poller sends it once the worker has started, and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Continue ``begin_again``. Return the first observations, or a failure; None if neither has arrived."""
+        """Continue ``begin_again``. Return the first observations or a failure, or None if neither has arrived."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -299,7 +299,7 @@ class Link:
         return None
 
     def have_started_again(self) -> None:
-        """Prepare a replacement that has started, before it is reset. Does nothing unless overridden."""
+        """Prepare a replacement between its start and its reset. Subclasses may override this."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
@@ -307,57 +307,57 @@ class Link:
             self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """Stop the poller's wait for this worker. A response that arrives afterwards is late."""
+        """Stop awaiting a response through the poller. Responses that arrive afterwards are discarded as late."""
         self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.
 
     def died(self, during: CommandName | None) -> EnvManagerError:
-        """Note that the process has ended, kill what it started, and return the error that says how it ended."""
+        """Kill the processes left behind by a worker that ended. Return an error that says how the worker ended."""
         self.kill()
         return WorkerDied(**self._facts(during), exit=self.process.exit_name(), output=self.output_tail())
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Kill a worker that did not respond in time, and return the error that says so."""
+        """Kill a worker that did not respond in time. Return the error to report."""
         self.kill()
         return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.output_tail())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Kill a worker that sent what its protocol does not allow, and return the error that says so."""
+        """Kill a worker that violated its protocol. Return the error to report."""
         self.kill()
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments that every error of a worker takes."""
+        """Return the arguments that the errors about a worker have in common."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
     def output_tail(self) -> str:
-        """Return what the process left behind: the end of its output, the report of a crash."""
+        """Return the end of the process's output, with the report of a crash; empty if unknown."""
         return ""
 
     def kill(self) -> None:
-        """Kill the process and whatever it started. A second call does nothing."""
+        """Kill the process and the processes that it started. A second call does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(signal.SIGKILL)
             self.move(State.GONE)
 
     def ask_to_close(self) -> None:
-        """Ask the worker to close its environments and end. Does not block if the connection is full."""
+        """Ask the worker to close its environments and exit. Does not block if the connection is full."""
         if self.state in (State.STARTING, State.RUNNING):
             self.ticket += 1
             self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
             self.move(State.CLOSING)
 
     def retire(self) -> None:
-        """Ask a healthy worker that is no longer needed to end. The poller kills it if it is late."""
+        """Ask a running worker that is being replaced to exit. The poller kills it after ``close_s``."""
         self.await_nothing()
         self.ask_to_close()
         self._await(CommandName.CLOSE, time.monotonic() + self._timeouts.close_s)
 
     def release(self) -> None:
-        """Kill what is left of the worker and close its descriptors. A second call does nothing."""
+        """Kill the worker, unless it has ended, and close its descriptors. A second call does nothing."""
         self.kill()
         if not self._released:
             self._released = True

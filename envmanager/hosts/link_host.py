@@ -1,10 +1,10 @@
-"""The common part of hosts whose workers are other processes: start, replacement, end.
+"""The base class of hosts whose workers are other processes: start, replacement, end.
 
 ::
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: the host sends nothing to a worker that it did not start itself, so that tests can replace workers by fakes.
+The rule: the host sends nothing to a worker that it did not start, so that tests can replace workers by fakes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import absolute
 
 _DESCRIPTORS_PER_WORKER = 4
-"""Descriptors of a worker: connection, pidfd, socket that reports the exit code, and for an engine its log."""
+"""Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log."""
 _MORE_DESCRIPTORS = 32
-"""All other descriptors: the manager's (a pipe, two memories, an epoll), the helper's (a pipe, a socket, its pidfd),
-those that are open while a process starts, and some in reserve."""
+"""Number of all other descriptors: the manager's (a pipe, two memfds, an epoll), the helper's (a pipe, a socket, its
+pidfd), those that are open while a process starts, and some in reserve."""
 
 
 class Resources(Generic[AnyLink]):
-    """The links of one manager, their poller, and what the workers share, such as memory.
+    """The links of one manager, their poller, and the resources that the workers share, such as memory.
 
-    A finalizer of the host calls ``close`` when the manager is garbage or the program ends. So this class must not
-    refer to the host or the manager, which could otherwise never become garbage.
+    A finalizer of the host calls ``close`` when the manager is garbage-collected or the program exits. So this class
+    must not refer to the host or the manager, because these references would keep them alive.
     """
 
     def __init__(self, close_s: float, poller: Poller[AnyLink], *give_back: Callable[[], object]) -> None:
-        """``give_back``: functions that release what the workers share, called after the workers have ended."""
+        """``give_back``: functions that release the shared resources. They are called when the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
         self._close_s = close_s
@@ -62,7 +62,7 @@ class Resources(Generic[AnyLink]):
         poller.on_retired = weak_callback(self.drop)
 
     def watch(self, link: AnyLink) -> None:
-        """Register a worker. Releases it and raises ManagerClosed if another thread has released everything."""
+        """Register a worker. If another thread has closed the manager, release the worker and raise ManagerClosed."""
         with self._giving_back:
             if not self._closed:
                 self._links.add(link)
@@ -78,7 +78,7 @@ class Resources(Generic[AnyLink]):
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Ask a worker that is to be replaced to end, if it is running; else release it at once."""
+        """Ask a running worker that is to be replaced to exit. Release a worker in any other state at once."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)
@@ -86,12 +86,12 @@ class Resources(Generic[AnyLink]):
             self.drop(link)
 
     def close(self) -> None:
-        """Ask the workers to end, then SIGTERM, then SIGKILL, all within ``close_s``; then release everything.
+        """End the workers within ``close_s`` seconds, by a request, SIGTERM, then SIGKILL. Then release everything.
 
         An interrupt skips the rest of the waiting.
         """
         if os.getpid() != self._owner_pid or self._closed:
-            return  # in a process that the trainer forked, the workers are not its own
+            return  # the workers do not belong to a forked copy of the trainer
         try:
             self.stop()
         finally:
@@ -99,7 +99,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers within ``close_s``, but release nothing. One thread does this at a time."""
+        """End all workers within ``close_s`` seconds, but release nothing. A second thread waits for the first."""
         with self._stopping:
             self._stop(list(self._links))
 
@@ -124,7 +124,7 @@ class Resources(Generic[AnyLink]):
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
-    """Wait until all processes have ended or the deadline (monotonic seconds) has passed. Return links still alive."""
+    """Wait for all processes to end, until the deadline (monotonic seconds). Return the links of those still alive."""
     left = {link.process.pidfd: link for link in links}
     while left:
         left_s = deadline - time.monotonic()
@@ -139,7 +139,7 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
 
 
 class LinkHost(WorkerHost, Generic[AnyLink]):
-    """A host of workers in processes of their own."""
+    """A host whose workers are other processes."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.factories: Sequence[Any] = ()
         """Factories of all environments, for hosts whose workers run Python environments."""
         self._slots = 0
-        """Number of environments that were ever to be made, each with a ``slot`` (see EnvContext) of its own."""
+        """Number of ``slot`` numbers (see EnvContext) assigned to environments of all generations so far."""
         self._starting: list[AnyLink] = []
 
     def open(self, context: HostContext) -> None:
@@ -158,17 +158,17 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
         descriptors.open_standard()
         with defer_interrupts():
-            self._resources: Any = self._make_resources()  # Any: each kind of host uses attributes of its own poller
+            self._resources: Any = self._make_resources()  # Any, because hosts use attributes of their kind of poller
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
-        """Acquire what the workers share: a poller, and for some kinds more."""
+        """Acquire the resources that the workers share. Here these are only a poller."""
         return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start the process of a worker, and do not wait for it."""
+        """Start the process of a worker, without waiting for it."""
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if worker_id >= len(self.workers):
@@ -180,13 +180,13 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._starting.clear()  # await_start() is for the first workers only
 
     def _replace(self, worker: Any) -> None:
-        """Retire a worker whose place another one takes."""
+        """Retire a worker that is about to be replaced."""
         if isinstance(worker, Link):
             self._resources.retire(worker)
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
-        """Make a worker, register it with the poller, send it "start", and return it."""
-        with defer_interrupts():  # an unregistered worker would be left behind
+        """Make a worker, register it with the poller, and send the command "start". Return the worker."""
+        with defer_interrupts():  # an interrupt before the registration would leak the worker
             worker = make()
             self._resources.watch(worker)
         worker.send(CommandName.START)
@@ -194,7 +194,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return worker
 
     def group_factory(self, entry: Entry) -> GroupFactory:
-        """Return the factory of the environments of a worker's present generation."""
+        """Return the factory of a worker's environments, for its current generation."""
         first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
         return GroupFactory.of(
             self.factories,
@@ -206,7 +206,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         )
 
     def plan_of(self, entry: Entry) -> WorkerPlan:
-        """Return the identity of a worker's present generation."""
+        """Return the plan of a worker's current generation."""
         return WorkerPlan(
             worker_id=entry.worker_id,
             env_ids=entry.env_ids,

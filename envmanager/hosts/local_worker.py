@@ -1,11 +1,10 @@
-"""A worker that is an object in the trainer's process, the rows it writes, and the step queue of its responses.
+"""A worker that is an object in the trainer's process, the buffers it writes, and the step queue of its responses.
 
 Its environments write into arrays of their own, which are copied; or into three buffers in turn, whose views stay valid
 for a while (zero_copy, or shared memory); or into LentBuffers.
 
-The rule: the worker steps when its response is requested, and never before. So exceptions are raised by the same calls
-as with processes, and responses of worker processes come first. No array is written while the trainer may still read
-it.
+The rule: the worker steps when its response is requested, and never before. So the same calls raise exceptions as with
+processes, and responses of worker processes come first. No array is written while the trainer may still read it.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandNam
 
 
 _MAX_KEPT = 3
-"""Number of buffers that are kept for reuse. A trainer may keep any number of others."""
+"""Maximum number of buffers that are kept for reuse. The trainer may hold any number of older ones."""
 
 
 class LentBuffers:
-    """Buffers whose observations are delivered without a copy; the other arrays are small and copied.
+    """Buffers whose observations are delivered without a copy. The other arrays are small and copied.
 
     A lent array is a view of a root array on the buffer's memory. NumPy makes the root the base of every view of a
-    view, so it lives as long as any of them. When all roots of a buffer are dead, the buffer is free.
+    view, so the root lives as long as any view. A buffer is free when all its roots have been garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
         self._make = make
         self._kept: list[tuple[RowBuffer, list[weakref.ref[np.ndarray]]]] = []
-        """Buffers, latest first, each with references to the root arrays of what was lent."""
+        """Buffers, newest first, each with weak references to the root arrays of its lent observations."""
         self._next: tuple[RowBuffer, list[weakref.ref[np.ndarray]]] | None = None
 
     def next(self) -> RowBuffer:
-        """Return a buffer for the next step: the latest free one, perhaps still in the caches, or a new one."""
+        """Return a buffer for the next step: the newest free one (perhaps still in the CPU caches), else a new one."""
         self._next = next((each for each in self._kept if all(root() is None for root in each[1])), None)
         if self._next is None:
             self._next = (self._make(), [])
-            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # drops the oldest, which the trainer keeps
+            self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # forgets the oldest, which the trainer still holds
         return self._next[0]
 
     def handed_out(self, steps: Steps) -> Steps:
-        """Return the step for the trainer: observations in the buffer of ``next`` are lent, all other arrays copied."""
+        """Return steps for the trainer. Lend the observations in the buffer of ``next`` and copy all other arrays."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -88,7 +87,7 @@ def _on_the_same_memory(array: np.ndarray) -> np.ndarray:
 
 
 class LocalWorker:
-    """A worker whose environments are in this process."""
+    """A worker whose environments run in the trainer's process."""
 
     def __init__(
         self,
@@ -100,8 +99,8 @@ class LocalWorker:
         rotates: bool,
         lends: bool = False,
     ) -> None:
-        """``rotates``: the environments write into three sets of arrays in turn, so that a StepInfo stays valid for a
-        while. ``lends``: large observations are lent to the trainer without a copy.
+        """``rotates``: environments write into three buffers in turn, so that a StepInfo stays valid for a while.
+        ``lends``: large observations are lent to the trainer without a copy.
         """
         self.worker_id = worker_id
         self.times = times
@@ -109,16 +108,16 @@ class LocalWorker:
         self._factory = factory
         self._events = events
         self._n_reported = 0
-        """Number of behaviors whose specs came with a response."""
+        """Number of behaviors whose specs were sent with a response."""
         self._rotates = rotates
         self._lends = lends
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
-        """Step that was sent and has not ended."""
+        """Step that was sent and has not ended: command and payload."""
         self._has_begun = False
-        """Whether that step has begun; between calls, whether it was interrupted half-way."""
+        """Whether ``_step`` has begun. If still true when the next call begins, an interrupt has cut the step short."""
         self._stepped: EnvironmentResponse | None = None
-        """Response to a step that has ended, until it is returned."""
+        """Response to a step that has ended, not yet returned."""
         self._next_buffer: Callable[[], RowBuffer] | None = None
         """Function that returns the buffer for the next step."""
         self._lent: LentBuffers | None = None
@@ -134,7 +133,7 @@ class LocalWorker:
             env_ids = [context.env_id for context in self._factory.contexts]
             failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start")
             if failure is error:
-                raise  # else it would become its own cause
+                raise  # an error cannot be its own cause
             raise failure from error
         self.times.started(asked_ns, time.monotonic_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
@@ -153,17 +152,17 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Let the environments write into these ``SharedRows``, one slot after the other."""
+        """Use the buffers of these ``SharedRows`` in turn for the environments' steps, if every slot has one."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
     @property
     def lends(self) -> bool:
-        """Whether observations are lent: they are not written again while the trainer keeps them."""
+        """Whether observations are lent, so that they stay unchanged while the trainer holds them."""
         return self._lent is not None
 
     def close_quietly(self) -> None:
-        """Close the environments; log errors instead of raising them."""
+        """Close the environments. Log errors instead of raising them."""
         if self.group is not None:
             try:
                 self.group.close()
@@ -171,7 +170,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command. It is carried out when its response is requested, after a step in flight."""
+        """Store a command. It is carried out when its response is requested, after any step in flight."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -204,9 +203,9 @@ class LocalWorker:
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
-        """Take the step that was sent and return its response, or nothing if none was sent.
+        """Take the step that was sent and return its response, or nothing if no step was sent.
 
-        The response is a failure if a step was interrupted half-way: the environments must be reset first.
+        If an interrupt has cut the step short, the response is a failure, and the environments must be reset.
         """
         if self._stepped is None:
             if self._step is None:
@@ -214,7 +213,7 @@ class LocalWorker:
             if self._has_begun:
                 response = self._failed(KeyboardInterrupt(), self._step[0])
             else:
-                if self._next_buffer is not None:  # first: if memory runs out here, no step has begun
+                if self._next_buffer is not None:  # before _has_begun, because a MemoryError here cuts no step short
                     self.group.offer_rows(self._next_buffer())
                 self._has_begun = True
                 started_ns = time.monotonic_ns()
@@ -223,7 +222,7 @@ class LocalWorker:
                 self.times.stepped(ended_ns - started_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
         response = self._stepped
-        if self._lent is not None and response.name is not _FAILED:  # if memory runs out, the next call returns it
+        if self._lent is not None and response.name is not _FAILED:  # after a MemoryError, the next call tries again
             response.payload = self._lent.handed_out(response.payload)
         self._stepped = None
         return (response,)
@@ -250,9 +249,9 @@ class LocalWorker:
 
 
 class LocalStepQueue(ResponseSource):
-    """The step queue of a local worker and of any others; responses of the others come first.
+    """The step queue of a local worker and of any worker processes, whose responses come first.
 
-    ``workers``: the manager's own list, in which ``worker_id`` is the local worker, also after a replacement.
+    ``workers`` is the manager's own list. The local worker is at index ``worker_id``, even after a replacement.
     """
 
     def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
@@ -262,20 +261,20 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return the others' responses; without others, or after one of each, step the local worker too."""
+        """Return the responses of worker processes. If there are none, or each has responded, step the local worker."""
         if self._others is None:
             return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:
             taken = self._others.take()
             self._n_of_others += len(taken)
             return taken
-        own = self._take_own()  # first: if this is interrupted, the others' responses are still in the queue
+        own = self._take_own()  # first, so that after an interrupt the others' responses are still in the queue
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Return ready responses; otherwise step the local worker; otherwise wait for a remote one.
+        """Return ready responses; otherwise step the local worker; otherwise wait for a worker process.
 
-        Without others only a replacement can respond later: sleep for ``timeout`` seconds, then step.
+        Without worker processes, only a replacement can respond later. Then sleep for ``timeout`` seconds and step.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

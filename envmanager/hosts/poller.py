@@ -2,13 +2,11 @@
 
 ::
 
-    one epoll: the bell (eventfd), what a host adds, every worker's death (pidfd), every worker's connection
+    one epoll: the bell (eventfd), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
-A retired worker is watched until it has ended.
-
-Messages are read before a death or a deadline is believed: the last response counts. The end of any other worker is
-delivered once, as a "failed" response.
+A retired worker is watched until it has ended. The end of any other worker is delivered once, as a "failed" response.
+Messages are read before a death or a timeout is reported, because the last response counts.
 """
 
 from __future__ import annotations
@@ -30,29 +28,29 @@ from envmanager.kernel.host import ResponseSource
 from envmanager.system.interrupts import allow_interrupts
 
 _LONGEST_WAIT_S = 3600.0
-"""Longest timeout passed to epoll, which has a limit. A longer wait is made of several."""
+"""Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
 _WATCH_EVERY_S = 0.01
-"""Seconds between checks for deaths and timeouts while responses keep coming: a busy queue must not hide them."""
+"""Seconds between checks for deaths and timeouts while responses keep arriving, so that a busy queue hides none."""
 _FIRST = (CommandName.START, CommandName.RESET)
-"""The commands of a replacement before its first step."""
+"""Commands to a replacement before its first step."""
 
 AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Poller(ResponseSource, Generic[AnyLink]):
-    """Responses to "step" and first observations of replacements, in order of completion.
+    """A source of the responses to "step" and the first observations of replacements, in order of completion.
 
-    A subclass whose steps do not come through the links' own channels overrides ``read_other`` or ``collect``.
+    A subclass whose steps do not arrive through the links' own channels overrides ``read_other`` or ``collect``.
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """``spin_ns``: longest time (ns) that a wait polls before it sleeps."""
+        """``spin_ns``: maximum time (ns) that a wait polls before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
-        """Callback for a retired worker that has ended. The owner of the poller sets it."""
+        """Callback that receives each retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
-        """Links by worker_id; a replacement takes its predecessor's place."""
+        """Links by worker_id. A replacement overwrites its predecessor."""
         self.arrived: list[EnvironmentResponse] = []
-        """Responses that were received and not yet taken by the manager."""
+        """Responses that the manager has not taken yet."""
         self.epoll = select.epoll()
         descriptors.register(self.epoll.fileno())
         self.bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -67,7 +65,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # For the host.
 
     def register(self, link: AnyLink) -> None:
-        """Take responses from a worker, and watch its connection and its death."""
+        """Watch a worker's connection for responses and its pidfd for its end."""
         self.links[link.worker_id] = link
         link.alarm = self._alarm
         link.channel.on_moved = partial(self._move, link)
@@ -81,11 +79,11 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Keep watching a worker that was asked to end, although another may take its worker_id."""
+        """Keep watching a worker that was asked to exit, although its replacement has the same worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:
-        """End a ``wait`` in another thread; from now on no ``wait`` blocks."""
+        """Unblock a ``wait`` in another thread. No later ``wait`` blocks either."""
         self._is_woken = True
         if self.bell_fd != descriptors.CLOSED:
             os.eventfd_write(self.bell_fd, 1)
@@ -102,7 +100,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.epoll.register(fd, select.EPOLLIN)
 
     def _stop_watching(self, link: AnyLink, fd: int) -> None:
-        """Stop watching a descriptor of this link; do nothing if the number belongs to another link by now."""
+        """Stop watching a descriptor of this link. Do nothing if another link has reused the number."""
         if self._by_fd.get(fd) is link:
             del self._by_fd[fd]
             self.epoll.unregister(fd)
@@ -141,9 +139,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Messages.
 
     def collect(self) -> bool:
-        """Take responses that ``epoll`` does not report; return whether any response has arrived.
+        """Take responses that ``epoll`` does not report. Return whether any response has arrived.
 
-        Here: from messages that a link's ``recv`` read while it waited for another response.
+        These are in messages that a link's ``recv`` read while it waited for another response.
         """
         if self._alarm.has_unread:
             self._alarm.has_unread = False
@@ -153,10 +151,10 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def read_other(self, fd: int) -> None:
-        """Read from a descriptor in ``epoll`` that belongs to no link. Does nothing here: the bell needs no read."""
+        """Read from a descriptor in ``epoll`` that belongs to no link. Does nothing here, as the bell needs no read."""
 
     def look(self) -> bool:
-        """Take responses without blocking and without a check for deaths; return whether any has arrived."""
+        """Take responses, without blocking or checking for deaths. Return whether any has arrived."""
         self.collect()
         for fd, _ in self.epoll.poll(0):  # several times as fast as a read that raises
             link = self._by_fd.get(fd)
@@ -171,17 +169,17 @@ class Poller(ResponseSource, Generic[AnyLink]):
         channel = link.channel
         if channel.pump():
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)
-        if channel.hung_up:  # it would wake us for ever; the worker's end or deadline is still noticed
+        if channel.hung_up:  # its fd would wake every wait; the pidfd and the deadline are still watched
             self._stop_watching(link, channel.fd)
         self._take_messages(link)
         if channel.broken and link.state is not State.GONE:
             if link in self._retiring:
-                link.kill()  # its end is noted next
+                link.kill()  # the pidfd reports its end later
             else:
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
-        """Take a replacement's first observations, or the response to the step in flight, if they have arrived."""
+        """Take a replacement's first observations or the response to the step in flight, if it has arrived."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:
@@ -189,18 +187,18 @@ class Poller(ResponseSource, Generic[AnyLink]):
         message = link.take(link.step_ticket) if link.channel.messages else None
         if message is not None:
             self.arrived.append(link.step_response(message))
-            if link.state is State.GONE:  # it broke the protocol
+            if link.state is State.GONE:  # killed, because the response broke the protocol
                 self.forget(link)
 
     # Deaths and deadlines.
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for any event, then handle all: responses first, then deaths and timeouts."""
+        """Wait for any event. Then handle all events, responses before deaths and timeouts."""
         events: list[tuple[int, int]] = []
         if timeout_s > 0:
             with allow_interrupts():
                 events = self.epoll.poll(timeout_s)
-        if not events:  # Python returns none, too, after a suspension that lasted longer than the wait
+        if not events:  # a suspension of the process that outlasted the timeout hides events from the first poll
             events = self.epoll.poll(0)
         self._watch_at = time.monotonic() + _WATCH_EVERY_S
         self.collect()
@@ -227,7 +225,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.on_retired(link)
             return
         self.pump(link)
-        if link.state is not State.GONE:  # else it was reported by recv
+        if link.state is not State.GONE:  # else recv has reported the death
             self._note_end(link, link.died)
         else:
             self.forget(link)
@@ -239,7 +237,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             if link.due_at > now or link.awaited is None:
                 continue
             if link in self._retiring:
-                link.kill()  # its end is noted next
+                link.kill()  # the pidfd reports its end later
             else:
                 during = link.awaited
                 self.forget(link)

@@ -1,4 +1,4 @@
-"""The rows of workers in one block of memory: their observations, rewards, flags and actions.
+"""One block of memory for the rows of all workers: observations, rewards, flags and actions.
 
 ::
 
@@ -6,22 +6,21 @@
               per behavior agent_id, obs, reward, terminated, truncated, acting     [slot][row, …]
     finals    per behavior final_obs                                                [slot][row, …]
     actions   action_counts [worker][behavior] = n rows, or -1 for no action
-              per behavior action, row (which rows an action is for)                [row, …]
+              per behavior action, row (index of the row that each action is for)   [row, …]
 
     trainer's actions ── write_actions ──▶ the block ── read_payload ──▶ the worker's environments
-     trainer's steps  ◀── full, read ───── the block ◀── put ────────────── what the environments return
+     trainer's steps  ◀── full, read ───── the block ◀── put ────────────── the environments' steps
 
-The workers of one machine share one block, in memory without a name (memfd): no other program can open it, and nothing
-is left behind. It is allocated before it is used, so that a lack of memory is an error and not a SIGBUS in an
-environment. A worker on another machine has a block of its own, and its manager one of the same size; parts of them are
-sent as bytes.
+The workers of one machine share one block, a memfd. It has no name, so no other program can open it and no file is left
+behind. It is allocated before it is used, so that a lack of memory is an error and not a SIGBUS in an environment. A
+worker on another machine and its manager have a block each, of the same size; parts of these are sent as bytes.
 
-A worker's rows lie together, so one worker's step is a slice, and with all workers in one slot a full batch is one
-view. With ``zero_copy`` there are three slots: one delivered, the one before it, and the one being written. Otherwise
-one is enough, because a step is copied out before the worker gets its next command.
+The rows of a worker are adjacent, so its step is a slice. A full batch is one view if all workers use the same slot.
+With ``zero_copy`` there are three slots: for the last delivered step, the one before it, and the one being written.
+Otherwise one is enough, because a step is copied before the next command is sent to its worker.
 
 The rule: both sides lay the same arrays over the same bytes, from one BlockLayout and nothing else. Environments of one
-agent each write straight into their rows; what others return is copied there, if it fits.
+agent each write directly into their rows. The steps of other environments are copied there, if they fit.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ from envmanager.errors import UsageError
 from envmanager.system.machine import advice
 
 IN_MEMORY = 8
-"""Flag: the steps (in a command, the actions) are in the block."""
+"""Flag of a message whose steps (in a command, the actions) are in the block."""
 FULL = 1
-"""Flag: all rows are there, all act, and the environment wrote them in place. In a command: actions for all rows."""
+"""Flag of a step with all rows, all acting, written in place by the environments; or of a command for all rows."""
 _ALIGNMENT = 64  # a cache line, at which each array begins
 
 
 @attrs.frozen
 class BehaviorLayout:
-    """The rows of one behavior: worker w has ``[first[w], first[w] + capacity[w])``."""
+    """The rows of one behavior. Worker w has the rows ``[first[w], first[w] + capacity[w])``."""
 
     name: str
     spec: BehaviorSpec
@@ -68,7 +67,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class BlockLayout:
-    """The contents of the block, from which both sides lay their arrays over the same bytes."""
+    """A description of the block, from which both sides lay the same arrays over the same bytes."""
 
     n_slots: int
     n_workers: int
@@ -78,7 +77,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """Return the layout for workers with ``max_agents`` per behavior. Behaviors with object leaves have no rows."""
+        """Return the layout for workers with ``max_agents`` per behavior, without behaviors that have object leaves."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -89,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only this size is of use."""
+    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only ``size_bytes`` may be used."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -113,16 +112,16 @@ class Block:
 
     @classmethod
     def shared(cls, layout: BlockLayout, fd: int) -> Block:
-        """Return a block in the memory behind ``fd``, which has the block's size."""
+        """Return a block in the memory of ``fd``, which must have the block's size."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Replace the memory by a private copy, in a forked process; the arrays keep their values."""
+        """Replace the memory by a private copy, in a forked process. The arrays keep their values."""
         make_private(self.memory, fd)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of memory that the layout takes; at least one page."""
+        """Size in bytes of the layout, at least one page."""
         return max(self._offset, mmap.PAGESIZE)
 
     def _tree(self, spec: Tree, *leading: int) -> Tree:
@@ -139,7 +138,7 @@ class Block:
 
 @attrs.define(eq=False)
 class Columns:
-    """Arrays with all rows of one behavior: ``[slot][row, …]``; ``action`` and ``row`` are ``[row, …]``."""
+    """Arrays of all rows of one behavior, indexed ``[slot][row, …]``. ``action`` and ``row`` have no slots."""
 
     arrays: dict[str, np.ndarray]
     """Arrays of the fields in ``COLUMNS``, by name."""
@@ -149,7 +148,7 @@ class Columns:
     row: np.ndarray
 
     def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
-        """Return views of ``n`` rows of one slot, from row ``first``, with ``m`` final rows."""
+        """Return views of ``n`` rows and ``m`` final rows of one slot, both from row ``first`` on."""
         own = slice(first, first + n)
         final = slice(first, first + m)
         arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
@@ -167,7 +166,7 @@ _MAP_FIXED = 0x10
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library; Windows has none by this name, so it is loaded when it is needed."""
+    """Return the C library. It is loaded on first use, because Windows has none that ``CDLL(None)`` finds."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -176,10 +175,10 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_memory(fd: int, size_bytes: int) -> Any:
-    """Return a buffer over the memory behind ``fd``, unmapped when the last array over it is gone.
+    """Return a buffer over the memory of ``fd``. It is unmapped when no array over it exists any more.
 
-    The C library maps it, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
-    descriptor open as long as a trainer keeps one zero-copy array, or the traceback of an error.
+    Calls the C library's mmap, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
+    descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
     """
     address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
@@ -203,7 +202,7 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int, size_bytes: int) -> None:
-    """Allocate the memory behind ``fd``. Raises UsageError if the machine has too little or the kernel refuses."""
+    """Allocate the memory of ``fd``. Raises UsageError if the machine has too little, or the kernel refuses."""
     needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
@@ -222,14 +221,14 @@ def _readable(size_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Return how much memory the machine has left."""
+    """Return the available memory of the machine in bytes (the total memory without /proc)."""
     try:
         words = Path("/proc/meminfo").read_text().split()
     except OSError:
         words = []
     if "MemAvailable:" in words:
         return int(words[words.index("MemAvailable:") + 1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # the used part is not reported here
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 
 
 class SharedRows:
@@ -244,12 +243,12 @@ class SharedRows:
         ]
         self._capacities = {each.name: each.capacity[worker_id] for _, each in self._behaviors}
         self.full: list[dict[str, AgentSteps]] = []
-        """Views of all rows, by slot: a step in which every agent is present and acts."""
+        """Views of all rows, by slot, as a step in which every agent is present and acts."""
         self._finals: list[dict[str, Tree]] = []
         """Views of all final rows, by slot."""
         self.buffers: list[RowBuffer | None] = []
-        """Rows, by slot, into which environments of one agent each write; None for other environments."""
-        fixed_ids = only_agents(env_ids)  # of environments with one agent each; not in the block
+        """Buffers, by slot, into which environments of one agent each write. None for other environments."""
+        fixed_ids = only_agents(env_ids)  # agent ids of environments with one agent each, which are not in the block
         has_buffers = list(self._capacities.values()) == [len(env_ids)]
         for slot in range(block.layout.n_slots):
             full, finals = {}, {}
@@ -268,7 +267,7 @@ class SharedRows:
         """Views of the actions of all rows, by behavior."""
         self._row_numbers = {each.name: self._own(each, columns[each.name].row) for _, each in self._behaviors}
         self._plain_action: tuple[str, np.ndarray] | None = None
-        """The behavior and its action array if there is only one of each (the usual case), else None."""
+        """The behavior and its action array if there is exactly one of each (the usual case), else None."""
         if len(self.actions) == 1:
             ((name, action),) = self.actions.items()
             self._plain_action = (name, action) if action.__class__ is np.ndarray else None
@@ -283,8 +282,9 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Write steps into a slot, unless they are its own arrays. Return the flags of the response (0 if the steps do
-        not fit) and, with FULL, the number of final rows.
+        """Write steps into a slot, unless they are the slot's own arrays.
+
+        Return the flags of the response (0 if the steps do not fit) and, with FULL, the number of final rows.
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -312,7 +312,7 @@ class SharedRows:
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
     def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of the steps in a slot. ``flags`` and ``n_ended`` are what ``put`` returned."""
+        """Return views of the steps in a slot. ``flags`` and ``n_ended`` are the values that ``put`` returned."""
         if flags & FULL:
             return self.full_with_final(slot, n_ended) if n_ended else self.full[slot]
         found = {}
@@ -323,17 +323,14 @@ class SharedRows:
         return found
 
     def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of all rows of a slot in which ``n_ended`` episodes ended. The worker has one behavior."""
+        """Return views of all rows and of ``n_ended`` final rows of a slot. The worker must have one behavior."""
         ((name, full),) = self.full[slot].items()
         return {name: full.with_final(take_rows(self._finals[slot][name], slice(n_ended)))}
 
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for some of the worker's rows, or for all; return the flags of the command.
-
-        The flags are 0 if the actions do not fit.
-        """
+        """Write actions for ``rows`` of the worker (None: all). Return the command's flags; 0 if they do not fit."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])
@@ -356,7 +353,7 @@ class SharedRows:
         return IN_MEMORY
 
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """Return the payload of a step command with these flags; its actions are views."""
+        """Return the payload of a step command with these flags. Its actions are views of the block."""
         if flags & FULL:
             return self.actions
         found, n = {}, 0

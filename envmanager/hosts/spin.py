@@ -1,11 +1,11 @@
-"""Waits that poll for a moment before they sleep, when that pays.
+"""Waits that spin (poll repeatedly) for a short time before they sleep, when this is faster.
 
-Waking a core that sleeps takes tens of microseconds, polling after ``sched_yield`` a few. So after a short wait the
-next one spins first; after a long one it sleeps at once. When a yield gives the core to a program that keeps it, spins
-are slow, and the next waits sleep at once.
+To wake a sleeping core takes tens of microseconds, to poll after ``sched_yield`` a few. So after a short wait the next
+wait spins first; after a long wait it sleeps at once. If another program keeps the core for long after a yield, the
+next ``REST`` waits sleep at once.
 
 The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
-costs nothing. Among many workers no wait spins: each spin would take a core that another worker wants.
+costs no CPU time. With many workers no wait spins, because each spin would take a core that another worker needs.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from collections.abc import Callable
 from envmanager.system.machine import count_cores
 
 SPIN_NS = 200_000
-"""Longest spin in nanoseconds: four times as long as it takes to wake a core."""
+"""Maximum duration of a spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""Nanoseconds above which a yield gave the core to another program for a whole time slice. Workers take less."""
+"""Duration of a yield (ns) above which another program must have used the core for a time slice. Workers use less."""
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
-"""Largest number of workers per core with which waits spin. More workers would take the cores from each other, and the
-trainer would never sleep, because responses would arrive too often.
+"""Maximum number of workers per core with which waits spin. With more, spins would take cores from the workers, and
+the trainer would never sleep, because responses would arrive too often.
 """
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return how long (ns) a wait may spin with ``n_workers`` workers on this machine; 0: it sleeps at once."""
+    """Return the maximum spin (ns) of a wait with ``n_workers`` workers on this machine. 0 means no spin."""
     return SPIN_NS if n_workers <= MANY * count_cores() else 0
 
 
 class Spinner:
-    """A wait that spins before it sleeps, if the last wait was short."""
+    """Waits that spin before they sleep if the last wait was short."""
 
     def __init__(self, limit_ns: int) -> None:
-        """``limit_ns``: longest spin of a wait; after a shorter wait, the next one spins."""
+        """``limit_ns``: maximum duration of a spin. After a wait shorter than this, the next wait spins."""
         self.pays = limit_ns > 0
         self._limit_ns = limit_ns
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Return once ``ready()``, or after one ``sleep()``."""
+        """Spin, if this is faster, until ``ready()`` is true. Otherwise call ``sleep()`` once."""
         began_ns = time.monotonic_ns()
         if self._rest:
             self._rest -= 1

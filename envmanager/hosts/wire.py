@@ -1,4 +1,4 @@
-"""The bytes between manager and worker, and the trainer's side of them.
+"""The protocol between manager and worker, and the trainer's side of it.
 
 ::
 
@@ -6,10 +6,10 @@
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
-The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all, and no lock is shared between
-processes: a worker that is killed at any moment leaves the step pipe usable for the others. Every other response is a
-message through the worker's own connection (a socket pair: one descriptor for both ways), where only it can leave half
-a message. Every response repeats the ticket of its request.
+The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
+the step pipe stays usable for the others when a worker is killed at any moment. All other responses are messages
+through the worker's own connection (a socket pair), where half a message affects no other worker. Every response
+repeats the ticket of its request.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandN
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
 
 ATTACH_CODE = 0
-"""Code of a command without a response: it brings the layout of the shared memory."""
+"""Code of the command that sends the layout of the shared memory. It has no response."""
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 WITH_SPECS = 16
-"""Message flag: the pickle is a pair of the payload and the specs of all behaviors."""
+"""Flag of a message whose pickle is a pair of the payload and the specs of all behaviors."""
 
 
 class Undecoded(bytes):
-    """A command's pickled payload: unpickling may fail, which is then the command's failure."""
+    """A command's pickled payload. It is unpickled as a part of the command, so that an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:
-    """Return the pickle of ``value``, by cloudpickle if pickle refuses it (instances of classes of ``__main__``)."""
+    """Return the pickle of ``value``. Uses cloudpickle if pickle fails, as for instances of classes of ``__main__``."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -65,7 +65,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and the pickle of the parts of a step that are not in shared memory; None if there are none."""
+    """Return the flags and the pickle of the parts of a step that are not in shared memory, or None if all are."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -76,7 +76,7 @@ def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """Return the flags and the pickle of a response to any command but a step."""
+    """Return the flags and the pickle of a response to a command other than a step."""
     return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
@@ -89,7 +89,7 @@ def dumps_command(payload: Any) -> bytes:
 
 
 _UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
-"""Name of Gymnasium's error for an id that is not registered; Gymnasium is not imported for this."""
+"""Name of Gymnasium's error for an unregistered id. Compared by name, so that Gymnasium need not be imported."""
 _ADVICE = """\
 That id is not registered in the process of this environment; what another one, such as the trainer's, has registered \
 or imported is not known there. Name the module that registers it in `imports` (imports: [my_envs] in a config, \
@@ -100,8 +100,8 @@ EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
     """Return an error of the library for ``error``, which code in a worker raised.
 
-    At the start the library's own errors (no adapter, no such environment) are returned unchanged; later they come from
-    the environment, which may use the library itself.
+    At the start, the library's own errors (no adapter, no such environment) are returned unchanged. Later they are
+    wrapped like others, because they come from an environment that uses the library itself.
     """
     if phase == "start" and isinstance(error, EnvManagerError):
         return error
@@ -118,7 +118,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
         text = str(error) or repr(error)
     except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
-    # An environment that finds a library missing may raise an error of its own, which is enough.
+    # If a library is missing, an environment may raise an error that says so, which needs no traceback.
     says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
     is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
@@ -136,13 +136,13 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
 
 
 def dumps_failure(error: EnvManagerError) -> bytes:
-    """Return the pickle of an error with its cause, without the cause if that cannot be pickled and unpickled."""
+    """Return the pickle of an error, with its cause if the cause can be pickled and unpickled."""
     original = None
     if error.__cause__ is not None:
         try:
             original = dumps(error.__cause__)
             pickle.loads(original)
-        except Exception:  # a lock inside, a constructor with two arguments: the text must suffice
+        except Exception:  # it may contain a lock, or its constructor may take two arguments
             original = None
     try:
         return pickle.dumps((error, original), protocol=5)
@@ -151,12 +151,12 @@ def dumps_failure(error: EnvManagerError) -> bytes:
 
 
 def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error, with its cause if it was sent."""
+    """Return the error that ``dumps_failure`` pickled, with its cause if that was sent."""
     error, original = pickle.loads(data)
     if original is not None:
         try:
             error.__cause__ = pickle.loads(original)
-        except Exception:  # a class that only the worker could import
+        except Exception:  # only the worker can import its class
             error.__cause__ = None
     return error  # type: ignore[no-any-return]
 
@@ -166,42 +166,42 @@ _READ_SIZE = 1 << 20
 
 @attrs.define(eq=False)
 class Message:
-    """A message of a worker. It repeats the ticket of the command that it responds to."""
+    """A message of a worker, with the ticket of the command to which it is the response."""
 
     ticket: int
     code: int
     flags: int
     data: Any
-    """bytes, or a memoryview with a buffer of its own."""
+    """Payload as bytes, or as a memoryview of a buffer that no other message uses."""
     busy_ns: int
     ended_ns: int
-    """Monotonic ns at which the command ended; the time of arrival if the worker has another clock than the trainer."""
+    """Time (monotonic ns) at which the command ended, or of arrival if the worker's clock is not the trainer's."""
     n_ended: int = 0
-    """Number of final rows, for a step whose rows are in a block."""
+    """Number of final rows of a step whose rows are in a block."""
 
 
 def _not_watched(_: int, __: int) -> None:
-    """Ignore the move: no poller watches the channel yet."""
+    """Ignore the change of descriptor, because no poller watches the channel yet."""
 
 
 class Channel:
-    """The connection to one worker: writes commands, reads messages."""
+    """The connection to one worker, to write commands and read messages."""
 
     def __init__(self) -> None:
         self.fd = descriptors.CLOSED
         self.pidfd = descriptors.CLOSED
         self.messages: list[Message] = []
-        """Messages that were read and not taken, oldest first."""
+        """Messages that were read but not taken, oldest first."""
         self.hung_up = False
-        """Whether the worker has closed its end. The socket then stays readable for ever."""
+        """Whether the worker has closed its end of the socket, which then stays readable for ever."""
         self.broken = ""
-        """Description of what the worker sent against the protocol; empty if nothing. Nothing is read after that."""
+        """Description of the worker's violation of the protocol, or empty. Nothing is read after a violation."""
         self.on_moved: Callable[[int, int], None] = _not_watched
-        """Called with the old and the new descriptor before ``fd`` changes."""
+        """Callback that receives the old and the new descriptor before ``fd`` changes."""
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:
-        """Use the non-blocking socket ``fd``, whose other end the process behind ``pidfd`` has."""
+        """Use the non-blocking socket ``fd``. The process of ``pidfd`` has the other end."""
         self.fd, self.pidfd = fd, pidfd
 
     def close(self) -> None:
@@ -215,11 +215,11 @@ class Channel:
     # Out.
 
     def push(self, message: Any, deadline: float) -> None:
-        """Write a whole message. Give up at the deadline, or if the worker has ended, which a later wait reports.
+        """Write a whole message. Stop at the deadline, or if the worker has ended, which a later wait reports.
 
-        ``deadline`` is in monotonic seconds. If it has passed, only what fits into the socket at once is written.
+        ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
         """
-        begin_deferring()  # half a message would leave the worker waiting for the rest for ever
+        begin_deferring()  # after half a message, the worker would wait for the rest for ever
         try:
             self._write(message, deadline)
         finally:
@@ -228,8 +228,8 @@ class Channel:
     def _write(self, message: bytes, deadline: float) -> None:
         """Write a message, with interrupts deferred.
 
-        Both directions may be full, so this also reads what the worker writes meanwhile. Another thread may close the
-        channel between any two system calls.
+        Also reads messages, because the worker may block on writing them. Another thread may close the channel between
+        any two system calls.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
@@ -252,14 +252,14 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read all bytes that have arrived into ``messages``, without blocking; return whether there were any."""
+        """Read all bytes that have arrived into ``messages``, without blocking. Return whether there were any."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
                 part = os.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
-            except OSError:  # the worker ended before it read all
+            except OSError:  # the worker ended before reading all
                 part = b""
             if not part:
                 self.hung_up = True
@@ -285,10 +285,10 @@ class Decoder:
         self._env_ids = env_ids
         self._worker_rows: SharedRows | None = None
         self._full: list[EnvironmentResponse] = []
-        """Responses by slot to steps that were written in place and in which no episode ended."""
+        """Responses, by slot, to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: SharedRows | None) -> None:
-        """Read steps from these rows from now on. None releases the memory."""
+        """Read later steps from these rows. None releases the memory."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
@@ -298,19 +298,19 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is entirely in a slot of the memory, with ``n_ended`` final rows."""
+        """Return the response to a step that is entirely in a slot of shared memory, with ``n_ended`` final rows."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to the command ``asked``. The arrays of a step may be in a slot of the memory."""
+        """Return the response to the command ``asked``. The arrays of a step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         try:
             payload = pickle.loads(message.data)
-        except Exception as error:  # a constructor that pickle cannot call, or a class that only the worker has
+        except Exception as error:  # pickle cannot call the constructor, or only the worker has the class
             text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
             phase = phase_of(asked)
             return self.failed(

@@ -1,1 +1,1 @@
-"""The part that all kinds of managers share: states of workers, waiting, delivery, replacement, resets, calls."""
+"""Code that all kinds of managers share: states of workers, waiting, delivery, replacement, resets, calls."""

@@ -1,6 +1,6 @@
-"""Guards a manager's calls: runs one at a time, refuses those that make no sense, defers a Ctrl-C to their end.
+"""Guards a manager's calls: runs one at a time, refuses invalid ones, and defers a Ctrl-C until the call ends.
 
-The rule: interrupts are deferred before the lock is acquired and until it is released, so none can leave it locked.
+The rule: interrupts are deferred from before the lock is acquired until it is released. So none can leave it locked.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from envmanager.system.machine import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
-"""Seconds that ``close()`` waits for another thread's call to end. A longer call releases everything itself."""
+"""Seconds that ``close()`` waits for another thread's call. A call that takes longer releases everything itself."""
 _TURN_S = 0.1
-"""Longest time in seconds that a call defers a Ctrl-C while it waits for another thread's call."""
+"""Maximum time in seconds that a call defers a Ctrl-C while it waits for another thread's call."""
 _MOVES = ("reset", "step", "send", "recv")
-"""Calls that step or reset environments: refused inside another call."""
+"""Calls that step or reset environments. They raise UsageError inside another call."""
 _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 """Calls that a policy may make."""
 
 
 class Use(enum.Enum):
-    """The way of stepping until the next reset: with policies (STEP), or with actions from outside (SEND_RECV)."""
+    """The calls used until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
 
     RESETTING = enum.auto()
     """A reset began and did not end; only another reset may follow."""
@@ -51,7 +51,7 @@ class Use(enum.Enum):
     SEND_RECV = enum.auto()
 
     def require(self, wanted: Use) -> None:
-        """Raise UsageError unless ``wanted`` can be used now."""
+        """Raise UsageError unless the calls of ``wanted`` may be used now."""
         if self is Use.RESETTING:
             raise UsageError("the last reset() did not end: call reset() again.")
         if self not in (wanted, Use.UNDECIDED):
@@ -89,14 +89,14 @@ class Calls:
     """The lock of one manager's calls, and the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        """``give_back()`` releases everything. It is called once the manager is closed and no call is in progress."""
+        """``give_back()`` releases everything. It is called when the manager is closed and no call is in progress."""
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
         self.on_their_way: list[str] = []
         """Names of the calls in progress, outermost first."""
         self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
-        """Context managers, one per name of a call."""
+        """Context managers of the calls, by name."""
         self._give_back = give_back
 
     def require_usable(self, what: str) -> None:
@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything. If a call is in progress, ``stop`` the workers now and leave the release to that call."""
+        """Release everything. If a call is in progress, ``stop`` the workers now; that call releases the rest."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -132,7 +132,7 @@ class Calls:
                     self.lock.release()
 
     def draw_on(self, track: Track) -> None:
-        """Draw all later calls on a track of the trace."""
+        """Record all later calls as spans on a track of the trace."""
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
@@ -146,14 +146,14 @@ class Calls:
             end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
-        """Acquire the lock once another thread releases it. Raises ManagerClosed after close(), or a Ctrl-C."""
+        """Wait for the lock and acquire it. Raises ManagerClosed after close(), and KeyboardInterrupt on a Ctrl-C."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with allow_interrupts():
                 pass
 
     def refuse_inside_a_call(self, what: str) -> None:
-        """Raise UsageError for a step inside another call."""
+        """Raise UsageError for a step or reset inside another call."""
         outer = self.on_their_way[-1]
         raise UsageError(
             f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
@@ -162,7 +162,7 @@ class Calls:
 
 
 class _Call:
-    """A context manager around one call. It keeps no state, so one object serves all calls of its name.
+    """A context manager around one call. It keeps no state, so one object serves all calls of one name.
 
     ``send`` and ``recv`` call ``begin`` and ``end`` themselves, which is a third faster than ``with``.
     """
@@ -183,7 +183,7 @@ class _Call:
         self.end(error)
 
     def begin(self) -> None:
-        """Begin the call: interrupts are deferred from here on."""
+        """Begin the call: defer interrupts and acquire the lock. Raises UsageError or ManagerClosed if not allowed."""
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the call. ``error`` is the exception that left it, if any."""
+        """End the call. ``error`` is the exception that it raised, if any."""
         calls = self._calls
         if calls.closed:
             calls.leave()
@@ -220,7 +220,7 @@ class _Call:
 
 
 class _DrawnCall(_Call):
-    """A context manager around one call that draws it on a trace."""
+    """A context manager around one call that also records the call as a span in the trace."""
 
     __slots__ = ("_began_ns", "_track")
 

@@ -1,8 +1,8 @@
-"""The rules of Wait: how many responses a call waits for, and which of them it delivers.
+"""Applies the rules of Wait: how many responses a call waits for, and which of them it delivers.
 
 ::
 
-    source ──▶ receive ──▶ outbox of the worker's entry ──▶ collect ──▶ what is made of them ──▶ delivered
+    source ──▶ receive ──▶ outbox of the worker's entry ──▶ collect ──▶ StepInfos or a batch ──▶ delivered
 
 The rule: a response that has arrived stays in its outbox until the StepInfo or batch made of it exists. So an error, an
 interrupt or a timeout loses nothing.
@@ -40,8 +40,8 @@ class Collector:
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
         """Return the entries of the responses to deliver, by the rules of ``wait``.
 
-        Raises the first WorkerError among these responses. ``max_lead``: hold back the steps of workers that are this
-        many steps ahead of the slowest.
+        Raises the first WorkerError among these responses. With ``max_lead``, the steps of workers that are that many
+        steps ahead of the slowest are held back.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table
@@ -67,7 +67,7 @@ class Collector:
         return chosen
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
-        """Put responses into the outboxes of their workers, in order; then start the replacements that are due."""
+        """Put the responses into the outboxes of their workers, in order. Start the replacements that are due."""
         table, entries, recycles = self._table, self._table.entries, self._recovery.recycles
         arrived: list[Entry] = []
         for response in responses:
@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait until enough workers are ready, or until the deadline. Each turn looks only at newly ready workers."""
+        """Wait until enough workers are ready, or until the deadline. Each iteration checks only newly ready ones."""
         table = self._table
         if not table.n_waiting:
             raise UsageError(self._nothing_in_flight())
@@ -125,14 +125,14 @@ class Collector:
             self.receive(responses)
 
     def _wake_at(self, deadline: float | None) -> float | None:
-        """Return the time (monotonic seconds) at which a wait ends: the deadline, or when a replacement is due."""
+        """Return the deadline or the time of the next due replacement (monotonic seconds), whichever comes first."""
         start_at = self._recovery.next_start_at() if self._table.replacing else None
         if start_at is None or deadline is None:
             return deadline if start_at is None else start_at
         return min(start_at, deadline)
 
     def await_replacement(self, entry: Entry) -> None:
-        """Wait until a worker that is being replaced has begun again or was given up."""
+        """Wait until the worker's replacement, if any, has sent its first observations or was given up."""
         self.receive(())
         while entry.replacement is not None and not entry.replacement.has_begun:
             wake_at = self._wake_at(None)
@@ -158,7 +158,7 @@ class Collector:
         return responses, failure
 
     def _require_open(self) -> None:
-        self._calls.require_open("a call that waits")  # another thread may have closed it, while this one waited
+        self._calls.require_open("a call that waits")  # another thread may have closed the manager meanwhile
 
     def _nothing_in_flight(self) -> str:
         errors = [entry.error for entry in self._table.entries if entry.error is not None]

@@ -1,4 +1,4 @@
-"""Commands to all workers of a manager, or to some: ``reset``, ``call``, ``get_attr``, ``set_attr``, ``render``.
+"""Commands to all or some workers of a manager: ``reset``, ``call``, ``get_attr``, ``set_attr``, ``render``.
 
 ::
 
@@ -29,7 +29,7 @@ class Resets:
     """Resets or replaces the workers of one manager, and returns their first StepInfos."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed``: used by the first reset if that has none. Later resets continue the random numbers."""
+        """``seed``: seed of the first reset, unless its config has one. Later resets continue the random sequence."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -39,7 +39,7 @@ class Resets:
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
         """Return the config to send to the workers, and the ResetConfig parsed from it.
 
-        Raises UsageError if ``config`` is invalid or cannot be sent; the error of worker 0 if all workers were dropped.
+        Raises UsageError if ``config`` is invalid or cannot be sent. Raises worker 0's error if all were dropped.
         """
         parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
         if self._seed is not None and parsed.seed is None:
@@ -56,14 +56,14 @@ class Resets:
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
         """Return the first observations of every worker that is not dropped. Failed workers are replaced.
 
-        If some fail, the first WorkerError is raised after all have responded.
+        If a reset fails, the first WorkerError is raised after all workers have responded.
         """
         table, recovery, workers = self._table, self._recovery, self.host.workers
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
         table.recount()
-        self._require_some_worker()  # the last one may have been dropped meanwhile
+        self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed
         recovery.last_config = attrs.evolve(parsed, seed=seed)
         asked = []
@@ -99,9 +99,9 @@ class Resets:
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """Return ``n`` values: the items of a sequence or an array; anything else is repeated ``n`` times.
+    """Return a sequence or array of ``n`` values unchanged; repeat any other value ``n`` times.
 
-    The type decides, never the length: a list with one value too few must not become one value for all.
+    Whether to repeat depends on the type alone, so a list with one value too few raises UsageError.
     """
     if not _is_many(values):
         return [values] * n
@@ -139,7 +139,7 @@ class Asker:
         env_rows: EnvIndex,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
-        """``calls``: the context manager around each call, by name."""
+        """``calls``: context managers of the calls, by name."""
         self.host: WorkerHost
         self._calls = calls
         self._table = table
@@ -148,14 +148,14 @@ class Asker:
         self._env_rows = env_rows
 
     def ids(self, env_ids: Any) -> np.ndarray:
-        """Return ``env_ids`` (None: all) as int64[n]. Raises UsageError if some are unknown or named twice."""
+        """Return ``env_ids`` (None: all) as int64[n]. Raises UsageError for an unknown or repeated id."""
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send ``payload(rows, places)`` to each worker; return the results in the order of ``env_ids``.
+        """Send ``payload(rows, places)`` to each worker and return the results in the order of ``env_ids``.
 
-        ``rows`` count in the worker, ``places`` in ``env_ids``. Waits for workers that are being replaced. All respond
-        before the first failure is raised: an exception leaves its worker usable; a worker that is gone is replaced.
+        ``rows`` are indices within the worker, ``places`` indices into ``env_ids``. Waits for replacements. The first
+        failure is raised when all have responded. A worker whose environment raised stays usable; others are replaced.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

@@ -1,9 +1,9 @@
-"""The interface between a manager and its host, which starts, keeps and ends workers. Each kind has its own host.
+"""The interface between a manager and its host, which starts and ends workers. Each kind of manager has its own host.
 
 ::
 
     EnvManager ── a step, a reset, a call ──▶ host.workers[i].send / recv
-               ── worker i begins again ─────▶ host.launch(i)
+               ── worker i is replaced ──────▶ host.launch(i)
                ◀── responses ── host.step_queue
 
 The rule: the manager calls the host, never the other way round, so a host can be read and tested alone.
@@ -29,9 +29,9 @@ from envmanager.options import ResetConfig
 
 
 class StepQueue(Protocol):
-    """The queue of all workers' responses to "step". ``get_nowait`` and ``get`` raise ``queue.Empty``.
+    """A queue of all workers' responses to "step", and of the response to "reset" of a replacement.
 
-    The queue also delivers the first observations of a replacement, as the response to "reset".
+    ``get_nowait`` and ``get`` raise ``queue.Empty``.
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -44,14 +44,14 @@ class ResponseSource(ABC):
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return and remove the responses that have arrived; perhaps none."""
+        """Remove the responses that have arrived and return them. There may be none."""
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Wait for at least one response; return none after ``timeout`` seconds or if the manager was closed.
 
-        ``n_wanted``: number of responses that the caller needs. A source whose wake-ups are expensive may wait until it
-        has this many steps, but it must return a failure at once.
+        ``n_wanted`` is the number of responses that the caller needs. A source with expensive wake-ups may wait until
+        that many steps have arrived, but must return a failure at once.
         """
 
 
@@ -77,7 +77,7 @@ class QueueSource(ResponseSource):
 
 
 def as_source(step_queue: Any) -> ResponseSource:
-    """Return a source that reads ``step_queue``, or ``step_queue`` if it is a source."""
+    """Return ``step_queue`` if it is a source, else a source that reads it."""
     return step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)
 
 
@@ -89,11 +89,11 @@ class EnvWorker(Protocol):
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command, without blocking.
 
-        The response to "step" arrives in the step queue; ``recv`` returns every other.
+        The response to "step" arrives in the step queue. ``recv`` returns the responses to all other commands.
         """
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the last command; a "failed" response if none comes before its deadline."""
+        """Return the response to the last command, or a "failed" response if none arrives before the deadline."""
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class HostContext:
     calls: Calls
     events: EventLog
     create: Callable[[int], EnvWorker]
-    """Function that makes the worker of a worker_id with the manager's ``create_worker``, which tests replace."""
+    """Function that makes a worker from its worker_id. It calls ``EnvManager.create_worker``, which tests replace."""
 
 
 class WorkerHost(ABC):
@@ -113,7 +113,7 @@ class WorkerHost(ABC):
     step_queue: StepQueue | ResponseSource
     """Queue of all workers' responses to "step"."""
     rewrites_arrays = True
-    """Whether a worker writes its next step into the same arrays. They are then copied before they are returned."""
+    """Whether a worker writes its next step into the same arrays, so that the manager must copy them."""
 
     env_factory: Any = None
     """Factory of environments, as the user gave it."""
@@ -127,46 +127,46 @@ class WorkerHost(ABC):
         """Workers in order of worker_id."""
 
     def open(self, context: HostContext) -> None:
-        """Acquire what the workers share. Called once, before the first launch."""
+        """Acquire the resources that the workers share. Called once, before the first launch."""
         self.context = context
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """Start and return a worker, without waiting for the end of its predecessor. Generation 0 is the first.
+        """Start and return a worker, without waiting until its predecessor has ended. Generation 0 is the first.
 
-        Raises OSError if the worker cannot be started, which counts as a failure.
+        Raises OSError if the worker cannot be started. The manager counts this as a failure of the worker.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Make a worker. Only hosts whose ``launch`` calls ``context.create`` define this."""
+        """Make a worker. Only hosts whose ``launch`` calls ``context.create`` implement this method."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. No call is in progress. Called again if it was interrupted."""
+        """Release everything. Called when no call is in progress, and again if the first time was interrupted."""
 
     def await_start(self) -> dict[int, StartReport]:
-        """Wait until the first workers have made their environments; return their reports by worker_id.
+        """Wait until the first workers have made their environments. Return their reports by worker_id.
 
-        Raises the error of the first worker that could not.
+        Raises the error of the first worker that failed to make its environments.
         """
         for worker in self.workers:
             worker.send(CommandName.START)
         return {worker.worker_id: start_report(worker.recv()) for worker in self.workers}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:  # noqa: B027
-        """Prepare for the first step, after all workers have started. ``specs`` has all behaviors."""
+        """Prepare for the first step. All workers have started, and ``specs`` has all behaviors."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers while a call is in progress (in another thread, or around the caller). ``close`` follows."""
+        """End the workers while a call is in progress, in another thread or further up the stack. ``close`` follows."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
-        """Unblock a thread that waits on the step queue; it gets no response. The manager is closed."""
+        """Unblock a thread that waits on the step queue, because the manager was closed. It receives no response."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         """Reset a replacement that was just launched.
 
-        Return its response; None if that will arrive in the step queue, as the response to "reset".
+        Return its response, or None if the response will arrive in the step queue.
         """
         self.workers[worker_id].send(CommandName.RESET, config)
         return self.workers[worker_id].recv()  # type: ignore[no-any-return]
@@ -176,25 +176,25 @@ class WorkerHost(ABC):
         return False
 
     def check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
-        """Raise UsageError, before anything is sent, if ``payload`` cannot be sent to a worker."""
+        """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
         """Return one view of all ``parts`` (one per worker, in order), without ``final_obs`` and infos.
 
-        None unless they are adjacent in memory.
+        Return None unless the parts are adjacent in memory.
         """
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        """Return ``known`` with what only the host knows about this worker."""
+        """Return ``known`` with the fields filled in that only the host knows, for one worker."""
         return known
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with what only the host knows about all workers."""
+        """Return ``known`` with the fields filled in that only the host knows, for all workers."""
         return known
 
     def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps``, copied if a worker may write into the arrays."""
+        """Return ``steps``, or a copy if a worker may write into the arrays."""
         if not self.rewrites_arrays:
             return steps
         own = {}
@@ -204,7 +204,7 @@ class WorkerHost(ABC):
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:
-    """Return the report in a response to "start"; raise its error if it failed."""
+    """Return the report in a response to "start". Raise the error in a "failed" response."""
     if response.name is CommandName.FAILED:
         raise response.payload
     return response.payload  # type: ignore[no-any-return]

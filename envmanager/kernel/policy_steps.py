@@ -1,7 +1,7 @@
-"""``step``: each behavior's policy decides for all idle workers at once, and each response becomes a StepInfo.
+"""Implements ``step``: calls each behavior's policy once for all idle workers, and makes a StepInfo of each response.
 
 The rule: everything is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
-is complete before its worker gets the next command.
+is complete before the next command is sent to its worker.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PolicyStepper:
         workers, sent = self.host.workers, []
         try:
             for entry, actions, payload in zip(idle, taken, payloads, strict=True):
-                if entry.state is not _IDLE:  # it failed in a call that the policy made
+                if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                     self._recovery.discard_action(entry)
                     continue
                 workers[entry.worker_id].send(_STEP, payload)
@@ -79,7 +79,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if some worker would get no action, or too few for its environments."""
+        """Raise UsageError if a worker would receive no action, or too few for its environments."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -92,7 +92,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return a StepInfo of each entry's next response, previous step and actions; mark the responses delivered."""
+        """Return one StepInfo per entry, of its next response, and mark these responses as delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -115,10 +115,10 @@ def call_policies(
     specs: Mapping[str, BehaviorSpec],
     strict: bool = True,
 ) -> list[dict[str, ActionInfo]]:
-    """Return ``{behavior: ActionInfo}`` for each of ``infos``; behaviors without a policy are left out.
+    """Return ``{behavior: ActionInfo}`` for each of ``infos``, without the behaviors that have no policy.
 
     Each policy is called once, with the rows of all workers that need an action. Raises BadAction if its actions or
-    outputs do not fit.
+    outputs have the wrong shape or type.
     """
     shares: list[dict[str, ActionInfo]] = []
     members: dict[str, list[dict[str, ActionInfo]]] = {}
@@ -161,10 +161,10 @@ def _call(
 
 
 def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
-    """Return ``action`` as new arrays of ``[n, …]`` (unchanged without a spec); raise BadAction if it does not fit.
+    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec.
 
-    Actions of another kind of dtype (floats for integers) are cast, or refused if ``strict``. The arrays are copies,
-    because a policy may write its next actions into the ones that it returned.
+    Raises BadAction for a wrong shape, and if ``strict`` for another kind of dtype (floats for integers), which is cast
+    otherwise. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
     """
     if spec is None:
         return action
@@ -182,7 +182,7 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, 
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
-    """Return ``outputs`` as new arrays, because a policy may write its next outputs into the ones that it returned."""
+    """Return copies of ``outputs``, because a policy may write its next outputs into the arrays that it returned."""
     policy = f"the policy of behavior {behavior!r}"
     if not isinstance(outputs, Mapping):
         raise BadAction(

@@ -3,12 +3,12 @@
 ::
 
     failure ── Supervisor.judge ──▶ Replace(delay_s)     the worker is REPLACING until its next generation has begun
-                                ──▶ GiveUp(error)        FAILED: the error is raised once; out until the next reset
-                                ──▶ GiveUp(error, drop)  DROPPED: out for good, with an event
+                                ──▶ GiveUp(error)        FAILED: the error is raised once; unused until the next reset
+                                ──▶ GiveUp(error, drop)  DROPPED: never used again; an event is logged
 
-The rule: everything that changes an entry's generation is here, and the other workers never notice. A failure is only
-noted when it arrives; replacements are started after all arrived responses are in their entries. So a Ctrl-C while a
-worker starts loses no response.
+The rule: only this module changes an entry's generation, and the other workers are not affected. An arriving failure is
+only recorded. Replacements are started when all arrived responses are in their entries. So a Ctrl-C while a worker
+starts loses no response.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds. This is restart ``number`` in the window, from 1."""
+    """Decision to replace a worker in ``delay_s`` seconds. ``number`` counts its restarts within ``within_s``."""
 
     delay_s: float
     number: int
@@ -66,17 +66,17 @@ class Replace:
 
 @attrs.frozen
 class GiveUp:
-    """Decision not to replace a worker: raise ``error``, or with ``drop`` go on without the worker."""
+    """Decision not to replace a worker, but to raise ``error``, or with ``drop`` to go on without the worker."""
 
     error: Exception
     drop: bool = False
 
 
 class Supervisor:
-    """The restart budgets of all workers: ``max_restarts`` each within any ``within_s`` seconds.
+    """The restart budgets of all workers. Each may be restarted ``max_restarts`` times within ``within_s`` seconds.
 
-    The time spent waiting for a hung worker is not part of the window. Otherwise a worker that hangs in each reset
-    would be replaced for ever, because a timeout is often as long as the window.
+    The time spent waiting for a hung worker does not count towards ``within_s``. Otherwise a worker that hangs in each
+    reset would be replaced for ever, because a timeout is often as long as ``within_s``.
     """
 
     def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
@@ -86,7 +86,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Decide on a worker that failed with ``error`` at ``now`` (monotonic seconds). Starts and stops nothing."""
+        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic seconds)."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -118,7 +118,7 @@ class Supervisor:
 
 
 class Recovery:
-    """Replaces and gives up the workers of one manager."""
+    """Replaces the failed workers of one manager, or gives them up."""
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost
@@ -126,7 +126,7 @@ class Recovery:
         self.steps_lost = 0
         """Number of steps that were sent and never delivered."""
         self.last_config = ResetConfig(seed=seed)
-        """Arguments of the last reset, with the seed of the last reset that had one. Used to reset replacements."""
+        """Arguments for the reset of replacements: the options of the last reset, and the last seed of any reset."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -135,7 +135,7 @@ class Recovery:
     # Responses.
 
     def arrive(self, response: EnvironmentResponse) -> None:
-        """Put a response of any kind into its worker's outbox. Raises RuntimeError if none was outstanding."""
+        """Put a response of any kind into its worker's outbox. Raises RuntimeError if no response was outstanding."""
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
         replacement = entry.replacement
@@ -157,7 +157,7 @@ class Recovery:
             )
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """Record a failure. Plan the worker's replacement or give the worker up, unless that was done before."""
+        """Record a failure. Plan the worker's replacement or give it up, unless it was already given up."""
         kind = _FAILURES.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
         if entry.is_given_up:
@@ -173,7 +173,7 @@ class Recovery:
             return
         assert isinstance(error, WorkerError)
         last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
-        # If a replacement has failed in its turn, the first cause is still to be reported.
+        # If the failed worker was itself a replacement that has delivered nothing, the first cause is to be reported.
         entry.replacement = Replacement(generation, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
         self._table.set_pending(entry, *last)
@@ -189,7 +189,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Record failures in a call that raises one of them itself; no later call raises them from the outbox."""
+        """Record failures, but keep them out of the outboxes, because the caller raises one of them itself."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -210,7 +210,7 @@ class Recovery:
     # Replacements.
 
     def start_due(self) -> None:
-        """Start the replacements that are due. One that cannot be started counts as a failure."""
+        """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
         for entry in self._table.replacing:
             while (replacement := entry.replacement) is not None:
                 if replacement.is_started or replacement.start_at > time.monotonic():
@@ -223,7 +223,7 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch the next generation of a worker and reset it like the last reset, but with seeds of its own."""
+        """Launch the next generation of a worker. Reset it with the options of the last reset and with new seeds."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
@@ -238,7 +238,7 @@ class Recovery:
                 else _error(entry, f"could not be started again: {error}", "start", str(error))
             )
             self.fail(entry, failure)
-        except BaseException:  # a Ctrl-C: the next call launches another one
+        except BaseException:  # a Ctrl-C; the next call launches another replacement
             replacement.is_started = False
             replacement.generation += 1
             raise
@@ -247,7 +247,10 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the steps to deliver and the reason if a replacement cut episodes before this response; else None."""
+        """Return the steps to deliver and the cause of the loss, or None if no episodes were cut.
+
+        Episodes were cut if the worker's next response is the first after a replacement, other than at a reset.
+        """
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
@@ -256,7 +259,7 @@ class Recovery:
         return payload, Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Plan the replacement of a worker that reached ``recycle_after_steps``, if its step ended an episode."""
+        """Plan the replacement of a worker that reached ``recycle_after_steps``, if this response ends an episode."""
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit or not any(map(_begins_again, response.payload.values())):
@@ -270,13 +273,13 @@ class Recovery:
     # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """Count an action as lost, because the worker failed after its observation was delivered."""
+        """Count an action as lost, because its worker failed before the action was sent."""
         entry.ignores_action = False
         self.steps_lost += 1
         self._table.recount()
 
     def take_back(self, entry: Entry) -> None:
-        """Clear the error of a worker that was given up and restore its whole budget, at a reset."""
+        """Clear the error of a worker that was given up, and restore its whole budget. Called at a reset."""
         if entry.error is not None:
             entry.error = None
             self._supervisor.forgive(entry.worker_id)
@@ -297,7 +300,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the last delivered steps of a worker: its last StepInfo, updated by the batches since then."""
+    """Return the last delivered steps of a worker: its last StepInfo, updated with the batches delivered since."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:
@@ -313,5 +316,5 @@ def last_steps(entry: Entry) -> Steps:
 
 
 def _begins_again(steps: Any) -> bool:
-    """Return whether some agent's episode ended and the agent goes on with a new one."""
+    """Return whether an episode ended and its agent acts again, in a new episode."""
     return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())

@@ -1,11 +1,11 @@
-"""``send`` and ``recv``, for environments of one agent each: one row per environment.
+"""Implements ``send`` and ``recv``, for environments of one agent each. Arrays have one row per environment.
 
 ::
 
     actions, env_ids ── checked ── grouped by worker ──▶ worker.send
     Batch ◀── one copy per field ── the rows of all ready workers ◀── collect
 
-The rule: a batch is complete before any of its workers gets the next command.
+The rule: a batch is complete before the next command is sent to any of its workers.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Look up the one behavior. Raises UsageError before a reset, or if an environment has more than one agent.
+        """Look up the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
 
-        Without ``is_begun``, the last steps are the first observations, which show the number of agents.
+        Without ``is_begun``, the last steps are the first observations. Only these show the number of agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -76,7 +76,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the observations that the reset returned, for ``recv``. Raises UsageError as ``send`` does."""
+        """Queue the observations that the reset returned, so that ``recv`` delivers them. Raises like ``send``."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -87,10 +87,10 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of these environments, after ``begin()`` if it is the first time after a reset.
+        """Send actions to the workers of these environments. ``begin`` is called before the first send after a reset.
 
-        Raises BadAction, before anything is sent, if the actions do not fit or a worker's response is outstanding.
-        Raises the error of a worker that was given up.
+        Raises BadAction, before anything is sent, for invalid actions and for a worker whose response has not been
+        delivered. Raises the error of a worker that was given up.
         """
         table, host, behavior = self._table, self.host, self.behavior
         if begin is not None or len(table.specs) != self._n_specs:
@@ -101,7 +101,7 @@ class BatchStepper:
         entries, sent = table.entries, []
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
-            if entry.state is not _IDLE and not entry.ignores_action:  # else it failed unseen
+            if entry.state is not _IDLE and not entry.ignores_action:  # the trainer does not know of an ignored action
                 entry.require_alive()
                 raise BadAction(
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
@@ -174,7 +174,7 @@ class BatchStepper:
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Return the rows of several workers (or of none) as one batch; in env_id order if it has all environments."""
+        """Return one batch of the rows of all parts, sorted by env_id if all environments are in it."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
@@ -195,9 +195,9 @@ class BatchStepper:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches, oldest first, that hold the last row of each of the worker's environments.
+    """Return the batches with the last row of each of the worker's environments, oldest first.
 
-    ``batch`` is the newest. Views are copied, because the batches are kept longer than their memory is valid.
+    ``batch`` is the newest. Views are copied, because the memory that they show is overwritten by later steps.
     """
     kept: list[Batch] = []
     unseen = set(entry.env_ids)

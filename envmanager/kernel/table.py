@@ -1,4 +1,4 @@
-"""The state of every worker: an entry per worker, an enum of states, and one function that assigns them.
+"""The state of every worker: an entry per worker, an enum of states, and one method that assigns the states.
 
 ::
 
@@ -8,7 +8,7 @@
               REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
 
 The rule: a response stays in the outbox of its entry until the StepInfo or batch made of it exists. An outbox has at
-most two: the last step, and after it a failure or the first observations of the next generation.
+most two responses: the last step, and after it a failure or the first observations of the next generation.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class WorkerState(enum.IntEnum):
     """The state of a worker, as its manager sees it."""
 
     IDLE = 0
-    """Wants actions: its last response was delivered."""
+    """Ready for actions, because its last response was delivered."""
     IN_FLIGHT = 1
-    """Was sent a step and has not responded."""
+    """Has not yet responded to a step."""
     READY = 2
-    """Has a response that the trainer has not received. Failures count; they are raised."""
+    """Has a response that was not delivered to the trainer. Failures are responses too; they are raised."""
     REPLACING = 3
-    """Failed or is being recycled; the first observations of its next generation have not arrived."""
+    """Failed or is being recycled, and the first observations of its next generation have not arrived."""
     FAILED = 4
-    """Failed, and the error was raised. Out until the next reset."""
+    """Failed, and the error was raised. Not used until the next reset."""
     DROPPED = 5
-    """Failed, and is out for good."""
+    """Failed, and is never used again."""
 
 
 _S = WorkerState
@@ -53,21 +53,21 @@ _MOVES = (
     set[_S](),  # from DROPPED
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
-"""1 for each state in which a response is outstanding."""
+"""Whether a response is outstanding in each state, as 1 or 0."""
 _USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
-"""For each state, the state from which workers usually enter it."""
+"""Usual predecessor of each state."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
 class Replacement:
-    """The next generation of a worker, from the decision to replace it until the first observations are delivered."""
+    """The next generation of a worker, until its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
-    """Reason why episodes are cut; None at a reset, which cuts none."""
+    """Error that cut the episodes. None for a replacement at a reset, which cuts no episodes."""
     start_at: float
-    """Time (monotonic seconds) at which to start it."""
+    """Time (monotonic seconds) at which to start the generation."""
     is_started: bool = False
     has_begun: bool = False
     """Whether its first observations have arrived. They are the last response in the outbox."""
@@ -75,30 +75,30 @@ class Replacement:
 
 @attrs.define(eq=False)
 class Entry:
-    """All that a manager knows of one worker, over all its generations."""
+    """The data that a manager has about one worker, over all its generations."""
 
     worker_id: int
     env_ids: tuple[int, ...]
     state: WorkerState = WorkerState.IDLE
     outbox: tuple[EnvironmentResponse, ...] = ()
-    """Responses to deliver, in order: one or two while READY, else none."""
+    """Responses to deliver, in order. One or two while READY, else none."""
     error: Exception | None = None
     """Error for which the worker was given up."""
     is_dropped: bool = False
     """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """Whether to discard the next action, because the worker failed after its observation was delivered."""
+    """Whether to discard the next action, because the worker failed after its last observation was delivered."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0
     previous_step: StepInfo | None = None
-    """Last StepInfo delivered; with send and recv, the first since the reset."""
+    """Last StepInfo delivered. With ``send`` and ``recv``, the StepInfo that the reset returned."""
     actions: Actions | None = None
-    """Actions of the step in flight, with ``step()``."""
+    """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
     batches: Sequence[Batch] = ()
-    """Batches with the rows that ``recv`` delivered last, oldest first. They are read when the worker fails."""
+    """Batches with the last rows that ``recv`` delivered, oldest first. They are read if the worker is replaced."""
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
@@ -113,11 +113,11 @@ class Entry:
     def require_alive(self) -> None:
         """Raise the error for which the worker was given up, if any."""
         if self.error is not None:
-            raise self.error.with_traceback(None)  # a traceback that is kept would grow each time
+            raise self.error.with_traceback(None)  # else each raise would make the kept traceback longer
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the worker failed and is not replaced. Also true before its error is raised."""
+        """Whether the worker failed and will not be replaced. True even before its error is raised."""
         return self.error is not None
 
     @property
@@ -165,24 +165,24 @@ class WorkerTable:
         self.replacing: list[Entry] = []
         """Entries with a replacement."""
         self.n_changes = 0
-        """Number of changes to the table other than ordinary steps."""
+        """Number of rare changes to the table: failures, replacements, resets."""
         self.env_steps = 0
         """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
         """Specs of all behaviors so far."""
         self.has_objects = False
-        """Whether some action or observation is an object, so that sending it may fail."""
+        """Whether the specs contain Python objects, which may not be picklable."""
         self._slowest = 0
         self._n_slowest = 0
-        """Number of workers with ``_slowest`` steps since the reset; 0 if they must be counted again."""
+        """Number of workers with ``_slowest`` steps since the reset, or 0 if they must be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
-        """Add a worker's specs; raise SpecConflict if a behavior has two."""
+        """Add a worker's specs. Raise SpecConflict if a behavior has different specs already."""
         merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
 
     def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
-        """Add the specs that came with a response. Return it, or a "failed" response if a behavior has two specs."""
+        """Add the specs in a response. Return the response, or a "failed" one if its specs contradict known ones."""
         if response.specs is None:
             return response
         try:
@@ -202,9 +202,9 @@ class WorkerTable:
     # States.
 
     def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Assign a state to some workers. Raises RuntimeError for an invalid move, and then changes nothing.
+        """Assign a state to some workers. For an invalid transition, raise RuntimeError and change nothing.
 
-        Set the outboxes first: READY means that an outbox is not empty.
+        Set the outboxes first, because READY means that the outbox is not empty.
         """
         usual = _USUAL[to]
         for entry in entries:
@@ -226,7 +226,7 @@ class WorkerTable:
             entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Do what ``move`` does, from any state."""
+        """Assign a state to workers in any state, as ``move`` does for workers in the usual one."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
@@ -239,9 +239,9 @@ class WorkerTable:
             self.ready.extend(entries)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """Set the responses (at most two) of a worker that are to be delivered next, in this order.
+        """Set the outbox of a worker (at most two responses, in order) and its state.
 
-        The first one keeps its turn if it is in the outbox already. Called after every rare change of an entry.
+        The entry keeps its place in ``ready`` if the first response is unchanged. Called after every rare change.
         """
         keeps_turn = bool(responses and entry.outbox and responses[0] is entry.outbox[0])
         entry.outbox = responses
@@ -261,7 +261,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove the next response of each entry from its outbox. The StepInfos or the batch of these must exist."""
+        """Remove the next response of each entry from its outbox. Its StepInfo or batch must exist already."""
         now_ns = time.monotonic_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
@@ -291,19 +291,19 @@ class WorkerTable:
         elif entry.outbox[0].name is CommandName.FAILED:
             pass  # a later send() raises the error
         elif entry.replacement is not None or entry.is_dropped:
-            entry.ignores_action = True  # the trainer cannot know that the worker has gone
+            entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
         entry.outbox = entry.outbox[1:]
         self._settle(entry)
 
     def recount(self) -> None:
-        """Count again after a rare change: a failure, a replacement, an action that is to be discarded."""
+        """Update the table after a rare change: a failure, a replacement, an action to discard."""
         self.all_nominal = all(entry.is_nominal for entry in self.entries)
         self.replacing = [entry for entry in self.entries if entry.replacement is not None]
         self.n_changes += 1
         self._n_slowest = 0
 
     def slowest(self) -> int:
-        """Return the fewest steps delivered since the reset by any worker that was not given up."""
+        """Return the minimum of ``steps_since_reset`` over the workers that were not given up."""
         if self._n_slowest <= 0:
             steps = [entry.steps_since_reset for entry in self.entries if entry.error is None]
             self._slowest = min(steps, default=0)
@@ -317,7 +317,7 @@ class WorkerTable:
         self._n_slowest = 0
 
     def clear(self) -> None:
-        """Release all arrays and responses."""
+        """Drop the references to all arrays and responses."""
         self.ready.clear()
         for entry in self.entries:
             entry.outbox, entry.batches = (), ()

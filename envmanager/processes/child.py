@@ -1,19 +1,19 @@
-"""The worker process: its end of the connection, the loop that obeys commands, and the end of its forks.
+"""The worker process: its end of the connection, the loop that carries out commands, and the exit of its forks.
 
 ::
 
     helper.run ──▶ main: set-up (signals, output, seeds) ──▶ worker(connection, step queue, factory, worker_id)
 
-    worker ─── step ───▶ environment ─── os.fork() ───▶ goes on as the worker
+    worker ─── step ───▶ environment ─── os.fork() ───▶ the parent continues as the worker
                                              └────────▶ the fork: its connections to the trainer are cut;
-                                                        when it leaves the environment's code, it ends
+                                                        it exits when it leaves the environment's code
 
-A fork may live on (a simulator), or end itself (``os._exit``, ``multiprocessing``, another program). If it leaves
-the environment's code (returns, raises or calls ``sys.exit``), it must not take commands as a second worker. It is
-ended like a script, but without the worker's ``atexit`` functions, finalizers and ``close`` of the environments.
+A fork may continue (a simulator), or exit itself (``os._exit``, ``multiprocessing``, another program). If it leaves
+the environment's code (returns, raises or calls ``sys.exit``), it must not take commands as a second worker. It then
+exits like a script, but without the worker's ``atexit`` functions, finalizers and ``close`` of the environments.
 
-The rule: ``worker`` knows only ``recv``, ``send`` and ``put``, so it can be run in a test with mocks; tickets, slots
-and shared memory belong to the object that it is given (``TrainerConnection``).
+The rule: ``worker`` uses only ``recv``, ``send`` and ``put``, so tests can run it with mocks. TrainerConnection, which
+it receives as an argument, handles tickets, slots and shared memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import attrs
 import cloudpickle
 import numpy as np
-import numpy.random  # here, so that the helper loads it: NumPy loads it lazily
+import numpy.random  # here, so that the helper loads it, because NumPy loads it lazily
 
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
@@ -71,13 +71,13 @@ class TrainerGone(ConnectionError):
 
 @attrs.frozen
 class CannotObey:
-    """A payload that says why this worker can obey no command."""
+    """A payload with the reason why this worker can carry out no command."""
 
     reason: Exception
 
 
 class TrainerConnection:
-    """The worker's ends of its connection and of the step pipe."""
+    """The worker's end of its connection and of the step pipe."""
 
     def __init__(self, fds: Mapping[str, int], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
@@ -86,14 +86,14 @@ class TrainerConnection:
         self._generation = generation
         self._ticket = 0
         self._slot = 0
-        """The slot for the response to the current step."""
+        """Slot of shared memory for the response to the current step."""
         self._offered_slot = -1
         self._block: Block | None = None
         self._worker_rows: SharedRows | None = None
         self._group: EnvGroup | None = None
         self._cannot_obey: CannotObey | None = None
         self._n_reported = 0
-        """Number of behaviors whose specs were sent with a response; those sent by "start" do not count."""
+        """Number of behaviors whose specs were sent with a response other than the one to "start"."""
         self._started_ns = time.monotonic_ns()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -101,11 +101,11 @@ class TrainerConnection:
         self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
-        """Set the environments, which write into rows of the shared memory and whose new specs are sent."""
+        """Set the environments, which write into the shared memory and whose new specs are sent with responses."""
         self._group = group
 
     def cut_off(self) -> None:
-        """Disconnect a process that an environment forked from the trainer and the worker."""
+        """Disconnect from the trainer and the worker. Called in a process that an environment has forked."""
         if self._block is not None:
             self._block.make_private(self._fds["memory"])
         descriptors.lead_nowhere([self._fds[name] for name in ("memory", "connection", "steps", "crash")])
@@ -113,12 +113,12 @@ class TrainerConnection:
     # Commands.
 
     def recv(self) -> EnvironmentCommand:
-        """Return the next command; block until it arrives. Raises TrainerGone."""
+        """Block until the next command arrives, and return it. Raises TrainerGone."""
         while True:
             ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
             data = self._read_exactly(length) if length else b""
             if ticket <= self._ticket:
-                continue  # sent twice after an interrupt
+                continue  # an interrupted send was repeated
             self._ticket, self._slot = ticket, slot
             if code == ATTACH_CODE:
                 self._attach(pickle.loads(data))
@@ -127,8 +127,8 @@ class TrainerConnection:
             return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def _attach(self, layout: BlockLayout) -> None:
-        """Map the shared memory, which now has its final size. If that fails, every later command fails."""
-        if self._group is None:  # the environments could not be made; their steps are failures
+        """Map the shared memory, which now has its final size. If this fails, every later command fails."""
+        if self._group is None:  # the environments could not be made, so every command fails
             return
         try:
             self._block = Block.shared(layout, self._fds["memory"])
@@ -156,11 +156,11 @@ class TrainerConnection:
         return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
 
     def _try_header(self) -> bool:
-        """Read a header if one has arrived; return whether it had. A poll is faster than a read that raises."""
+        """Read a header if one has arrived. Return whether one had. A poll is faster than a read that raises."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
-        """Read a header, blocking; return True. Raises TrainerGone. Blocking in the read saves a poll."""
+        """Read a header and return True. Raises TrainerGone. Blocks in the read, which saves a poll."""
         self._header = self._read(COMMAND.size)
         return True
 
@@ -173,7 +173,7 @@ class TrainerConnection:
     def _read(self, n_bytes: int) -> bytes:
         try:
             data = os.read(self._fd, n_bytes)
-        except ConnectionResetError as error:  # the trainer closed it before it read all
+        except ConnectionResetError as error:  # the trainer closed the connection before reading all
             raise TrainerGone from error
         if not data:
             raise TrainerGone
@@ -193,7 +193,7 @@ class TrainerConnection:
             self._n_reported = len(specs)
 
     def put(self, response: EnvironmentResponse) -> None:
-        """Respond to a step: its arrays in shared memory if they fit, all else in a message."""
+        """Respond to a step. Its arrays are written to shared memory if they fit; the rest is sent as a message."""
         steps, rows = response.payload, self._worker_rows
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(steps))
@@ -210,7 +210,7 @@ class TrainerConnection:
             self._n_reported = len(specs)
 
     def _specs_to_send(self) -> BehaviorSpecs | None:
-        """Return all specs if some were not sent yet, else None."""
+        """Return all specs if some have not been sent, else None."""
         if self._group is None or len(self._group.behavior_specs) == self._n_reported:
             return None
         return dict(self._group.behavior_specs)
@@ -237,10 +237,10 @@ class TrainerConnection:
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
-    """Make the environments, then obey commands until "close", or until ``recv`` raises EOFError.
+    """Make the environments. Then carry out commands until "close", or until ``recv`` raises EOFError.
 
-    Responses to "step" go to ``step_queue``, all others to ``parent_conn``. A failure goes the same way as the
-    response that it replaces: it has the name "failed", and an error of this library as its payload.
+    Responses to "step" are put into ``step_queue``; all others are sent to ``parent_conn``. If a command fails, its
+    response has the name "failed" and an error of this library as its payload.
     """
     factory = group = failure = None
     try:
@@ -284,23 +284,23 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
     except BaseException as error:
         if _is_fork:
             raise
-        # SystemExit, KeyboardInterrupt and MemoryError too: they come from the environment's code.
+        # Includes SystemExit, KeyboardInterrupt and MemoryError, because they come from the environment's code.
         respond(failed(error, command.name, worker_id=worker_id, env_ids=group.env_ids, group=group))
 
 
 def main(
     inherited: list[int], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
-    """Run one worker process to its end. ``inherited``: its descriptors, in the order of ``FDS``."""
+    """Run one worker process to its end. ``inherited`` has its descriptors, in the order of ``FDS``."""
     fds = dict(zip(FDS, inherited, strict=True))
-    # A Ctrl-C is for the trainer, which ends its workers. Ignoring the signal also drops one that is pending.
+    # Only the trainer handles a Ctrl-C; it ends its workers. To ignore the signal also discards a pending one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     crash_fd = output.enable_crash_report(fds["crash"], worker_id)
-    # All workers inherit the helper's generators, and would draw the same numbers.
+    # Otherwise all workers would draw the same numbers, from the generators inherited from the helper.
     random.seed(seed)
     np.random.seed(seed % 2**32)
     trainer = TrainerConnection(fds, worker_id, generation, spin_ns)
@@ -314,10 +314,10 @@ def main(
     try:
         worker(trainer, trainer, pickled_env_factory, worker_id)
     except BaseException as error:
-        # A process forked by an environment comes here too when it leaves the environment's code.
+        # A process that an environment forked gets here too when it leaves the environment's code.
         if _is_fork:
             _end_fork(None if isinstance(error, TrainerGone) else error)
-        if isinstance(error, TrainerGone):  # may be noticed before the life pipe closes
+        if isinstance(error, TrainerGone):  # may be raised before the life pipe closes
             from envmanager.processes.helper import end_group  # here, because Windows has no helper
 
             end_group()
@@ -329,7 +329,7 @@ def main(
 _is_fork = False
 """Whether this process was forked by an environment."""
 _leave_worker: Callable[[], None] | None = None
-"""Function that each process forked from this worker calls first; None if this is no worker."""
+"""Function that each process forked from this worker calls first. None if this process is no worker."""
 
 
 def _after_fork_in_child() -> None:
@@ -339,7 +339,7 @@ def _after_fork_in_child() -> None:
     _is_fork, leave, _leave_worker = True, _leave_worker, None
     try:
         leave()
-    except BaseException as error:  # Python would print it and go on, as a second worker
+    except BaseException as error:  # Python would print the error and continue, as a second worker
         _end_fork(error)
 
 
@@ -347,7 +347,7 @@ after_fork_in_child(_after_fork_in_child)
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End this forked process like a script that reaches its end or, if given, raises ``error``."""
+    """Exit this forked process like a script that raises ``error``, or reaches its end if that is None."""
     code, text = 1, ""
     try:
         for stream in (sys.stdout, sys.stderr):

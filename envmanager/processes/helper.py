@@ -1,4 +1,4 @@
-"""The helper process, one per program. It starts workers, ties their lives to the trainer's, and reaps them.
+"""The helper process, one per program. It starts workers, kills them when the trainer dies, and reaps them.
 
 ::
 
@@ -7,14 +7,14 @@
        └──── one socket per process: its pid and pidfd, later its exit code
 
 How a process starts: ``starting.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
-``_Helper._start`` forks → ``_become`` turns the fork into what was asked for → ``run`` calls its function. With start
-method "forkserver" the fork goes on with the libraries that the helper has loaded. With "spawn" it executes a new
-Python, and ``run`` is called there. An engine executes its own program.
+``_Helper._start`` forks → ``_become`` turns the fork into the requested process → ``run`` calls its function. With
+start method "forkserver" the fork keeps the libraries that the helper has loaded. With "spawn" it executes a new
+Python, which calls ``run``. An engine executes its own program.
 
-The helper listens on no address: it inherits the other end of the trainer's one socket. It is the parent of the
-processes that it starts. As soon as one ends, also while the trainer computes, it kills what is left of its group and
-then reaps it: until a leader is reaped, no foreign group can have its number. *Lifelines* kill all these processes when
-the trainer dies, however it dies::
+The helper listens on no address, because it inherits the other end of the trainer's one socket. It is the parent of the
+processes that it starts. As soon as one ends, even while the trainer computes, the helper kills the rest of its process
+group and then reaps it. In this order, because no other group can have the number until the leader is reaped.
+*Lifelines* kill all these processes when the trainer dies, for whatever reason::
 
     trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
 
@@ -22,16 +22,16 @@ The trainer holds the write end of one pipe for as long as it lives. A lifeline 
 again through /proc/self/fd, so that it has an open file description and an owner (F_SETOWN) of its own. The kernel
 sends SIGKILL (F_SETSIG) to the owner when the last writer is gone. This needs no thread and no GIL, and works while the
 process is in native code, ignores SIGTERM or is stopped. PR_SET_PDEATHSIG is not enough: it fires when the *thread*
-that started the process ends, and not at all in children of the helper. A worker that crashes loses its line, and an
-environment may close all descriptors or join another group. So the helper holds two more lines for each process: one
-for the group, one for the process. The kernel remembers an owner by identity, not by number: a process that gets the
-number later is not killed. Where the kernel refuses (no /proc, a sandbox without signal-driven I/O), the helper kills
-the groups itself, and a thread in each worker, which needs the GIL, waits for the same event.
+that started the process ends, and not at all in children of the helper. A worker that crashes loses its lifeline, and
+an environment may close all descriptors or join another group. So the helper holds two more lifelines for each process:
+one owned by its group, one by the process. The kernel identifies an owner by more than its number, so a later process
+with the same number is not killed. Where lifelines do not work (no /proc, a sandbox without signal-driven I/O), the
+helper kills the groups itself, and a thread in each worker, which needs the GIL, waits for the same event.
 
 The rule: the helper runs no user code except imports, and waits for no process that runs any. It opens its own lifeline
-before all others: the kernel signals from the newest line to the oldest, and a helper that is killed first would drop
-the others. Only the standard library is imported here, so that the helper starts fast for a program that needs only
-lifelines.
+before all others, because the kernel signals from the newest to the oldest, and a helper that is killed first would
+close the others. Only the standard library is imported here, so that the helper starts fast for a program that needs
+only lifelines.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 RESPONSE = struct.Struct("<q")
-"""A pid, or the negative errno of a start that failed; later an exit code, negative for a signal."""
+"""First response to a start: a pid, or a negative errno. Second response: the exit code, negative for a signal."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Requests. Each is followed by the names of modules to import first; FORK and EXECUTE carry descriptors."""
+"""Kinds of requests. The names of modules to import first follow. FORK and EXECUTE are sent with descriptors."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
 _exit_code_of_fork: int | None = None
-"""Exit code of a process that the helper has forked; None in the helper."""
+"""Exit code of this process if the helper has forked it; None in the helper."""
 
 
 class Birth(NamedTuple):
     """Everything that a new process needs before it calls its function or executes another program."""
 
     command: list[str]
-    """Program to execute, with its arguments; unused by a process that goes on as a fork of the helper."""
+    """Program to execute, with its arguments. Unused with the request FORK."""
     is_python: bool
-    """Whether arguments for ``run`` are appended to the command."""
+    """Whether the process runs Python, so that it receives arguments for ``run``."""
     environ: dict[str, str]
     directory: str
     cores: set[int]
     path: list[str]
     argv: list[str]
     multiprocessing: tuple[str, bytes, str | None]
-    """Name of the process, and authkey and start method of the trainer."""
+    """Name of the process, and the trainer's authkey and start method."""
 
 
 class _Child(NamedTuple):
@@ -92,13 +92,13 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until the trainer has died; in each process that it forks, call ``run``."""
+    """Run the helper until the trainer has died. In each process that it forks, call ``run``."""
     atexit.register(_end_fork)  # before all others, so that it runs last
-    # A group of its own is enough against a terminal's signals. A session would make Linux share the cores between the
-    # trainer and all its workers half and half (autogroup), which doubles the trainer's time for a round of eight.
+    # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
+    # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a trainer that ignores it would have the kernel reap our children
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, the kernel reaps our children
     helper = _Helper(requests_fd, life_fd)
     helper.serve()
     if helper.born:
@@ -109,9 +109,9 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """Exit function (atexit) that ends a fork of the helper at once, after all other exit functions have run.
+    """Exit a fork of the helper at once, as the last of its ``atexit`` functions.
 
-    The usual shutdown frees all modules inherited from the helper, which takes longer than the start of a process.
+    The usual shutdown frees all modules inherited from the helper, which takes longer than to start a process.
     """
     if _exit_code_of_fork is not None:
         _flush_output()
@@ -131,15 +131,15 @@ class _Helper:
         self._requests = socket.socket(fileno=requests_fd)
         self._life_fd = life_fd
         self._own_lines: list[int] = []
-        with contextlib.suppress(OSError):  # where the kernel refuses, ``serve`` notices the end of the life pipe
-            # Before any other, because the kernel kills the owner of the oldest line last.
+        with contextlib.suppress(OSError):  # without a lifeline, ``serve`` detects the end of the life pipe
+            # Before all other lifelines, because the kernel kills the owner of the oldest last.
             self._own_lines.append(line_for(life_fd, os.getpid()))
         self._children: dict[int, _Child] = {}
-        """Processes that were started and not reaped yet, by pidfd."""
+        """Processes that were started but not reaped yet, by pidfd."""
         self._awaited: dict[int, int] = {}
-        """Pids of these processes by ``response_fd``, the socket that carries the exit code to the trainer."""
+        """Pids of these processes by ``response_fd``, the socket through which the trainer receives the exit code."""
         self.born: tuple[int, ...] = ()
-        """Arguments for ``run``, in a process that has just been forked; empty in the helper."""
+        """Arguments for ``run`` in a new fork; empty in the helper."""
         self._loaded: set[str] = set()
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
@@ -148,14 +148,14 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Obey requests and reap children until the trainer dies. Return in each forked process, too."""
+        """Carry out requests and reap children until the trainer dies. Also return in each forked process."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
                     for child in self._children.values():
                         _kill_group(child.pid)
                     return
-                if fd in self._awaited:  # the trainer has closed its end: a Ctrl-C came during the start
+                if fd in self._awaited:  # the trainer has closed its end, because a Ctrl-C interrupted the start
                     self._poll.unregister(fd)
                     _kill_group(self._awaited.pop(fd))
                 elif fd in self._children:
@@ -164,16 +164,16 @@ class _Helper:
                     return
 
     def _obey(self) -> bool:
-        """Obey one request. Return whether this process goes on as the helper."""
+        """Carry out one request. Return whether this process continues as the helper."""
         data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
-        if not data:  # the trainer is dying; the life pipe closes when it is dead
+        if not data:  # the trainer is dying; the life pipe closes when it has died
             self._poll.unregister(self._requests)
             return True
         kind, *modules = data.decode().split()
         self._load(modules)
         if kind == LOAD:
             return True
-        if flags & socket.MSG_CTRUNC or not fds:  # no descriptors are left; a new helper has more
+        if flags & socket.MSG_CTRUNC or not fds:  # out of descriptors; a new helper will have some
             return False
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -191,22 +191,22 @@ class _Helper:
         return True
 
     def _load(self, modules: Iterable[str]) -> None:
-        """Import modules; those that cannot be imported are left to the worker."""
+        """Import modules. Ignore errors, which a worker that imports the module raises again."""
         missing = [name for name in modules if name not in self._loaded]
         if missing:
             self._loaded.update(missing)
             for name in missing:
                 with contextlib.suppress(BaseException):
                     importlib.import_module(name)
-            _flush_output()  # else each fork prints what an import has printed
-            gc.freeze()  # a collection in a worker then writes to none of the pages that it shares with this process
+            _flush_output()  # else each fork repeats the output of the imports
+            gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork. Return in both processes, unless the new one executes a program. Raises OSError if this fails."""
+        """Fork. Returns in both processes, unless the child executes a program. Raises OSError if the start fails."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which no worker needs
+                warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which no worker needs
                 pid = os.fork()
         except OSError:
             _close(failure_r, failure_w)
@@ -238,9 +238,9 @@ class _Helper:
         _respond(response_fd, pid, pidfd)
 
     def _lines_for(self, pid: int) -> list[int]:
-        """Return lifelines for a child's group and for the child, which may leave the group or lose its own line."""
+        """Return lifelines for a child's group and for the child. The child may leave the group or close its own."""
         lines: list[int] = []
-        with contextlib.suppress(OSError):  # the child has executed a program, and did this before
+        with contextlib.suppress(OSError):  # the child has called this already, and executed a program
             os.setpgid(pid, pid)
         with contextlib.suppress(OSError):
             for owner in (-pid, pid):
@@ -248,7 +248,7 @@ class _Helper:
         return lines
 
     def _reap(self, child: _Child) -> None:
-        """Kill what is left of the group of a child that has ended, then reap the child and report its exit code."""
+        """Kill the rest of an ended child's process group. Then reap the child and report its exit code."""
         self._poll.unregister(child.pidfd)
         if self._awaited.pop(child.response_fd, None) is not None:
             self._poll.unregister(child.response_fd)
@@ -264,7 +264,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a response to the trainer; return whether that succeeded."""
+    """Send a response to the trainer. Return whether this succeeded."""
     try:
         with socket.socket(fileno=os.dup(fd)) as trainer:
             socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -282,11 +282,11 @@ def _close(*fds: int) -> None:
 
 
 VARIABLE = "ENVMANAGER_LIFELINE"
-"""Environment variable. With the value ``thread``, a thread in each worker replaces the kernel's lifelines."""
+"""Environment variable. With the value ``thread``, a thread in each worker is used instead of lifelines."""
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Open a lifeline. ``owner``: a pid, or the negative number of a group. Raises OSError if the kernel refuses."""
+    """Open a lifeline. ``owner`` is a pid or a negative process group id. Raises OSError if the kernel refuses."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -301,7 +301,7 @@ def line_for(life_fd: int, owner: int) -> int:
 
 
 def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
-    """Return whether the trainer has died, after a wait of at most ``timeout_ms`` (None: until it dies)."""
+    """Wait for the trainer's death for ``timeout_ms`` (None: for ever). Return whether the trainer has died."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
@@ -318,7 +318,7 @@ def watch(life_fd: int) -> None:
 
 
 def end_group() -> None:
-    """Kill this process and what it has started, at once."""
+    """Kill this process and its process group at once."""
     with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -330,17 +330,17 @@ def end_group() -> None:
 def _become(
     executes: bool, fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Turn this fork into the process that was asked for. Return arguments for ``run``, or execute another program."""
+    """Turn this fork into the requested process. Return arguments for ``run``, or execute another program."""
     try:
         data_fd, stdout, stderr, *others = fds
         with open(data_fd, "rb", closefd=False) as file:
             birth: Birth = pickle.load(file)
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for fd, number in ((stdout, 1), (stderr, 2)):  # 0 is /dev/null: input is for the trainer
+        for fd, number in ((stdout, 1), (stderr, 2)):  # 0 is /dev/null, because only the trainer reads input
             os.dup2(fd, number)
             os.close(fd)
-        # A new Python may need variables such as LD_LIBRARY_PATH to begin; ``run`` removes them.
+        # A new Python may need variables such as LD_LIBRARY_PATH to start; ``run`` removes them.
         environ = {**os.environ, **birth.environ} if birth.is_python else birth.environ
         _set_environ(birth.environ)
         os.chdir(birth.directory)
@@ -349,8 +349,8 @@ def _become(
             line, is_tied = line_for(life_fd, -os.getpid()), 1
             os.close(life_fd)
         except OSError:
-            line, is_tied = life_fd, 0  # a thread waits for it (see run)
-        if is_cut(line):  # the trainer died before the line was set up
+            line, is_tied = life_fd, 0  # a thread waits for the end of the pipe (see run)
+        if is_cut(line):  # the trainer died before the lifeline was set up
             end_group()
         kept = (data_fd, line, *others)
         if not executes:
@@ -362,7 +362,7 @@ def _become(
             os.set_inheritable(fd, True)
         numbers = map(str, (is_tied, *kept)) if birth.is_python else ()
         for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signal_number, signal.SIG_DFL)  # Python ignores them, and exec would keep that
+            signal.signal(signal_number, signal.SIG_DFL)  # else the program inherits that Python ignores them
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
         os.execvpe(birth.command[0], [*birth.command, *numbers], environ)
     except BaseException as error:
@@ -381,7 +381,7 @@ def _set_environ(environ: dict[str, str]) -> None:
 def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     """Read a function and its arguments from ``data_fd``, and call ``function(fds, *arguments)``.
 
-    Without ``is_tied``, a thread watches the lifeline ``line``.
+    Without ``is_tied``, ``line`` is no lifeline, and a thread waits for the end of the life pipe.
     """
     for fd in (data_fd, line, *fds):
         os.set_inheritable(fd, False)
@@ -389,8 +389,8 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     with open(data_fd, "rb") as file:
         birth: Birth = pickle.load(file)
         sys.path[:], sys.argv[:] = birth.path, birth.argv
-        _set_environ(birth.environ)  # before NumPy is imported, which reads some
-        import multiprocessing  # here, because an engine needs none of it
+        _set_environ(birth.environ)  # before the import of NumPy, which reads variables
+        import multiprocessing  # here, because an engine does not need it
 
         name, authkey, start_method = birth.multiprocessing
         process = multiprocessing.current_process()

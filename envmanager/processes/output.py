@@ -1,11 +1,10 @@
-"""Output of workers that goes into errors: the end of a log, and Python's report of a crash in native code.
+"""The output of workers that errors quote: the end of a log, and Python's report of a crash in native code.
 
-With ``log_dir`` each generation of a worker has a log. All workers share one nameless file for crash reports, in which
-each has a part of its own. So a crash costs no descriptor, blocks on no pipe, and its text is there after the process
-has gone.
+With ``log_dir`` each generation of a worker has a log. All workers share one memfd for crash reports, in which each
+worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
 
-The rule: the trainer opens a log, so that an unusable one is refused before a process starts. Text that was in a log
-before that never gets into an error.
+The rule: the trainer opens a log, so that an unusable one is refused before a process starts. No error quotes text that
+was in the log before.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from envmanager.system.machine import advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20
-"""Size of a worker's part: more than faulthandler writes for a hundred threads. The file is sparse."""
+"""Size of a worker's part in bytes, enough for faulthandler's report of a hundred threads. The file is sparse."""
 _READ_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 4000
 _STDERR = 2
@@ -36,7 +35,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """Return a log and a descriptor to append to it. Raises UsageError if it cannot be written privately."""
+        """Return a log and a descriptor to append to it. Raises UsageError if the file cannot be opened privately."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -50,7 +49,7 @@ class OutputLog:
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
 
     def tail(self) -> str:
-        """Return the end of what this process wrote; empty if the file is gone or was replaced."""
+        """Return the end of this process's output. Empty if the file was removed or replaced."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -63,18 +62,18 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of what was written into a file from ``start`` on."""
+    """Return the end of a file's text, without the first ``start`` bytes."""
     size = os.fstat(fd).st_size
-    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # if smaller, the file was truncated
+    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # below ``start`` if the file was truncated
     return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
 
 
 def enable_crash_report(fd: int, worker_id: int) -> int:
-    """Let a worker write its stacks into its part of the file when it crashes. Return the descriptor in use."""
+    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses."""
     try:
-        # Opened again, for a file position of its own.
+        # Opened again, because each worker needs a file position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:  # no /proc: reported on stderr
+    except OSError:  # no /proc, so crashes are reported on stderr
         own_fd = os.dup(_STDERR)
     else:
         os.lseek(own_fd, worker_id * _PART_BYTES, os.SEEK_SET)
@@ -83,18 +82,18 @@ def enable_crash_report(fd: int, worker_id: int) -> int:
 
 
 def leave_crash_report(own_fd: int) -> None:
-    """Let a process that was forked from a worker report its own crash on stderr."""
+    """Redirect crash reports to stderr, in a process forked from a worker."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 
 
 def take_crash_report(fd: int, worker_id: int) -> str:
-    """Return and erase the report of a worker that has ended; empty if it did not crash. Called by the trainer."""
+    """Return and erase the crash report of a worker that has ended; empty if it did not crash."""
     start = worker_id * _PART_BYTES
     data = os.pread(fd, _READ_BYTES, start)
     written = data[: data.find(b"\0")] if b"\0" in data else data
     if not written:
         return ""
     os.pwrite(fd, bytes(len(data)), start)
-    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a list of all that is loaded
+    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a long list follows
     return stacks[:_SHOWN_CHARACTERS].strip()

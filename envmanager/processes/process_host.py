@@ -35,7 +35,7 @@ from envmanager.system.interrupts import defer_interrupts
 
 
 class ProcessHost(LinkHost[ProcessLink]):
-    """A host of worker processes; with ``local_envs`` the last worker is a local one in this process."""
+    """A host of worker processes. With ``local_envs``, the last worker is local, in the trainer's process."""
 
     options: ProcessOptions
 
@@ -46,10 +46,10 @@ class ProcessHost(LinkHost[ProcessLink]):
         self._worker_rows: list[SharedRows] = []
         """Each worker's part of the shared memory, for all its generations."""
         self._whole: dict[str, list[AgentSteps]] = {}
-        """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
+        """Views of all workers' rows, by behavior and slot. Only behaviors with one agent per environment have any."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """Reward arrays of these rows, by behavior, slot and worker. A step with such an array was written in place."""
-        self.rewrites_arrays = False  # until memory is shared; fakes share none
+        """Reward arrays of ``_whole``, by behavior, slot and worker. A step with one of them was written in place."""
+        self.rewrites_arrays = False  # until memory is shared; fakes never share any
 
     def open(self, context: HostContext) -> None:
         self._spin_ns = spin_ns(len(context.entries))
@@ -78,7 +78,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             super()._replace(worker)
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start a worker process, or make the local worker, which starts with its first command."""
+        """Start a worker process, or make the local worker, which makes its environments at its first command."""
         entry = self.context.entries[worker_id]
         factory = self.group_factory(entry)
         if worker_id == self._local_id:
@@ -114,7 +114,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        """Lay out the shared memory and attach all workers to it."""
+        """Allocate the shared memory and attach all workers to it."""
         if not self._starting:
             return
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
@@ -144,7 +144,7 @@ class ProcessHost(LinkHost[ProcessLink]):
     def _local_workers(self) -> list[LocalWorker]:
         return [each for each in self.workers if isinstance(each, LocalWorker)]
 
-    # What the manager asks for.
+    # Methods that the manager calls.
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
@@ -161,7 +161,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return the rows of all workers as one view if all wrote into one slot of the memory; else None."""
+        """Return the rows of all workers as one view if all were written in place in one slot, else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):
@@ -172,5 +172,5 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().close()
         for local in self._local_workers():
             local.close_quietly()
-        with defer_interrupts():  # the last array unmaps the memory, and Python swallows errors raised meanwhile
+        with defer_interrupts():  # the finalizer that unmaps the memory would swallow an interrupt
             self._worker_rows, self._whole, self._rewards = [], {}, {}

@@ -6,8 +6,8 @@
     worker 1 ──┼── RECORDs ──▶ step pipe ──▶ take / wait ──▶ EnvironmentResponses
     worker 2 ──┘
 
-Actions and observations lie in shared memory where they fit. The rest is pickled and sent through each worker's own
-connection; such a step comes as a message instead of a record.
+Actions and observations are in shared memory if they fit. Otherwise they are pickled and sent through the worker's own
+connection, and the step is reported by a message instead of a record.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, star
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _READ_SIZE = 256 * RECORD.size
 _DESCRIPTORS_TO_START = 16
-"""Free descriptors required before a start, which needs fewer. So no start fails half-way."""
+"""Number of free descriptors required before a start. It needs fewer, so no start runs out of them half-way."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,18 +62,18 @@ class LaunchPlan(WorkerPlan):
     crash_fd: int
     n_slots: int
     spin_ns: int
-    """Longest time in ns that the worker polls for a command before it sleeps."""
-    environ: Mapping[str, str] = attrs.field(repr=False)  # it may hold secrets
+    """Maximum time in ns that the worker polls for a command before it sleeps."""
+    environ: Mapping[str, str] = attrs.field(repr=False)  # may contain secrets
     log_dir: str | None
 
 
 def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, OutputLog | None]:
-    """Start the process; return it, our end of its connection, and its log.
+    """Start the process. Return it, the trainer's end of its connection, and its log (None without ``log_dir``).
 
     Raises TimeoutError after ``start_s``, and WorkerError if the process cannot be started.
     """
     descriptors.require_room(_DESCRIPTORS_TO_START)
-    descriptors.open_standard()  # the trainer may have closed some since the last start
+    descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
     log, output, is_second = None, (1, 2), False
     if plan.log_dir is not None:
         log, fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
@@ -98,8 +98,8 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
                 return process, fd, log
             except BaseException as error:
                 descriptors.close(fd)
-                # Try once more, with a new helper and another connection. If the old helper has forked a worker
-                # nevertheless, that worker finds its connection closed and ends.
+                # Try once more, with a new helper and another connection. A worker that the old helper may still fork
+                # finds its connection closed and exits.
                 if is_second or not isinstance(error, HelperGone):
                     raise
                 is_second = True
@@ -113,7 +113,7 @@ def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, Outp
 
 
 class ProcessLink(Link):
-    """The link to a worker process: actions go through shared memory, and steps come back through the step pipe."""
+    """The link to a worker process. Actions are in shared memory; steps are reported through the step pipe."""
 
     decoder: Decoder
 
@@ -146,10 +146,10 @@ class ProcessLink(Link):
         deadline = time.monotonic() + self._step_s
         ticket = self.ticket + 1
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
-        self.ticket = self.step_ticket = ticket  # after the message is made, which may run out of memory
+        self.ticket = self.step_ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = os.write(self.channel.fd, message)
-        except OSError:  # the socket is full, or the worker gone
+        except OSError:  # the socket is full, or the worker has ended
             n_written = 0
         if n_written < len(message):
             self.channel.push(message[n_written:], deadline)
@@ -157,7 +157,7 @@ class ProcessLink(Link):
         self._await(_STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
-        """Send and receive steps through these rows of the shared memory from now on."""
+        """Use these rows of the shared memory for all later steps, and send their layout to the worker."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
         data = pickle.dumps(worker_rows.layout)
@@ -166,9 +166,9 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Attach a replacement to the memory and reset it, once it has started.
+        """Schedule that the poller attaches a replacement to the memory and resets it, once it has started.
 
-        ``slot`` is the last slot of the other workers. From there on, all workers' rows are one view again.
+        ``slot`` is the last slot of the other workers, so that from then on all workers' rows are one view again.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
@@ -182,7 +182,7 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of its log, and the report of a crash in native code."""
+        """Return the end of the worker's log, and the report of a crash in native code."""
         log = "" if self._log is None else self._log.tail()
         report = ""
         if descriptors.is_registered(self._plan.crash_fd):  # else another thread has called close()
@@ -197,7 +197,7 @@ class ProcessLink(Link):
 
 
 class ProcessPoller(Poller[ProcessLink]):
-    """Responses to "step", in order of completion."""
+    """A poller that also reads the step pipe of all workers."""
 
     def __init__(self, events: EventLog, *, spin_ns: int) -> None:
         super().__init__(spin_ns=spin_ns)

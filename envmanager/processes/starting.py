@@ -1,10 +1,10 @@
 """Starts processes through the helper, without importing the user's main module in them.
 
-The function of a process and its arguments are written to a file in memory that the process inherits. So the trainer
-does not block if the process is stopped or ends before it has read them. ``helper`` describes the rest of a start.
+The function of a process and its arguments are written to a memfd that the process inherits. So the trainer does not
+block if the process is stopped or ends before it has read them. ``helper`` describes the rest of a start.
 
 The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
-because closing it kills. A process that the user's code forks has neither; it makes its own when it needs them.
+because all workers are killed when it closes. A process that the user's code forks makes its own when it needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envmanager.system.interrupts import allow_interrupts, blocked_in_children
 from envmanager.system.machine import after_fork_in_child, state_of
 
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables for the math libraries. Set to 1 in workers, because n_workers × n_cores threads would share the cores."""
+"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
 PRELOADABLE = {
     "gymnasium": "envmanager.adapters.gymnasium",
     "pettingzoo": "envmanager.adapters.pettingzoo",
@@ -39,17 +39,17 @@ PRELOADABLE = {
     "ale_py": "ale_py",
     "cv2": "cv2",
 }
-"""Modules that the helper also imports before it forks a worker, each if the trainer has imported its key."""
+"""Modules that the helper imports before it forks a worker, by the module that the trainer must have imported."""
 _REAP_S = 1.0
-"""Longest wait, in seconds, for the pidfd of a process that was killed, and then for the report of its exit code."""
+"""Timeout in seconds for the death of a killed process, and for the helper's report of its exit code."""
 _LOOK_EVERY_S = 0.5
-"""Seconds between checks whether a helper that does not respond has ended or is stopped."""
+"""Seconds between checks whether the helper has ended or is stopped, while a response is awaited."""
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
 )
-"""Options of Python to pass on to new processes, with their names in ``sys.flags``; safe_path is new in 3.11."""
+"""Options of Python that new processes inherit, with their names in ``sys.flags``. safe_path is new in 3.11."""
 
 
 class HelperGone(OSError):
@@ -60,7 +60,7 @@ class HelperGone(OSError):
 
 
 class Helper:
-    """The trainer's side of one helper process. It ends with this process, or by ``stop``."""
+    """The trainer's side of one helper process, which runs until this process dies or calls ``stop``."""
 
     def __init__(self, life_fd: int) -> None:
         """Start the helper, without waiting for it."""
@@ -76,13 +76,13 @@ class Helper:
         except BaseException:
             ours.close()
             raise
-        process.returncode = 0  # this class reaps it, so the Popen object must not
+        process.returncode = 0  # so that the Popen object does not reap the process, which this class does
         self.pid = process.pid
         self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
         self._is_stopped = False
 
     def responds(self) -> bool:
-        """Return whether the helper is running, and not stopped by a signal."""
+        """Return whether the helper is running and not stopped by a signal."""
         if self._is_stopped:
             return False
         try:
@@ -92,7 +92,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request without blocking, or raise HelperGone. The response comes to the other end of ``fds[0]``."""
+        """Send a request without blocking, or raise HelperGone. The response arrives at the other end of ``fds[0]``."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
@@ -102,7 +102,7 @@ class Helper:
             raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
-        """Wait until ``fd`` is readable. Raises HelperGone if the helper is gone, TimeoutError at the deadline."""
+        """Wait until ``fd`` is readable. Raises HelperGone, or TimeoutError at the deadline (monotonic seconds)."""
         while True:
             left_s = deadline - time.monotonic()
             with allow_interrupts():
@@ -115,7 +115,7 @@ class Helper:
                 raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
 
     def stop(self) -> None:
-        """Kill and reap the helper and close its descriptors. Its children live on. A second call does nothing."""
+        """Kill and reap the helper and close its descriptors. Its children continue. A second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -133,7 +133,7 @@ _helper: Helper | None = None
 
 
 def _forget_helper() -> None:
-    """Forget helper and life pipe in a process that user code has forked: they belong to the parent."""
+    """Forget the helper and the life pipe, which belong to the parent, in a process that user code has forked."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
 
@@ -142,7 +142,7 @@ after_fork_in_child(_forget_helper)
 
 
 def find_helper() -> Helper:
-    """Return the helper. Start a new one if there is none or it does not respond."""
+    """Return the helper. Start one if there is none, or replace it if it does not respond."""
     global _life_fds, _helper
     with _lock:
         if _life_fds is None:
@@ -157,15 +157,15 @@ def find_helper() -> Helper:
 
 
 def load(*modules: str) -> None:
-    """Ask the helper to import modules that workers will need; do not wait for it."""
+    """Ask the helper to import modules that workers will need, without waiting for it."""
     find_helper().ask(" ".join([LOAD, *modules]))
 
 
 class Process:
-    """A process that was started through the helper: its pid, a pidfd for its death, and how it ended."""
+    """A process that was started through the helper, with its pid, its pidfd and its exit code."""
 
     def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
-        """Start the process. Raises TimeoutError at the deadline, another OSError if it cannot be started."""
+        """Start the process. Raises TimeoutError at the deadline, and another OSError if the start fails."""
         modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
@@ -187,7 +187,7 @@ class Process:
                 self._helper = find_helper()
                 try:
                     self._helper.ask(request, [theirs.fileno(), *fds])
-                except HelperGone:  # it was ending, and has not read this: ask a new one
+                except HelperGone:  # the helper was ending and has not read the request
                     self._helper.stop()
                     self._helper = find_helper()
                     self._helper.ask(request, [theirs.fileno(), *fds])
@@ -197,7 +197,7 @@ class Process:
                 if not data:
                     raise HelperGone
             except (HelperGone, TimeoutError):
-                self._helper.stop()  # its children live on; the next start makes a new helper
+                self._helper.stop()  # its children continue; the next start makes a new helper
                 raise
             (self.pid,) = RESPONSE.unpack(data)
             if self.pid < 0:
@@ -208,22 +208,22 @@ class Process:
             self.pidfd, self._response_fd = register(received[0]), register(ours.detach())
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. What it has started is killed when it ends."""
+        """Send a signal to the process, unless it has ended. When it ends, the helper kills the rest of its group."""
         if not self._is_released:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """Return how long (ns) the process has waited for a free core so far; 0 if the kernel does not report it."""
+        """Return the time (ns) that the process has waited for a free core; 0 if the kernel does not report it."""
         try:
             with open(f"/proc/{self.pid}/schedstat", "rb") as file:
-                _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of turns
+                _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
         except (OSError, ValueError):
             return 0
         return int(waited_ns)
 
     def state_name(self) -> str:
-        """Return the state of its main thread: running, asleep, stopped, …; "unknown" without /proc."""
+        """Return the state of the main thread ("running", "asleep", …), or "unknown" without /proc."""
         return _STATES.get(state_of(self.pid), "unknown")
 
     def exit_name(self) -> str:
@@ -240,7 +240,7 @@ class Process:
         return f"EXIT({code})"
 
     def _await_reaping(self) -> None:
-        """Let the helper reap a process that has ended or is about to. Without a helper, kill the group here."""
+        """Wait until the helper has reaped a process that has ended. Without a helper, kill its group here."""
         if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
             return
         timeout_s = _REAP_S if self._helper.responds() else 0.0
@@ -248,12 +248,12 @@ class Process:
         if len(data) == RESPONSE.size:
             (self._exit_code,) = RESPONSE.unpack(data)
         elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
-            # While a group has members, its number is not reused: a living process with it would lead another group.
+            # A group's number is not reused while it has members. A living process with this pid leads another group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Close its descriptors and wait until it is reaped. A second call does nothing."""
+        """Wait until the process is reaped, and close its descriptors. A second call does nothing."""
         self._await_reaping()
         self._is_released = True
         descriptors.close(self.pidfd)
@@ -273,8 +273,8 @@ def start(
 ) -> Process:
     """Start a Python process that calls ``function(fds, *arguments)`` ("module:name") with SIGINT blocked.
 
-    ``fds`` get other numbers there. ``output``: descriptors for its standard output and standard error. Raises
-    TimeoutError at the deadline, another OSError if the process cannot be started.
+    ``fds`` have other numbers there. ``output`` has the descriptors for standard output and standard error. Raises
+    TimeoutError at the deadline, and another OSError if the process cannot be started.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
     own = multiprocessing.current_process()
@@ -294,13 +294,13 @@ def start(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
-    """Start another program, on these cores, with SIGINT blocked. Raises OSError if that fails."""
+    """Start another program on ``cores`` with SIGINT blocked. Raises OSError if this fails."""
     birth = Birth(list(command), False, dict(environ), os.getcwd(), cores, [], [], ("", b"", None))
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)
 
 
 def _python(imports: str) -> list[str]:
-    """Return a command that calls a function of this package in a Python like this one. Append int arguments to it."""
+    """Return a command that starts a Python like this one, to call a function. The caller appends its int arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

@@ -1,24 +1,24 @@
-"""Defers a Ctrl-C while something is half done.
+"""Defers a Ctrl-C until code that must not be interrupted half-way has ended.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread, also between "the response was read" and
-"the response was kept". Blocking the signal for the thread does not help: the kernel then delivers it to another one,
-and Python still runs the handler in the main thread. So we install a handler: while a counter is above 0 it notes the
+Python raises KeyboardInterrupt between any two bytecodes of the main thread, even between reading a response and
+storing it. To block the signal in the main thread does not help, because the kernel then delivers it to another thread,
+and Python still runs the handler in the main thread. So we install a handler. While a counter is above 0 it records the
 interrupt, else it calls the handler that it replaced.
 
 ::
 
-    a call begins ── another handler is in place? ── ours replaces it               the counter goes up
-    it ends ── the counter is 0 again: a noted interrupt is passed on ── another handler was found? ── it is restored
+    a call begins ── another handler is installed? ── ours replaces it             the counter is incremented
+    it ends ── the counter is 0: a recorded interrupt is raised ── another handler was found? ── it is restored
     the last manager closes ── Python's own handler is restored too
 
-Our handler stays between calls only if it found Python's own: swapping handlers takes longer than the rest of a call.
-Other libraries look for their own handler (asyncio restores Python's only where it finds its own).
+Our handler stays between calls only if it replaced Python's own, because to swap handlers takes longer than the rest of
+a call. Any other is restored, because libraries look for theirs (asyncio restores Python's only if it finds its own).
 
-A handler that Python did not install (robot middleware, an application that embeds Python) stays: Python could not
-restore it. Interrupts are then not deferred; the handler decides what they do.
+A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
+Python could not restore it. Interrupts are then not deferred; that handler decides what they do.
 
-The rule: ``defer_interrupts`` is around everything that must be done wholly or not at all; ``allow_interrupts`` is
-around every wait and every call of a user's code inside it.
+The rule: ``defer_interrupts`` is around everything that must be done wholly or not at all. Inside it,
+``allow_interrupts`` is around every wait and every call of a user's code.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from typing import Any
 
 from envmanager.system.machine import after_fork_in_child
 
-# signal.signal spends nine tenths of its time turning numbers into enums and back; these are what it calls.
+# The functions that signal.signal and getsignal call. They take a tenth of the time, as they convert no enums.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
 _get_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# Returns the function that the kernel calls for a signal, also a handler that Python does not know.
+# Returns the C function that the kernel calls for a signal, even if Python did not install it.
 _c_handler = ctypes.pythonapi.PyOS_getsig
 _c_handler.argtypes = [ctypes.c_int]
 _c_handler.restype = ctypes.c_void_p
 _sigaction = getattr(ctypes.pythonapi, "sigaction", None)  # not on Windows
 _SIGACTION_BYTES = 1024
-"""More bytes than a ``struct sigaction`` has on any system."""
+"""Size of a buffer that is larger than ``struct sigaction`` on any system."""
 _SIGINT = int(signal.SIGINT)
 _RARELY_USED: Sequence[int] = (
     range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
     if hasattr(signal, "SIGRTMAX")
     else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
 )
-"""Signals to learn Python's handler from: real-time ones, which macOS lacks; Windows has only the last one."""
+"""Signals that are likely unused, so that one can reveal Python's C handler. Windows has only SIGBREAK."""
 _thread = threading.get_ident
 
 
 class _State:
-    """The state of the main thread; other threads get no signals."""
+    """The state of the main thread, the only one in which Python runs signal handlers."""
 
     __slots__ = ("found_another", "main_thread", "managers", "pythons_c_handler", "was_interrupted")
 
@@ -65,19 +65,19 @@ class _State:
         self.main_thread = threading.main_thread().ident
         self.was_interrupted = False
         self.managers: dict[int, weakref.ref[object]] = {}
-        """The open managers, by id."""
+        """Weak references to the open managers, by ``id()``."""
         self.found_another = False
-        """Whether the handler that ours replaced is not Python's own."""
+        """Whether our handler replaced a handler other than Python's own."""
         self.pythons_c_handler: Any = None
 
 
 _state = _State()
 _levels = [0]
-"""Number of ``defer_interrupts`` blocks around the running code; a new number for each ``allow_interrupts`` block."""
+"""Stack of counters of nested ``defer_interrupts`` blocks. Each ``allow_interrupts`` block pushes a counter of 0."""
 
 
 class _Handler:
-    """A handler of SIGINT that notes an interrupt, or passes it to the handler that it replaced."""
+    """A handler of SIGINT that records an interrupt, or passes it to the handler that it replaced."""
 
     __slots__ = ("found",)
 
@@ -91,14 +91,14 @@ class _Handler:
         n_levels = len(_levels)
         try:
             self.found(number, frame)
-        except BaseException:  # code that catches it inside ``defer_interrupts`` cannot be interrupted a second time
+        except BaseException:  # interrupts are deferred again in code that catches this inside ``defer_interrupts``
             if n_levels > 1:
                 del _levels[n_levels - 1 :]
             raise
 
 
 def _take_over() -> None:
-    """Replace the present handler by ours if it is a Python function (not the default, none, or one in C)."""
+    """Install our handler if the current one is a Python function (not SIG_DFL, SIG_IGN, or a handler in C)."""
     found = _get_handler(_SIGINT)
     if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
         _state.found_another = found is not signal.default_int_handler
@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for any Python handler; None if no unused signal reveals it."""
+    """Return the C function that the kernel calls for Python's handlers, found through an unused signal; else None."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -126,7 +126,7 @@ def _go_away() -> None:
     if _c_handler(_SIGINT) == _state.pythons_c_handler:
         _set_handler(_SIGINT, ours.found)
         return
-    # A handler in C has replaced ours meanwhile, and may call Python's.
+    # A handler in C has replaced ours meanwhile and may call Python's. It stays installed.
     if _sigaction is None:
         taken_over_by = _c_handler(_SIGINT)
         _set_handler(_SIGINT, ours.found)
@@ -139,7 +139,7 @@ def _go_away() -> None:
 
 
 def begin_deferring() -> None:
-    """Begin a ``defer_interrupts`` block without its context manager."""
+    """Begin to defer interrupts, like entering a ``defer_interrupts`` block."""
     if _thread() == _state.main_thread:
         if _get_handler(_SIGINT).__class__ is not _Handler:
             _take_over()
@@ -147,7 +147,7 @@ def begin_deferring() -> None:
 
 
 def end_deferring() -> None:
-    """End a ``defer_interrupts`` block that ``begin_deferring`` began."""
+    """End the deferring that ``begin_deferring`` began."""
     if _levels[-1] and _thread() == _state.main_thread:
         _levels[-1] -= 1
         if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
@@ -155,7 +155,7 @@ def end_deferring() -> None:
 
 
 def _leave() -> None:
-    """Leave the outermost block: pass a noted interrupt to the handler that would have received it."""
+    """Leave the outermost block: pass a recorded interrupt to the handler that would have received it."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -172,11 +172,11 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""Parts of ``begin_deferring`` and ``end_deferring``, which ``kernel.calls`` repeats in line to save calls."""
+"""Parts of ``begin_deferring`` and ``end_deferring``, which ``kernel.calls`` has in line to save calls."""
 
 
 class defer_interrupts:  # noqa: N801  (used like a function)
-    """Context manager: a Ctrl-C in the block is raised at its end. Blocks may be nested."""
+    """A context manager that defers a Ctrl-C to the end of the block, or of the outermost block if nested."""
 
     __slots__ = ()
 
@@ -188,10 +188,10 @@ class defer_interrupts:  # noqa: N801  (used like a function)
 
 
 class allow_interrupts:  # noqa: N801
-    """Context manager inside ``defer_interrupts``: a Ctrl-C is raised at once, also one that was noted before.
+    """A context manager inside ``defer_interrupts`` that raises a Ctrl-C at once, even one that was recorded before.
 
-    Once it is raised, also on the way in or out, interrupts are deferred again: code that catches it cannot be
-    interrupted a second time.
+    After the exception, even one on entry or exit, interrupts are deferred again. So code that catches the exception
+    cannot be interrupted a second time.
     """
 
     __slots__ = ("_n_levels",)
@@ -208,16 +208,16 @@ class allow_interrupts:  # noqa: N801
         if self._n_levels:
             del _levels[self._n_levels :]
 
-    begin, end = __enter__, __exit__  # calling them takes a third less than ``with``
+    begin, end = __enter__, __exit__  # to call these is a third faster than ``with``
 
 
 def keep_handler_for(manager: object) -> Callable[[], Any]:
-    """Keep our handler in place between calls while ``manager`` is open; return a function that ends this.
+    """Keep our handler installed between calls while ``manager`` is open. Return the function to call at its close.
 
-    Garbage collection of the manager ends it, too. After the last manager, the next ``defer_interrupts`` block removes
-    the handler.
+    Garbage collection of the manager has the same effect as this function. After the last manager, the next
+    ``defer_interrupts`` block removes the handler.
     """
-    leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C: an interrupt cannot halve it
+    leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
     return leave
 
@@ -234,7 +234,7 @@ after_fork_in_child(_after_fork_in_child)
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Context manager: processes started in the block begin with SIGINT blocked; they unblock it themselves."""
+    """Block SIGINT in processes started in the block, until they unblock it themselves."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -1,6 +1,6 @@
-"""The machine: its processes and cores, files that only their owner can read, and advice on errors of the system.
+"""The machine's processes and cores, files that only their owner can read, and advice on errors of the system.
 
-The rule: standard library only, because ``benchmarks`` imports it in interpreters of other libraries, too.
+The rule: only the standard library is imported, because ``benchmarks`` imports this in other libraries' interpreters.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process, zombies too. Empty if it has ended, or without /proc."""
+    """Return the pids of a process's children, including zombies. Empty if it has ended, or without /proc."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended meanwhile
+    with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as children:
                 found += map(int, children.read().split())
@@ -27,7 +27,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below ``pid``, each after its parent."""
+    """Return the pids of all descendants of ``pid``, each after its parent."""
     found = children_of(pid)
     for child in found:  # the loop itself extends the list
         found += children_of(child)
@@ -35,7 +35,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for the state of a process: R, S, D, T, t, Z or X; "" when it is gone."""
+    """Return the kernel's letter for the state of a process: R, S, D, T, t, Z or X; "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -44,7 +44,7 @@ def state_of(pid: int) -> str:
 
 
 def after_fork_in_child(function: Callable[[], object]) -> None:
-    """Call ``function`` in each process that is forked from this one; Windows forks none."""
+    """Register ``function``, to be called in each process forked from this one. Windows has no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 
@@ -54,9 +54,9 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def count_cores() -> int:
-    """Return how many cores this process and its children may keep busy: at least 1; a part of a core counts as one.
+    """Return the number of cores that this process and its children may use, rounded up, at least 1.
 
-    The limits are the affinity and, in a container, the CPU quotas of the process's cgroup and of those around it, in
+    The limits are the affinity and, in a container, the CPU quotas of the process's cgroup and of its ancestors, in
     version 1 or 2 of cgroups.
     """
     try:
@@ -74,14 +74,14 @@ def count_cores() -> int:
 
 
 def _cgroups() -> Iterator[Path]:
-    """Yield the folders of this process's cgroup, and of the cgroups around it, that may limit its time.
+    """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
 
-    Some may not exist: a container may mount only its own group, whose path differs outside.
+    Some may not exist, because a container may mount only its own group, under another path than the host.
     """
     try:
         lines = OWN_CGROUP.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        lines = ["0::/", "1:cpu:/"]  # no /proc: try the usual mounts
+        lines = ["0::/", "1:cpu:/"]  # without /proc, try the usual mounts
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
@@ -90,7 +90,7 @@ def _cgroups() -> Iterator[Path]:
             mounted = [CGROUPS / controllers, CGROUPS / "cpu"]
         else:
             continue
-        is_outside = not path.startswith("/") or ".." in path.split("/")  # of what this process can see
+        is_outside = not path.startswith("/") or ".." in path.split("/")  # of the part that this process can see
         own = PurePosixPath("/" if is_outside else path)
         for root in dict.fromkeys(mounted):
             for group in (own, *own.parents):
@@ -98,7 +98,7 @@ def _cgroups() -> Iterator[Path]:
 
 
 def _words(path: Path) -> list[str]:
-    """Return the words of a file; an empty list if it cannot be read."""
+    """Return the words of a file, or an empty list if it cannot be read."""
     try:
         return path.read_text().split()
     except (OSError, UnicodeDecodeError):
@@ -106,20 +106,20 @@ def _words(path: Path) -> list[str]:
 
 
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags to follow no symbolic link and let no child inherit the file. Windows has neither, and needs neither."""
+"""Flags of ``open`` to follow no symbolic link and to let no child inherit the file. Windows has neither flag."""
 
 
 _ONLY_OWNER = 0o600
-"""Mode of private files. Windows has no modes: there the rights of the folder decide who may read."""
+"""Mode of private files. Windows has no modes; there the permissions of the folder decide."""
 
 
 def open_privately(path: str, flags: int) -> int:
-    """Return a descriptor of the file ``path`` with mode 0600. It fits ``open(path, mode, opener=open_privately)``.
+    """Open the file ``path`` with mode 0600, as an ``opener`` for ``open``. Return the descriptor.
 
-    Raises OSError, whose ``strerror`` is for the user, also for a symbolic link.
+    Raises OSError, even for a symbolic link. Its ``strerror`` is for the user.
     """
     try:
-        # O_NONBLOCK: opening a pipe without a reader must not block.
+        # O_NONBLOCK, because to open a pipe without a reader must not block.
         fd = os.open(path, flags | SAFELY | getattr(os, "O_NONBLOCK", 0), _ONLY_OWNER)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
@@ -127,10 +127,10 @@ def open_privately(path: str, flags: int) -> int:
             raise OSError(errno.ELOOP, reason, path) from None
         raise
     mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) and mode & 0o777 & ~_ONLY_OWNER and hasattr(os, "fchmod"):  # not of a device
+    if stat.S_ISREG(mode) and mode & 0o777 & ~_ONLY_OWNER and hasattr(os, "fchmod"):  # leave devices unchanged
         try:
             os.fchmod(fd, _ONLY_OWNER)
-        except OSError:  # another user's
+        except OSError:  # the file belongs to another user
             os.close(fd)
             raise
     return fd
@@ -151,7 +151,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about an OSError; an empty text if its errno does not tell."""
+    """Return advice on an OSError, or an empty text for an errno without advice."""
     number = getattr(error, "errno", None) or 0
     if number == errno.ENOENT:
         try:
@@ -162,7 +162,7 @@ def advice(error: BaseException) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return the absolute ``path``. Raises UsageError if that needs a working directory that was removed."""
+    """Return the absolute ``path``. Raises UsageError if it is relative and the working directory was removed."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:
