@@ -108,7 +108,7 @@ class EnvGroup(Environment):
     @property
     @abstractmethod
     def subjects(self) -> Sequence[Any]:
-        """The user's K objects, in env_id order."""
+        """The object of each environment on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer to write the next steps into. Ignored by environments whose agents change."""

@@ -39,7 +39,7 @@ _STEP = CommandName.STEP
 
 
 class State(enum.Enum):
-    """The state of a worker's life cycle."""
+    """A stage in the life of a worker outside this process, from start to exit."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()

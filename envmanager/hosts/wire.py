@@ -288,7 +288,7 @@ class Decoder:
         """Responses, by slot, to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: SharedRows | None) -> None:
-        """Read later steps from these rows. None releases the memory."""
+        """Set the shared rows from which later steps are read. Pass ``None`` to release them."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]

@@ -135,7 +135,10 @@ class Recovery:
     # Responses.
 
     def arrive(self, response: EnvironmentResponse) -> None:
-        """Put a response of any kind into its worker's outbox. Raises RuntimeError if no response was outstanding."""
+        """Queue a response in its worker's outbox, or record the failure that it reports.
+
+        Raises RuntimeError if it is no failure and none was outstanding.
+        """
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
         replacement = entry.replacement

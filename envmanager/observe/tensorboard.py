@@ -48,9 +48,9 @@ def write_stats(
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """Return the numbers by name: ``{"wait_share": …, "idle_share/worker_0": …}``. Thus workers share a chart.
+    """Return the statistics by tag: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
-    There are six numbers per worker, or all ten with ``every``.
+    TensorBoard groups tags by the part before the slash. Each worker has six statistics, ten with ``every``.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
