@@ -182,7 +182,7 @@ class LocalWorker:
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
-        """Carry out the stored command and return its response, also to a failure. Create the environments if needed."""
+        """Carry out the stored command and return its response. Create the environments first if there are none yet."""
         if self._asked is None:
             raise RuntimeError("recv() without send()")
         (name, payload), self._asked = self._asked, None
