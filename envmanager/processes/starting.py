@@ -179,6 +179,7 @@ class Process:
             os.close(data_fd)
         self._exit_code: int | None = None
         self._is_released = False
+        self._reaping = threading.Lock()
 
     def _start(self, request: str, fds: Sequence[int], deadline: float) -> None:
         ours, theirs = socket.socketpair()
@@ -241,23 +242,25 @@ class Process:
 
     def _await_reaping(self) -> None:
         """Wait until the helper has reaped a process that has ended. Without a helper, kill its group here."""
-        if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
-            return
-        timeout_s = _REAP_S if self._helper.responds() else 0.0
-        data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], timeout_s) else b""
-        if len(data) == RESPONSE.size:
-            (self._exit_code,) = RESPONSE.unpack(data)
-        elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
-            # A group's number is not reused while it has members. A living process with this pid leads another group.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        with self._reaping:
+            if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
+                return
+            timeout_s = _REAP_S if self._helper.responds() else 0.0
+            data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], timeout_s) else b""
+            if len(data) == RESPONSE.size:
+                (self._exit_code,) = RESPONSE.unpack(data)
+            elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
+                # A number is not reused while its group has members. A process with this pid leads another group.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
         """Wait until the process is reaped, and close its descriptors. A second call does nothing."""
         self._await_reaping()
-        self._is_released = True
-        descriptors.close(self.pidfd)
-        descriptors.close(self._response_fd)
+        with self._reaping:  # close() in one thread, and in another a call that describes the end
+            self._is_released = True
+            descriptors.close(self.pidfd)
+            descriptors.close(self._response_fd)
 
 
 def start(
