@@ -108,7 +108,7 @@ class EnvGroup(Environment):
     @property
     @abstractmethod
     def subjects(self) -> Sequence[Any]:
-        """The object of each environment on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act."""
+        """The object of each environment, in env_id order, on which ``call``, ``get_attr`` and the like act."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer to write the next steps into. Ignored by environments whose agents change."""

@@ -68,7 +68,7 @@ class LentBuffers:
             self._kept = [self._next, *self._kept[: _MAX_KEPT - 1]]  # forgets the oldest, which the trainer still holds
         return self._next[0]
 
-    def handed_out(self, steps: Steps) -> Steps:
+    def delivered(self, steps: Steps) -> Steps:
         """Return steps for the trainer. Lend the observations in the buffer of ``next`` and copy all other arrays."""
         own = {}
         for behavior, each in steps.items():
@@ -197,7 +197,7 @@ class LocalWorker:
             self.group.offer_rows(lent.next())
         response = self._obey(name, payload)
         if lent is not None and response.name is not _FAILED:
-            response.payload = lent.handed_out(response.payload)
+            response.payload = lent.delivered(response.payload)
         ended_ns = time.monotonic_ns()
         self.times.responded(name, ended_ns - started_ns, ended_ns)
         return response
@@ -223,7 +223,7 @@ class LocalWorker:
             self._stepped, self._step, self._has_begun = response, None, False
         response = self._stepped
         if self._lent is not None and response.name is not _FAILED:  # after a MemoryError, the next call tries again
-            response.payload = self._lent.handed_out(response.payload)
+            response.payload = self._lent.delivered(response.payload)
         self._stepped = None
         return (response,)
 

@@ -17,7 +17,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
@@ -131,7 +131,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return arrived
 
     def _sleep(self, give_up: float) -> None:
-        if self._is_woken:  # the bell may have been read already
+        if self._is_woken:
             return
         left_s = max(0.0, min(give_up, self._alarm.at) - time.monotonic())
         self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
@@ -215,7 +215,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         if now >= self._alarm.at:
             self._note_timeouts(now)
 
-    def _note_end(self, link: AnyLink, describe: Callable[[CommandName | None], EnvManagerError]) -> None:
+    def _note_end(self, link: AnyLink, describe: Callable[[Any], EnvManagerError]) -> None:
         during = link.awaited
         self.forget(link)
         self.arrived.append(link.decoder.failed(describe(during)))
@@ -239,7 +239,5 @@ class Poller(ResponseSource, Generic[AnyLink]):
             if link in self._retiring:
                 link.kill()  # the pidfd reports its end later
             else:
-                during = link.awaited
-                self.forget(link)
-                self.arrived.append(link.decoder.failed(link.timed_out(during)))
+                self._note_end(link, link.timed_out)
         self._alarm.at = min((link.due_at for link in (*self.links.values(), *self._retiring)), default=math.inf)

@@ -198,7 +198,7 @@ def test_steps_that_were_written_elsewhere_are_copied():
     rows.next()
     elsewhere = RowBuffer.empty(ArraySpec((2,), np.float32), only_agents([0])).steps
 
-    own = rows.handed_out({"default": elsewhere})["default"]
+    own = rows.delivered({"default": elsewhere})["default"]
 
     assert not np.shares_memory(own.obs, elsewhere.obs)
 
@@ -213,7 +213,7 @@ def test_dates_and_other_dtypes_without_a_buffer_can_be_lent():
     buffer = rows.next()
     buffer.steps.obs[:] = np.datetime64("2020-01-01")
 
-    lent = rows.handed_out({"default": buffer.steps})["default"]
+    lent = rows.delivered({"default": buffer.steps})["default"]
 
     assert lent.obs.dtype == buffer.steps.obs.dtype
     assert np.shares_memory(lent.obs, buffer.steps.obs)
