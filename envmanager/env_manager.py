@@ -32,7 +32,7 @@ from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageEr
 from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.commands import Asker, Resets, one_for_each
-from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, StepQueue, WorkerHost, as_source
+from envmanager.kernel.host import EnvWorker, HostContext, QueueSource, ResponseSource, StepQueue, WorkerHost
 from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
@@ -168,7 +168,7 @@ class EnvManager(ABC):
     @step_queue.setter
     def step_queue(self, step_queue: StepQueue | ResponseSource) -> None:
         self._some_host.step_queue = step_queue
-        self._collector.source = as_source(step_queue)
+        self._collector.source = step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:

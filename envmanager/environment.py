@@ -263,20 +263,16 @@ class SideBySide(EnvGroup):
         for behavior, steps in results.items():
             if behavior not in specs:
                 raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
-            fitting = self._fitting(specs[behavior], steps)
-            checked[behavior] = fitting if self._infos else attrs.evolve(fitting, info=None, reset_info=None)
+            spec = specs[behavior]
+            try:
+                check_steps(spec, steps, check_numbers=self._check_values)
+            except SpecMismatch:
+                if self._check_values or not isinstance(steps, AgentSteps):
+                    raise
+                steps = cast_steps(spec, steps, self.casting)
+                check_steps(spec, steps, check_numbers=self._check_values)
+            checked[behavior] = steps if self._infos else attrs.evolve(steps, info=None, reset_info=None)
         return checked
-
-    def _fitting(self, spec: BehaviorSpec, steps: Any) -> AgentSteps:
-        """Return the steps, cast to the spec if necessary. Raises SpecMismatch if they cannot be cast."""
-        try:
-            check_steps(spec, steps, check_numbers=self._check_values)
-        except SpecMismatch:
-            if self._check_values or not isinstance(steps, AgentSteps):
-                raise
-            steps = cast_steps(spec, steps, self.casting)
-            check_steps(spec, steps, check_numbers=self._check_values)
-        return steps  # type: ignore[no-any-return]
 
     def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
         parts: dict[str, list[AgentSteps]] = {}
@@ -294,7 +290,14 @@ def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
-    _check_agent_ids(steps.agent_id)
+    ids = steps.agent_id
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
+    numbers = ids.tolist()  # for a few agents, Python is faster than NumPy
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
+        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
+    if len(set(numbers)) < len(numbers):
+        raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
     n = len(steps)
     _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
     for name, dtype in COLUMNS.items():
@@ -312,16 +315,6 @@ def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -
         _check_rows(spec.observation, steps.final_obs, n_ended, "final_obs", check_numbers)
     _check_infos(steps.info, n, "info")
     _check_infos(steps.reset_info, n_ended, "reset_info")
-
-
-def _check_agent_ids(ids: Any) -> None:
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
-        raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
-    numbers = ids.tolist()  # for a few agents, Python is faster than NumPy
-    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
-        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
-    if len(set(numbers)) < len(numbers):
-        raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
 
 
 def _check_infos(infos: Any, n: int, name: str) -> None:

@@ -48,24 +48,16 @@ class RandomPolicy:
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return a random action for each row."""
-        generators = [self._generator(int(agent_id)) for agent_id in steps.agent_id]
-        columns = [_draw(spec, generators) for spec in self._leaf_specs]
+        columns = [np.empty((len(steps), *spec.shape), spec.dtype) for spec in self._leaf_specs]
+        for row, agent_id in enumerate(steps.agent_id.tolist()):
+            generator = self._generators.get(agent_id)
+            if generator is None:
+                sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
+                generator = self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
+            for spec, column in zip(self._leaf_specs, columns, strict=True):
+                column[row] = _draw_one(spec, generator)
         action: Tree = build(self.spec.action, columns)
         return ActionInfo(action)
-
-    def _generator(self, agent_id: int) -> np.random.Generator:
-        generator = self._generators.get(agent_id)
-        if generator is None:
-            sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
-            generator = self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
-        return generator
-
-
-def _draw(spec: ArraySpec, generators: list[np.random.Generator]) -> np.ndarray:
-    out = np.empty((len(generators), *spec.shape), spec.dtype)
-    for row, generator in enumerate(generators):
-        out[row] = _draw_one(spec, generator)
-    return out
 
 
 def _draw_one(spec: ArraySpec, generator: np.random.Generator) -> np.ndarray | float | int:

@@ -98,7 +98,11 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     if (options.env is None) == (env_factory is None):
         found = "neither is given" if env_factory is None else "both are given"
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
-    make = _find_kind(options.kind)
+    kind = options.kind
+    make: Callable[..., Any] | None = imported(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
+    if make is None:
+        kinds = known_kinds()
+        raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")
     chosen = _options_for(make, options)
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
@@ -121,14 +125,6 @@ def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
 def known_kinds() -> list[str]:
     """Return the names of all kinds of managers, including those in other packages."""
     return _ADDED.names_with(KINDS)
-
-
-def _find_kind(kind: str) -> Callable[..., Any]:
-    found: Callable[..., Any] | None = imported(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
-    if found is not None:
-        return found
-    kinds = known_kinds()
-    raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class SubprocessEnvManager(EnvManager):
 
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
-        _require_linux()
+        if sys.platform != "linux":
+            raise UsageError("SubprocessEnvManager needs Linux (memfd and pidfd); use SimpleEnvManager here.")
         from envmanager.processes.process_host import ProcessHost
 
         if "auto" in (options.n_workers, options.local_envs):
@@ -68,8 +69,3 @@ class SubprocessEnvManager(EnvManager):
             blocks.append(range(n_apart, n_envs))
         super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)
         self.start(ProcessHost(env_factory, options))
-
-
-def _require_linux() -> None:
-    if sys.platform != "linux":
-        raise UsageError("SubprocessEnvManager needs Linux (memfd and pidfd); use SimpleEnvManager here.")

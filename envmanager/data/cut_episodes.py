@@ -47,19 +47,17 @@ def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first ones of new episodes.
     The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
     """
-    names = dict.fromkeys([*old, *first])
-    return {name: _followed_by(old.get(name), first.get(name)) for name in names}
-
-
-def _followed_by(old: AgentSteps | None, first: AgentSteps | None) -> AgentSteps:
-    if old is None:
-        assert first is not None
-        return first.copy()
-    if first is None:
-        return _ended(old)
-    if np.array_equal(old.agent_id, first.agent_id):
-        return _begun_again(old, first)
-    return _joined(old, first)
+    joined = {}
+    for name in dict.fromkeys([*old, *first]):
+        before, now = old.get(name), first.get(name)
+        if before is None:
+            joined[name] = first[name].copy()
+        elif now is None:
+            joined[name] = _ended(before)
+        else:
+            join = _begun_again if np.array_equal(before.agent_id, now.agent_id) else _joined
+            joined[name] = join(before, now)
+    return joined
 
 
 def _ended(old: AgentSteps) -> AgentSteps:

@@ -110,10 +110,8 @@ def close(fd: int) -> int:
     return CLOSED
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
     """Close the descriptors that the child has inherited from the trainer."""
     for fd in list(_registered):
         close(fd)
-
-
-after_fork_in_child(_after_fork_in_child)

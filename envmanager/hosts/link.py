@@ -264,13 +264,9 @@ class Link:
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Return the response to the step in flight."""
         response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
-        self._note_step(message.busy_ns, message.ended_ns)
-        return response
-
-    def _note_step(self, busy_ns: int, ended_ns: int) -> None:
-        """Record the end and the duration of the step in flight."""
         self.await_nothing()
-        self.times.stepped(busy_ns, ended_ns)
+        self.times.stepped(message.busy_ns, message.ended_ns)
+        return response
 
     def core_wait_share(self) -> float:
         """Return the fraction of the time since the start in which the worker was runnable but no core was free."""

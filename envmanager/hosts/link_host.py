@@ -101,17 +101,13 @@ class Resources(Generic[AnyLink]):
     def stop(self) -> None:
         """End all workers within ``close_s`` seconds, but release nothing. A second thread waits for the first."""
         with self._stopping:
-            self._stop(list(self._links))
-
-    def _stop(self, links: list[AnyLink]) -> None:
-        deadline = time.monotonic() + self._close_s
-        for link in links:
-            link.ask_to_close()
-        for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
-            left = _wait_for_ends(links, deadline - (1 - share) * self._close_s)
-            for link in left:
-                link.process.signal(number)
-        _wait_for_ends(links, deadline)
+            links, deadline = list(self._links), time.monotonic() + self._close_s
+            for link in links:
+                link.ask_to_close()
+            for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
+                for link in _wait_for_ends(links, deadline - (1 - share) * self._close_s):
+                    link.process.signal(number)
+            _wait_for_ends(links, deadline)
 
     def _give_back(self) -> None:
         with self._giving_back:

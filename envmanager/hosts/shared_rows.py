@@ -314,18 +314,16 @@ class SharedRows:
     def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
         """Return views of the steps in a slot. ``flags`` and ``n_ended`` are the values that ``put`` returned."""
         if flags & FULL:
-            return self.full_with_final(slot, n_ended) if n_ended else self.full[slot]
+            if not n_ended:
+                return self.full[slot]
+            ((name, full),) = self.full[slot].items()  # only a worker of one behavior has full steps
+            return {name: full.with_final(take_rows(self._finals[slot][name], slice(n_ended)))}
         found = {}
         for index, each in self._behaviors:
             n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
             if n:
                 found[each.name] = self._steps(each, slot, n, m, bool(has_acting))
         return found
-
-    def full_with_final(self, slot: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of all rows and of ``n_ended`` final rows of a slot. The worker must have one behavior."""
-        ((name, full),) = self.full[slot].items()
-        return {name: full.with_final(take_rows(self._finals[slot][name], slice(n_ended)))}
 
     # Actions.
 

@@ -180,10 +180,6 @@ class Message:
     """Number of final rows of a step whose rows are in a block."""
 
 
-def _not_watched(_: int, __: int) -> None:
-    """Ignore the change of descriptor, because no poller watches the channel yet."""
-
-
 class Channel:
     """The connection to one worker, to write commands and read messages."""
 
@@ -196,8 +192,8 @@ class Channel:
         """Whether the worker has closed its end of the socket, which then stays readable for ever."""
         self.broken = ""
         """Description of the worker's violation of the protocol, or empty. Nothing is read after a violation."""
-        self.on_moved: Callable[[int, int], None] = _not_watched
-        """Callback that receives the old and the new descriptor before ``fd`` changes."""
+        self.on_moved: Callable[[int, int], None] = lambda *_: None
+        """Callback that receives the old and the new descriptor before ``fd`` changes. The poller sets it."""
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:

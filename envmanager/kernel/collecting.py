@@ -90,7 +90,13 @@ class Collector:
         """Wait until enough workers are ready, or until the deadline. Each iteration checks only newly ready ones."""
         table = self._table
         if not table.n_waiting:
-            raise UsageError(self._nothing_in_flight())
+            errors = [entry.error for entry in table.entries if entry.error is not None]
+            if len(errors) < len(table.entries):
+                raise UsageError("nothing is in flight: send() actions first.")
+            cause = str(errors[0]).partition("\n")[0]
+            raise UsageError(
+                f"every worker has failed; call reset() to start them afresh. The first failure was: {cause}"
+            )
         n_changes = -1
         while True:
             if n_changes != table.n_changes:  # else the slowest worker is still the same
@@ -159,10 +165,3 @@ class Collector:
 
     def _require_open(self) -> None:
         self._calls.require_open("a call that waits")  # another thread may have closed the manager meanwhile
-
-    def _nothing_in_flight(self) -> str:
-        errors = [entry.error for entry in self._table.entries if entry.error is not None]
-        if len(errors) == len(self._table.entries):
-            first_line = str(errors[0]).partition("\n")[0]
-            return f"every worker has failed; call reset() to start them afresh. The first failure was: {first_line}"
-        return "nothing is in flight: send() actions first."

@@ -76,11 +76,6 @@ class QueueSource(ResponseSource):
         return [first, *self.take()]
 
 
-def as_source(step_queue: Any) -> ResponseSource:
-    """Return ``step_queue`` if it is a source, else a source that reads it."""
-    return step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)
-
-
 class EnvWorker(Protocol):
     """The interface of a worker, as its manager uses it."""
 

@@ -17,7 +17,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -172,7 +171,16 @@ class Recovery:
         now = time.monotonic()
         verdict = self._supervisor.judge(entry.worker_id, error, now)
         if isinstance(verdict, GiveUp):
-            self._give_up(entry, verdict)
+            responses = entry.last_responses
+            entry.error, entry.replacement, entry.is_dropped = verdict.error, None, verdict.drop
+            if verdict.drop:
+                self.events.add(
+                    events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error)
+                )
+            if not verdict.drop or all(other.is_dropped for other in self._table.entries):
+                entry.ignores_action = False  # a later send() raises the error
+                responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
+            self._table.set_pending(entry, *responses)
             return
         assert isinstance(error, WorkerError)
         last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
@@ -199,16 +207,6 @@ class Recovery:
         for entry, _ in failures:
             if entry.error is not None and entry.outbox:
                 self._table.set_pending(entry, *(each for each in entry.outbox if each.name is not CommandName.FAILED))
-
-    def _give_up(self, entry: Entry, verdict: GiveUp) -> None:
-        responses = entry.last_responses
-        entry.error, entry.replacement, entry.is_dropped = verdict.error, None, verdict.drop
-        if verdict.drop:
-            self.events.add(events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error))
-        if not verdict.drop or all(other.is_dropped for other in self._table.entries):
-            entry.ignores_action = False  # a later send() raises the error
-            responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
-        self._table.set_pending(entry, *responses)
 
     # Replacements.
 
@@ -265,7 +263,12 @@ class Recovery:
         """Plan the replacement of a worker that reached ``recycle_after_steps``, if this response ends an episode."""
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
-        if limit is None or n_steps < limit or not any(map(_begins_again, response.payload.values())):
+        if limit is None or n_steps < limit:
+            return
+        for steps in response.payload.values():
+            if (steps.ended if steps.acting is None else steps.ended & steps.acting).any():
+                break  # an episode ended, and its agent acts again, in a new episode
+        else:
             return
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", _RECYCLED, f"{n_steps} steps")
@@ -316,8 +319,3 @@ def last_steps(entry: Entry) -> Steps:
             obs = with_rows(obs, batch.env_ids[places] - entry.env_ids[0], take_rows(batch.obs, places))
         last[name] = attrs.evolve(steps, obs=obs)
     return last
-
-
-def _begins_again(steps: Any) -> bool:
-    """Return whether an episode ended and its agent acts again, in a new episode."""
-    return bool(steps.ended.any() if steps.acting is None else (steps.ended & steps.acting).any())

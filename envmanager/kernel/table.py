@@ -277,23 +277,20 @@ class WorkerTable:
         if not self.all_nominal:
             ordinary = [entry for entry in entries if entry.is_nominal]
             for entry in entries:
-                if not entry.is_nominal:
-                    self._advance(entry)
+                if entry.is_nominal:
+                    continue
+                if entry.is_first_of_generation:
+                    entry.replacement, entry.ignores_action = None, False
+                elif entry.outbox[0].name is CommandName.FAILED:
+                    pass  # a later send() raises the error
+                elif entry.replacement is not None or entry.is_dropped:
+                    entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
+                entry.outbox = entry.outbox[1:]
+                self._settle(entry)
             self.recount()
         for entry in ordinary:
             entry.outbox = ()
         self.move(ordinary, _IDLE)
-
-    def _advance(self, entry: Entry) -> None:
-        """Remove the next response from the outbox of a worker that has failed or is being replaced."""
-        if entry.is_first_of_generation:
-            entry.replacement, entry.ignores_action = None, False
-        elif entry.outbox[0].name is CommandName.FAILED:
-            pass  # a later send() raises the error
-        elif entry.replacement is not None or entry.is_dropped:
-            entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
-        entry.outbox = entry.outbox[1:]
-        self._settle(entry)
 
     def recount(self) -> None:
         """Update the table after a rare change: a failure, a replacement, an action to discard."""

@@ -35,7 +35,6 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper loads it, because NumPy loads it lazily
 
-from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 from envmanager.hosts import descriptors
@@ -50,7 +49,6 @@ from envmanager.hosts.wire import (
     MESSAGE,
     NAMES,
     RECORD,
-    STEP_CODE,
     Undecoded,
     dumps_failure,
     response_message,
@@ -62,7 +60,8 @@ from envmanager.system.machine import after_fork_in_child
 FDS = ("connection", "steps", "memory", "crash")
 """Names of the descriptors that a worker inherits, in order."""
 _STDERR = 2
-_STEP, _CLOSE, _FAILED = CommandName.STEP, CommandName.CLOSE, CommandName.FAILED
+_START, _STEP = CommandName.START, CommandName.STEP
+_CLOSE, _FAILED = CommandName.CLOSE, CommandName.FAILED
 
 
 class TrainerGone(ConnectionError):
@@ -115,7 +114,12 @@ class TrainerConnection:
     def recv(self) -> EnvironmentCommand:
         """Block until the next command arrives, and return it. Raises TrainerGone."""
         while True:
-            ticket, code, slot, flags, _, length = COMMAND.unpack(self._next_header())
+            if not (self._spinner.pays and self._try_header()):
+                self._spinner.wait(self._try_header, self._read_header)
+            header, self._header = self._header, b""
+            if len(header) < COMMAND.size:
+                header = self._read_exactly(COMMAND.size, header)
+            ticket, code, slot, flags, _, length = COMMAND.unpack(header)
             data = self._read_exactly(length) if length else b""
             if ticket <= self._ticket:
                 continue  # an interrupted send was repeated
@@ -149,12 +153,6 @@ class TrainerConnection:
                 return self._worker_rows.read_payload(name, flags)
         return Undecoded(data) if data else None
 
-    def _next_header(self) -> bytes:
-        if not (self._spinner.pays and self._try_header()):
-            self._spinner.wait(self._try_header, self._read_header)
-        header, self._header = self._header, b""
-        return header if len(header) == COMMAND.size else self._read_exactly(COMMAND.size, header)
-
     def _try_header(self) -> bool:
         """Read a header if one has arrived. Return whether one had. A poll is faster than a read that raises."""
         return bool(self._poll.poll(0)) and self._read_header()
@@ -182,38 +180,31 @@ class TrainerConnection:
     # Responses.
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Respond to a command other than a step."""
+        """Send a response. The arrays of a step are written to shared memory if they fit; the rest is a message."""
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(response.payload))
             return
-        specs = None if response.name is CommandName.START else self._specs_to_send()
-        flags, message = response_message(response.payload, specs)
-        self._write_message(CODES[response.name], message, flags)
-        if specs is not None:
-            self._n_reported = len(specs)
-
-    def put(self, response: EnvironmentResponse) -> None:
-        """Respond to a step. Its arrays are written to shared memory if they fit; the rest is sent as a message."""
-        steps, rows = response.payload, self._worker_rows
-        if response.name is _FAILED:
-            self._write_message(FAILED_CODE, dumps_failure(steps))
-            return
-        flags, n_ended = (0, 0) if rows is None else rows.put(self._slot, steps)
-        specs = self._specs_to_send()
-        message = step_message(steps, flags, specs)
-        if message is None:
-            self._write_record(flags, n_ended)
+        payload, group, rows, specs = response.payload, self._group, self._worker_rows, None
+        if group is not None and response.name is not _START and len(group.behavior_specs) != self._n_reported:
+            specs = dict(group.behavior_specs)
+        flags = n_ended = 0
+        if response.name is _STEP:
+            if rows is not None:
+                flags, n_ended = rows.put(self._slot, payload)
+            message = step_message(payload, flags, specs)
+        else:
+            message = response_message(payload, specs)
+        if message is None:  # the whole step is in shared memory, which one atomic write reports
+            now_ns = time.monotonic_ns()
+            who = self._ticket, self._worker_id, self._generation
+            self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, now_ns - self._started_ns, now_ns))
         else:
             flags, data = message
-            self._write_message(STEP_CODE, data, flags, n_ended)
+            self._write_message(CODES[response.name], data, flags, n_ended)
         if specs is not None:
             self._n_reported = len(specs)
 
-    def _specs_to_send(self) -> BehaviorSpecs | None:
-        """Return all specs if some have not been sent, else None."""
-        if self._group is None or len(self._group.behavior_specs) == self._n_reported:
-            return None
-        return dict(self._group.behavior_specs)
+    put = send
 
     def _write_message(self, code: int, data: bytes, flags: int = 0, n_ended: int = 0) -> None:
         now_ns = time.monotonic_ns()
@@ -221,13 +212,6 @@ class TrainerConnection:
         left = memoryview(header + data)
         while left:
             left = left[self._write("connection", left) :]
-
-    def _write_record(self, flags: int, n_ended: int) -> None:
-        """Report a step that is in shared memory, by one atomic write."""
-        now_ns = time.monotonic_ns()
-        busy_ns = now_ns - self._started_ns
-        who = self._ticket, self._worker_id, self._generation
-        self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, busy_ns, now_ns))
 
     def _write(self, where: str, data: Any) -> int:
         try:
@@ -332,6 +316,7 @@ _leave_worker: Callable[[], None] | None = None
 """Function that each process forked from this worker calls first. None if this process is no worker."""
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
     global _is_fork, _leave_worker
     if _leave_worker is None:  # no worker, or a fork of a fork
@@ -341,9 +326,6 @@ def _after_fork_in_child() -> None:
         leave()
     except BaseException as error:  # Python would print the error and continue, as a second worker
         _end_fork(error)
-
-
-after_fork_in_child(_after_fork_in_child)
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:

@@ -218,7 +218,12 @@ class _Helper:
             self.born = _become(executes, fds, self._life_fd, failure_w, self._limits)
             return
         _close(failure_w)
-        lines = self._lines_for(pid)
+        with contextlib.suppress(OSError):  # the child has called this already, and executed a program
+            os.setpgid(pid, pid)
+        lines: list[int] = []
+        with contextlib.suppress(OSError):
+            for owner in (-pid, pid):  # two, because the child may leave the group or close its own line
+                lines.append(line_for(self._life_fd, owner))
         failure = os.read(failure_r, RESPONSE.size) if executes else b""  # empty: exec has closed the pipe
         _close(failure_r)
         try:
@@ -236,16 +241,6 @@ class _Helper:
         self._awaited[response_fd] = pid
         self._poll.register(response_fd, 0)  # reports when the other end is closed
         _respond(response_fd, pid, pidfd)
-
-    def _lines_for(self, pid: int) -> list[int]:
-        """Return lifelines for a child's group and for the child. The child may leave the group or close its own."""
-        lines: list[int] = []
-        with contextlib.suppress(OSError):  # the child has called this already, and executed a program
-            os.setpgid(pid, pid)
-        with contextlib.suppress(OSError):
-            for owner in (-pid, pid):
-                lines.append(line_for(self._life_fd, owner))
-        return lines
 
     def _reap(self, child: _Child) -> None:
         """Kill the rest of an ended child's process group. Then reap the child and report its exit code."""

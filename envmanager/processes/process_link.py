@@ -178,7 +178,8 @@ class ProcessLink(Link):
             self.attach(self._rows_to_attach)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        self._note_step(message.busy_ns, message.ended_ns)
+        self.await_nothing()
+        self.times.stepped(message.busy_ns, message.ended_ns)
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:

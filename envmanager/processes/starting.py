@@ -132,13 +132,11 @@ _life_fds: tuple[int, int] | None = None
 _helper: Helper | None = None
 
 
+@after_fork_in_child
 def _forget_helper() -> None:
     """Forget the helper and the life pipe, which belong to the parent, in a process that user code has forked."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
-
-
-after_fork_in_child(_forget_helper)
 
 
 def find_helper() -> Helper:

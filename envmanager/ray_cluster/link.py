@@ -178,7 +178,8 @@ class ActorLink(Link):
         return response
 
     def step_response(self, message: Any) -> EnvironmentResponse:
-        self._note_step(message.busy_ns, message.ended_ns)
+        self.await_nothing()
+        self.times.stepped(message.busy_ns, message.ended_ns)
         self._rows.steps[: len(message.steps)] = message.steps
         if message.data:
             return self.decoder.response(message, CommandName.STEP)

@@ -222,14 +222,12 @@ def keep_handler_for(manager: object) -> Callable[[], Any]:
     return leave
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
     """Treat the thread that forked as the main thread. Other threads and their blocks do not exist in the child."""
     if _thread() != _state.main_thread:
         _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]
-
-
-after_fork_in_child(_after_fork_in_child)
 
 
 @contextlib.contextmanager

@@ -43,10 +43,11 @@ def state_of(pid: int) -> str:
         return ""
 
 
-def after_fork_in_child(function: Callable[[], object]) -> None:
+def after_fork_in_child(function: Callable[[], object]) -> Callable[[], object]:
     """Register ``function``, to be called in each process forked from this one. Windows has no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+    return function
 
 
 CGROUPS = Path("/sys/fs/cgroup")
