@@ -273,18 +273,14 @@ def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _optional_directory(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is None:
-        return
+def _directory(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{attribute.name} must be the path of a directory, not {value!r}.")
     if os.path.exists(value) and not os.path.isdir(value):
         raise UsageError(f"{attribute.name}={value!r} is not a directory: name one, or a path that does not exist yet.")
 
 
-def _optional_file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is None:
-        return
+def _file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, str) or not value or os.path.isdir(value):
         raise UsageError(f"{attribute.name} must be the path of a file, not {value!r}.")
     directory = os.path.dirname(value) or "."
@@ -320,9 +316,9 @@ class KindOptions:
         default=None, validator=_optional_texts_by_name, repr=False, kw_only=True
     )
     log_dir: str | None = attrs.field(
-        default=None, converter=_path_as_text, validator=_optional_directory, kw_only=True
+        default=None, converter=_path_as_text, validator=_optional(_directory), kw_only=True
     )
-    trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional_file, kw_only=True)
+    trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._check_n_workers(local_envs=0)

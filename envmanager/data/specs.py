@@ -77,17 +77,15 @@ class ArraySpec:
         plain = self.dtype.kind in "iu" and all(b is not None and b.ndim == 0 for b in (self.minimum, self.maximum))
         bounds = (self.minimum.item(), self.maximum.item()) if plain else None
         object.__setattr__(self, "whole_bounds", bounds)
-        object.__setattr__(self, "span", self._found_span())
+        span = None
+        if self.dtype.kind in "iuf" and all(b is None or b.ndim == 0 for b in (self.minimum, self.maximum)):
+            widest = sys.float_info.max if self.dtype.kind == "f" else math.inf
+            least = -widest if self.minimum is None else self.minimum.item()
+            most = widest if self.maximum is None else self.maximum.item()
+            span = max(least, -widest), min(most, widest)
+        object.__setattr__(self, "span", span)
         low, high = (0, -1) if bounds is None or self.shape else bounds
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
-
-    def _found_span(self) -> tuple[float, float] | None:
-        if self.dtype.kind not in "iuf" or any(b is not None and b.ndim for b in (self.minimum, self.maximum)):
-            return None
-        widest = sys.float_info.max if self.dtype.kind == "f" else math.inf
-        low = -widest if self.minimum is None else self.minimum.item()
-        high = widest if self.maximum is None else self.maximum.item()
-        return max(low, -widest), min(high, widest)
 
     def is_choices(self, batch: Any) -> bool:
         """Check quickly that ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""

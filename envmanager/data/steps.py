@@ -234,11 +234,17 @@ class AgentSteps:
             final_obs = take_rows(self.final_obs, place[chosen_ended])
             if self.reset_info is not None:
                 reset_info = [self.reset_info[index] for index in place[chosen_ended]]
-        arrays = {name: getattr(self, name) for name in COLUMNS}
-        columns: dict[str, Any] = {name: array[rows] for name, array in arrays.items() if array is not None}
-        info = None if self.info is None else [self.info[row] for row in rows]
-        obs = take_rows(self.obs, rows)
-        return AgentSteps(obs=obs, final_obs=final_obs, info=info, reset_info=reset_info, **columns)
+        return AgentSteps(
+            self.agent_id[rows],
+            take_rows(self.obs, rows),
+            self.reward[rows],
+            self.terminated[rows],
+            self.truncated[rows],
+            final_obs,
+            None if self.acting is None else self.acting[rows],
+            None if self.info is None else [self.info[row] for row in rows],
+            reset_info,
+        )
 
 
 @attrs.define(eq=False)
@@ -494,19 +500,19 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
     """Concatenate the rows of several AgentSteps of one behavior in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
-    columns: dict[str, Any] = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
-    if all(part.acting is None for part in parts):
-        del columns["acting"]
-    else:
-        columns["acting"] = [np.ones(len(part), bool) if part.acting is None else part.acting for part in parts]
-    final_obs, info, reset_info = ends_and_infos(parts)
-    return AgentSteps(
-        obs=concat_rows([part.obs for part in parts]),
-        final_obs=final_obs,
-        info=info,
-        reset_info=reset_info,
-        **{name: np.concatenate(columns[name]) for name in columns},
+    acting = None
+    if [part for part in parts if part.acting is not None]:
+        acting = np.concatenate([np.ones(len(part), bool) if part.acting is None else part.acting for part in parts])
+    steps = AgentSteps(
+        np.concatenate([part.agent_id for part in parts]),
+        concat_rows([part.obs for part in parts]),
+        np.concatenate([part.reward for part in parts]),
+        np.concatenate([part.terminated for part in parts]),
+        np.concatenate([part.truncated for part in parts]),
+        acting=acting,
     )
+    steps.final_obs, steps.info, steps.reset_info = ends_and_infos(parts)
+    return steps
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:

@@ -8,7 +8,7 @@ tree has its dict keys in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,8 @@ def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
 
 def build(structure: Tree, values: list[Any]) -> Tree:
     """Return a tree with the structure of ``structure`` and the leaves ``values``."""
-    return _build(structure, iter(values))
-
-
-def _build(structure: Tree, values: Iterator[Any]) -> Tree:
-    if isinstance(structure, dict):
-        return {key: _build(child, values) for key, child in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple(_build(child, values) for child in structure)
-    return next(values)
+    rest = iter(values)
+    return map_tree(lambda _: next(rest), structure)
 
 
 def paths(tree: Tree, root: str = "") -> list[str]:
