@@ -241,7 +241,11 @@ class EnvManager(ABC):
         workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
         spec; nothing was sent), or a worker's WorkerError. After this error, the next call returns the others' steps.
         """
-        return self._deliver("step", _STEP, wait)  # type: ignore[no-any-return]
+        while True:
+            made: list[StepInfo] = self._made("step", _STEP, wait)
+            if self._undelivered is made:  # else another thread has returned it
+                self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
+                return made  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Act in some environments. ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``.
@@ -273,12 +277,17 @@ class EnvManager(ABC):
         Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors like
         ``step()``.
         """
-        return self._deliver("recv", _SEND_RECV, wait)  # type: ignore[no-any-return]
+        while True:
+            made: Batch = self._made("recv", _SEND_RECV, wait)
+            if self._undelivered is made:  # else another thread has returned it
+                self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
+                return made  # type: ignore[no-any-return]
 
-    def _deliver(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
+    def _made(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
         """Return the StepInfos (``step``) or the Batch (``recv``) to deliver by ``wait``, or raise a worker's error.
 
-        The result or error is stored in ``_undelivered`` as soon as it exists.
+        The result or error is stored in ``_undelivered`` as soon as it exists. The caller takes the result from there:
+        Python 3.10 may raise an interrupt right after this function has returned.
         """
         bracket = self._named[call]
         while True:
@@ -317,7 +326,6 @@ class EnvManager(ABC):
         if is_error:
             self._undelivered = None
             raise made
-        self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
